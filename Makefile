@@ -1,0 +1,37 @@
+# The two commands of the README, and what CI runs. Everything is set up in .venv on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.9.9
+
+.PHONY: demo test check format lock clean
+
+$(VENV)/.ready: requirements-dev.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --upgrade-deps $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv"
+	$(BIN)/python -m uv pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m uv pip install --quiet --no-deps -e .
+	@touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/steppe train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock:
+	uv pip compile pyproject.toml --all-extras --generate-hashes --python-version 3.11 -q -o requirements.lock
+	uv pip compile pyproject.toml --all-extras --group dev -c requirements.lock --generate-hashes --python-version 3.11 -q -o requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -1,0 +1,1 @@
+"""The words everyone uses. This room imports nothing else of ours."""

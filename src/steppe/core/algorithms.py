@@ -1,0 +1,159 @@
+"""The hyperparameters of each algorithm: frozen, documented at the field, checked. No tensors here, so the command line
+and the processes that only supervise read them without importing torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from steppe.core import factory
+from steppe.core.errors import ConfigError, WorldError, nearest
+from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+
+class Frozen(BaseModel):
+    """Configuration never changes after it is made, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+class AgentConfig(Frozen):
+    """What every algorithm has. Subclass it as `Config` inside a class of your own to add fields."""
+
+    implementation: ClassVar[str] = ""  # "module:Class" of the agent
+    memory: ClassVar[Literal["rollout", "replay"]] = "rollout"
+    actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
+
+    learning_rate: PositiveFloat = Field(3e-4, description="Adam's step size at the start of the run.")
+    gamma: Fraction = Field(0.99, description="Discount per step.")
+    segment_steps: Positive | None = Field(
+        None, description="Steps an actor takes before it hands over; chosen to fit if absent."
+    )
+    max_grad_norm: PositiveFloat = Field(0.5, description="Gradients longer than this are scaled back to it.")
+    network: str = Field(
+        "auto", description="`auto`, `mlp`, `cnn`, or `module:function` that builds a torch module from an EnvSpec."
+    )
+    hidden: tuple[Positive, ...] = Field((64, 64), description="Width of each hidden layer.")
+    normalize_obs: bool = Field(
+        False, description="Scale observations by running mean and variance, kept in the weights."
+    )
+    normalize_reward: bool = Field(
+        False, description="Scale rewards by the running deviation of returns, kept in the weights."
+    )
+
+    def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        """What `act` writes into a segment besides the action."""
+        return ()
+
+    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+        """This configuration with every absent choice made for a world, and the environments per actor."""
+        return self.model_copy(update={"segment_steps": self.segment_steps or 32}), num_envs or 8
+
+    def require(self, spec: EnvSpec, name: str) -> None:
+        """Raise unless this algorithm can act in that world."""
+        if spec.action.kind not in self.actions:
+            able = [other for other, kind in ALGORITHMS.items() if spec.action.kind in kind.actions]
+            raise WorldError(
+                f"{name} cannot choose {describe(spec.action)} actions, which {spec.id} has; these can: {', '.join(able)}"
+            )
+
+
+class PPOConfig(AgentConfig):
+    """Proximal policy optimization: clipped updates on fresh rollouts (Schulman et al. 2017)."""
+
+    implementation = "steppe.agents.ppo:PPO"
+    memory = "rollout"
+
+    gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
+    epochs: Positive = Field(4, description="Passes over each rollout.")
+    minibatch_size: Positive | None = Field(None, description="Rows per optimizer step; chosen to fit if absent.")
+    clip: PositiveFloat = Field(0.2, description="How far the probability ratio may move before its gradient stops.")
+    value_coef: Annotated[float, Field(ge=0)] = Field(0.5, description="Weight of the value loss.")
+    entropy_coef: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight of the entropy bonus.")
+    anneal: bool = Field(False, description="Lower the learning rate linearly to 0 over the run's steps.")
+    target_kl: PositiveFloat | None = Field(None, description="End a rollout's epochs early beyond this divergence.")
+
+    def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        return (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
+
+    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+        envs = num_envs or (max(1, 128 // num_actors) if spec.native_vector else 8)
+        steps = self.segment_steps or (32 if spec.native_vector else 128)
+        rows = steps * envs * num_actors
+        minibatch = self.minibatch_size or min(512, max(64, rows // 8))
+        return self.model_copy(update={"segment_steps": steps, "minibatch_size": minibatch}), envs
+
+
+class DQNConfig(AgentConfig):
+    """Deep Q-learning with double targets and optional prioritized replay (Mnih et al. 2015, van Hasselt et al. 2016)."""
+
+    implementation = "steppe.agents.dqn:DQN"
+    memory = "replay"
+    actions = ("discrete",)
+
+    learning_rate: PositiveFloat = Field(2.3e-3, description="Adam's step size.")
+    max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
+    hidden: tuple[Positive, ...] = Field((256, 256), description="Width of each hidden layer.")
+    batch_size: Positive = Field(64, description="Transitions per update.")
+    buffer_size: Positive = Field(100_000, description="Transitions kept.")
+    learning_starts: Annotated[int, Field(ge=0)] = Field(
+        1_000, description="Transitions to gather before the first update."
+    )
+    samples_per_insert: PositiveFloat = Field(
+        32.0, description="Transitions learned from per transition gathered: batch_size × updates per step."
+    )
+    target_every: Positive = Field(10, description="Environment steps between copies into the target network.")
+    double: bool = Field(True, description="Choose with the online network, judge with the target network.")
+    dueling: bool = Field(False, description="Separate value and advantage streams.")
+    n_step: Positive = Field(1, description="Rewards summed before bootstrapping.")
+    prioritized: bool = Field(False, description="Draw transitions in proportion to their error.")
+    alpha: Fraction = Field(0.6, description="How strongly errors shape the draw (prioritized).")
+    beta: Fraction = Field(
+        0.4, description="Importance correction at the start; reaches 1 at the end of the run (prioritized)."
+    )
+    epsilon_start: Fraction = Field(1.0, description="Share of random actions at the start.")
+    epsilon_end: Fraction = Field(0.04, description="Share of random actions after the exploration phase.")
+    exploration_fraction: PositiveFloat = Field(0.16, description="Part of the run over which the share falls.")
+
+    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+        envs = num_envs or 8
+        steps = self.segment_steps or max(1, 256 // (envs * num_actors))
+        return self.model_copy(update={"segment_steps": steps}), envs
+
+
+ALGORITHMS: dict[str, type[AgentConfig]] = {"dqn": DQNConfig, "ppo": PPOConfig}
+
+
+def config_class(algo: str) -> type[AgentConfig]:
+    """The configuration class of an algorithm by name, or of a `module:Class` of the user's."""
+    if algo in ALGORITHMS:
+        return ALGORITHMS[algo]
+    if not factory.is_reference(algo):
+        raise ConfigError(
+            f"there is no algorithm {algo!r}; there are: {', '.join(ALGORITHMS)}.{nearest(algo, ALGORITHMS)}"
+        )
+    config = getattr(factory.resolve(algo), "Config", None)
+    if not (isinstance(config, type) and issubclass(config, AgentConfig)):
+        raise ConfigError(f"{algo} has no inner class `Config` that extends steppe.AgentConfig")
+    return config
+
+
+def implementation(algo: str) -> type:
+    """The agent's class; imports what it needs (torch, mostly)."""
+    text = config_class(algo).implementation if algo in ALGORITHMS else algo
+    module, _, name = text.partition(":")
+    if algo in ALGORITHMS:
+        found: type = getattr(importlib.import_module(module), name)
+        return found
+    return factory.resolve(text)  # type: ignore[no-any-return]
+
+
+def describe(action: ActionSpec) -> str:
+    """An action space in words."""
+    return {"discrete": "discrete", "multi_discrete": "multi-discrete", "box": "continuous"}[action.kind]

@@ -1,0 +1,242 @@
+"""RunConfig: everything that makes a run what it is, in one frozen, checked, documented value.
+
+Layers are merged in order (defaults < TOML file < STEPPE_* environment < flags) as flat dotted keys, and each value
+remembers where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+
+from steppe.core.algorithms import AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
+from steppe.core.errors import ConfigError, nearest
+
+PREFIX = "STEPPE_"
+DEFAULT_STEPS = 1_000_000
+RESERVED = {"STEPPE_RUNS"}  # where runs are kept: not part of a run's configuration
+
+
+class EnvConfig(Frozen):
+    """How the world is made and wrapped."""
+
+    kwargs: dict[str, Any] = Field({}, description="Keyword arguments for the environment's constructor.")
+    frame_stack: Positive = Field(1, description="Join this many newest observations into one.")
+    time_limit: Positive | None = Field(None, description="Truncate episodes after this many steps.")
+    reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to ± this value.")
+    reward_scale: PositiveFloat = Field(1.0, description="Multiply rewards by this value.")
+    grayscale: bool = Field(False, description="Turn colour images into one channel.")
+    resize: Positive | None = Field(None, description="Resize images to a square of this many pixels.")
+    wrappers: tuple[str, ...] = Field((), description="`module:Class` Gymnasium wrappers, applied in order.")
+    vector: Literal["auto", "native", "loop"] = Field(
+        "auto", description="Gymnasium's own vector version, our loop over copies, or whichever there is."
+    )
+
+
+class FlowConfig(Frozen):
+    """How experience and weights travel."""
+
+    window_s: Annotated[float, Field(ge=0)] = Field(
+        0.02, description="Async: how long the learner gathers finished segments before it learns."
+    )
+    max_lag: Annotated[int, Field(ge=0)] = Field(
+        8, description="Async: segments collected more than this many versions ago are dropped and counted."
+    )
+    slots_per_actor: Positive | None = Field(
+        None, description="Segments one actor may have under way; 2 for a lone async actor, else 1, if absent."
+    )
+    publish_every: Positive = Field(50, description="Async replay: updates between publications, at most.")
+    trace_spans: Annotated[int, Field(ge=0)] = Field(
+        0, description="Pieces of work per role whose times go into the event log, for timelines."
+    )
+    threads: Positive = Field(1, description="torch threads of each role; changing it changes results bitwise.")
+
+
+class EvalConfig(Frozen):
+    """How the manager judges the newest weights."""
+
+    every_steps: Positive = Field(20_000, description="Environment steps between evaluations.")
+    episodes: Positive = Field(20, description="Episodes per evaluation, the final one included.")
+    explore: bool = Field(False, description="Sample actions instead of taking the best one.")
+    max_episode_steps: Positive = Field(100_000, description="An evaluation episode is cut after this many steps.")
+    record: bool = Field(False, description="Keep a GIF of one episode of each evaluation.")
+
+
+class CheckpointConfig(Frozen):
+    """When a run is written down."""
+
+    every_s: PositiveFloat = Field(30.0, description="Seconds between checkpoints.")
+    keep: Positive = Field(3, description="How many of the newest are kept, besides the best.")
+
+
+class RunConfig(Frozen):
+    """One experiment: the world, the algorithm, and where and how long it runs."""
+
+    env: str = Field(description="Gymnasium id, `module:Id`, or `module:function` that makes an environment.")
+    algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
+    runtime: Literal["inline", "processes"] = Field("processes", description="Where the roles live.")
+    mode: Literal["single", "sync", "async"] | None = Field(
+        None, description="How they take turns; single for one actor, else sync, if absent."
+    )
+    actors: Positive = Field(1, description="Actors that collect experience.")
+    envs: Positive | None = Field(None, description="Environments per actor; chosen to fit if absent.")
+    steps: Positive | None = Field(
+        None,
+        description="Environment steps in total over all actors; 1,000,000 if neither steps nor episodes are given.",
+    )
+    episodes: Positive | None = Field(None, description="Stop after this many training episodes.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="The one seed everything random comes from.")
+    target_return: float | None = Field(None, description="Succeed when an evaluation's mean return reaches this.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:n.")
+    name: str | None = Field(None, description="Name of the run.")
+    run_dir: Path | None = Field(None, description="Directory of this run; runs/NAME if absent.")
+    environment: EnvConfig = Field(EnvConfig(), description="How the world is made and wrapped.")
+    agent: SerializeAsAny[AgentConfig] = Field(PPOConfig(), description="The algorithm's hyperparameters.")
+    flow: FlowConfig = Field(FlowConfig(), description="How experience and weights travel.")
+    evaluation: EvalConfig = Field(EvalConfig(), description="How weights are judged.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is written down.")
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        kind, _, index = value.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+            raise ValueError("must be auto, cpu, cuda or cuda:n")
+        return value
+
+    def model_post_init(self, _: Any) -> None:
+        mode = self.mode or ("single" if self.actors == 1 else "sync")
+        object.__setattr__(self, "mode", mode)
+        if self.steps is None and self.episodes is None:
+            object.__setattr__(self, "steps", DEFAULT_STEPS)
+        if mode == "single" and self.actors != 1:
+            raise ConfigError(f"mode 'single' has one actor, not {self.actors}: use --mode sync or --mode async")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration and where each of its values came from, by dotted key."""
+
+    config: RunConfig
+    sources: dict[str, str]
+
+
+SECTIONS: dict[str, type[Frozen]] = {
+    "environment": EnvConfig,
+    "flow": FlowConfig,
+    "evaluation": EvalConfig,
+    "checkpoint": CheckpointConfig,
+}
+
+
+def resolve(*layers: tuple[str, Mapping[str, Any]]) -> Resolved:
+    """Merge (source, flat dotted keys) layers, the last one winning, and check the result.
+
+    A bare key is looked for among the top-level fields, then among the algorithm's hyperparameters.
+    """
+    merged: dict[str, tuple[Any, str]] = {}
+    algo = next((str(layer["algo"]) for _, layer in reversed(layers) if "algo" in layer), "ppo")
+    agent_class = config_class(algo)
+    for source, layer in layers:
+        for key, value in layer.items():
+            merged[_full_key(key, agent_class)] = (value, source)
+    tree: dict[str, Any] = {"agent": {}}
+    for key, (value, _) in merged.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    tree["agent"] = validated(agent_class, tree["agent"], "agent.")
+    for section, kind in SECTIONS.items():
+        tree[section] = validated(kind, tree.get(section, {}), f"{section}.")
+    config = validated(RunConfig, tree, "")
+    return Resolved(config, {key: merged[key][1] if key in merged else "default" for key in flatten(config)})
+
+
+def validated(kind: type[Frozen], values: Mapping[str, Any], prefix: str) -> Any:
+    """Make a configuration object, with pydantic's findings turned into one sentence."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = prefix + ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise ConfigError(f"{key} is required") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{key}={first['input']!r}: {message[0].lower()}{message[1:]}") from None
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Dotted key to plain value, in the order of the fields."""
+    flat: dict[str, Any] = {}
+    for key, value in config.model_dump(mode="json").items():
+        if key == "agent" or key in SECTIONS:
+            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> RunConfig:
+    """The configuration that `flatten` came from; values that are absent stay absent."""
+    return resolve(("record", {key: value for key, value in flat.items() if value is not None})).config
+
+
+def from_toml(path: Path) -> dict[str, Any]:
+    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint]."""
+    try:
+        tree = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = isinstance(value, dict) and (key in SECTIONS or key == "agent")
+        flat.update({f"{key}.{name}": inner for name, inner in value.items()} if nested else {key: value})
+    return flat
+
+
+def from_environ(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Flat dotted keys of STEPPE_* variables: STEPPE_SEED, STEPPE_AGENT__LEARNING_RATE (two underscores for the dot)."""
+    return {
+        name.removeprefix(PREFIX).lower().replace("__", "."): parse_value(text)
+        for name, text in environ.items()
+        if name.startswith(PREFIX) and name not in RESERVED
+    }
+
+
+def from_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """Flat dotted keys of `key=value` words."""
+    flat = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"-s takes key=value, not {pair!r}")
+        flat[key.strip()] = parse_value(text.strip())
+    return flat
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value where the text is one (3e-4, true, [64, 64]), otherwise the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _full_key(key: str, agent_class: type[AgentConfig]) -> str:
+    section, _, name = key.rpartition(".")
+    homes: dict[str, type[Frozen]] = {"": RunConfig, "agent": agent_class, **SECTIONS}
+    if section in homes and name in homes[section].model_fields and name not in (*SECTIONS, "agent"):
+        return key
+    if not section and name in agent_class.model_fields:
+        return f"agent.{name}"
+    known = [name for name in RunConfig.model_fields if name not in (*SECTIONS, "agent")]
+    known += list(agent_class.model_fields)
+    known += [f"{home}.{field}" for home, kind in SECTIONS.items() for field in kind.model_fields]
+    raise ConfigError(f"unknown key {key!r}.{nearest(key, known)}")

@@ -1,0 +1,93 @@
+"""Segment: what one actor saw over T steps of B environments. Batch: what an agent learns from.
+
+The rule every consumer shares: the observation after step t is `final_obs[t]` where the episode was cut
+(`terminated | truncated`), and `obs[t + 1]` elsewhere. Rows with `valid == False` are autoreset steps: they belong to no
+trajectory, no loss, no replay and no count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from steppe.core.specs import SegmentSpec
+
+SCHEMA = 1
+
+
+class SegmentHeader(msgspec.Struct, frozen=True):
+    """Who collected a segment, when in their life, and with which weights."""
+
+    run: str
+    actor: int
+    epoch: int  # how often this actor has been restarted
+    sequence: int  # 0, 1, 2, … within the actor's life, across epochs
+    version: int  # of the weights it was collected with
+    started_s: float = 0.0  # the run's clock when its first step began
+    schema: int = SCHEMA
+
+
+@dataclass
+class Segment:
+    """Preallocated `[T, B, …]` columns (`obs` has T + 1 rows) and a header; `slot` is the transport's own."""
+
+    spec: SegmentSpec
+    columns: dict[str, np.ndarray]
+    header: SegmentHeader | None = None
+    slot: int = -1
+
+    @classmethod
+    def blank(cls, spec: SegmentSpec) -> Segment:
+        """A segment in private memory."""
+        return cls(spec, spec.columns(bytearray(spec.nbytes)))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    @property
+    def num_valid(self) -> int:
+        """How many environment steps it really holds."""
+        return int(np.count_nonzero(self.columns["valid"]))
+
+    @property
+    def cut(self) -> np.ndarray:
+        """Where an episode ended, for either reason."""
+        cut: np.ndarray = self.columns["terminated"] | self.columns["truncated"]
+        return cut
+
+    def next_obs(self) -> np.ndarray:
+        """What was seen after each step, as a new `[T, B, …]` array."""
+        following = self.columns["obs"][1:].copy()
+        cut = self.cut
+        following[cut] = self.columns["final_obs"][cut]
+        return following
+
+    def transitions(self) -> dict[str, np.ndarray]:
+        """The flat view (obs, action, reward, next_obs, terminated, truncated, extras) of the valid steps, time-major."""
+        keep = self.columns["valid"]
+        flat = {
+            column.name: self.columns[column.name][: self.spec.num_steps][keep]
+            for column in self.spec.fields
+            if column.name not in ("valid", "final_obs")
+        }
+        flat["next_obs"] = self.next_obs()[keep]
+        return flat
+
+
+@dataclass
+class Batch:
+    """What an agent learns from in one call: columns with a common leading shape.
+
+    From a rollout the columns are a segment's, joined over actors along B (`obs` with T + 1 rows, `final_obs`, `valid`).
+    From replay they are flat: obs, action, reward (n-step sum), next_obs, terminated, discount (gamma ** n, n <= n_step).
+    """
+
+    columns: dict[str, np.ndarray]
+    weights: np.ndarray | None = None  # importance weights, replay only
+    indices: np.ndarray | None = None  # where the rows live, for `Memory.update`
+    versions: tuple[int, ...] = field(default=())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]

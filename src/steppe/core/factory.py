@@ -1,0 +1,124 @@
+"""Callables as plain text: `module:name`, so that configuration stays data and nothing is pickled.
+
+A lambda or a local function gets a `local:N` name that only this process understands; a runtime with other processes
+refuses it in one sentence. A function of the user's script is `__main__:name`; another process finds it by importing the
+script under another name and stopping at the first training call (`loading_main`), so no main guard is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from steppe.core.errors import FactoryError
+
+MAIN_PATH = "_STEPPE_MAIN_PATH"
+_IMPORTED_MAIN = "__steppe_main__"
+_local: dict[str, Any] = {}
+_loading_main = False
+
+
+class MainReached(BaseException):
+    """Raised by a training call while the user's script is only being imported for its definitions."""
+
+
+def reference(thing: Callable[..., Any] | str) -> str:
+    """The text by which `thing` can be found again."""
+    if isinstance(thing, str):
+        return thing
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    if module and name and "<" not in name and _lookup(module, name) is thing:
+        return f"{'__main__' if module == _IMPORTED_MAIN else module}:{name}"
+    for text, known in _local.items():
+        if known is thing:
+            return text
+    text = f"local:{len(_local)}"
+    _local[text] = thing
+    return text
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` names a callable rather than an environment id or an algorithm."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (module + "." + name).split(".") if not part.isdigit())
+
+
+def resolve(text: str) -> Any:
+    """The object that `reference` named."""
+    module, _, name = text.partition(":")
+    if module == "local":
+        if text not in _local:
+            raise FactoryError(f"{text} was a lambda or local function of another process: give it a module-level name")
+        return _local[text]
+    try:
+        found = _lookup(module, name) if module != "__main__" else _find(_main(), name)
+    except ImportError as error:
+        raise FactoryError(f"cannot import {module!r} for {text!r}: {error}") from error
+    if found is None:
+        raise FactoryError(f"{module!r} has no {name!r}")
+    return found
+
+
+def require_portable(text: str, what: str) -> None:
+    """Raise unless another process can find what `text` names."""
+    if text.startswith("local:"):
+        thing = getattr(_local.get(text), "__qualname__", text)
+        raise FactoryError(
+            f"{what} is {thing!r}, which another process cannot import: define it with `def` at the top level of a "
+            "module (or of your script), or use runtime='inline'"
+        )
+
+
+def remember_main() -> None:
+    """Tell the processes that inherit this environment where the user's script is."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if path:
+        os.environ.setdefault(MAIN_PATH, os.path.abspath(path))
+
+
+def stop_if_loading_main() -> None:
+    """Every training call begins with this: see MainReached."""
+    if _loading_main:
+        raise MainReached
+
+
+def _find(module: Any, name: str) -> Any:
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _lookup(module: str, name: str) -> Any:
+    if module not in sys.modules:
+        importlib.import_module(module)
+    return _find(sys.modules[module], name)
+
+
+def _main() -> Any:
+    """The user's script: this process's own, or imported for its definitions where this is another process."""
+    global _loading_main
+    path = os.environ.get(MAIN_PATH)
+    own = sys.modules["__main__"]
+    own_path = getattr(own, "__file__", None)
+    if path is None or (own_path is not None and os.path.abspath(own_path) == path):
+        return own
+    if _IMPORTED_MAIN not in sys.modules:
+        spec = importlib.util.spec_from_file_location(_IMPORTED_MAIN, path)
+        if spec is None or spec.loader is None:
+            raise FactoryError(f"cannot import the script {path!r}: move the function into a module of its own")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[_IMPORTED_MAIN] = module
+        sys.path.insert(0, os.path.dirname(path))
+        _loading_main = True
+        try:
+            spec.loader.exec_module(module)
+        except MainReached:
+            pass
+        finally:
+            _loading_main = False
+    return sys.modules[_IMPORTED_MAIN]

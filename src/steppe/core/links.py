@@ -1,0 +1,71 @@
+"""The contracts between roles: segments one way, weights the other, records to whoever watches.
+
+A transport is a Channel and a WeightStore for one medium. A Board carries small messages: the run's SQLite store here,
+topics of the same names on Kafka.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from steppe.core.experience import Segment
+from steppe.core.weights import Weights
+
+TRAINING = "metrics.training"
+ACTORS = "metrics.actors"
+EVALUATIONS = "metrics.evaluations"
+EVENTS = "events"
+COMMANDS = "commands.control"
+TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS, COMMANDS)
+
+
+class Channel(Protocol):
+    """Bounded, many writers to one reader. Segments of one writer arrive in order, whole, at most once."""
+
+    def blank(self, actor: int) -> Segment | None:
+        """Memory for this actor's next segment, or None while its share of the channel is full (back-pressure).
+
+        Asking again before offering returns the same segment.
+        """
+
+    def offer(self, segment: Segment) -> bool:
+        """Hand over a filled segment that came from `blank`, header set. False: no room, try again."""
+
+    def poll(self) -> Segment | None:
+        """The oldest segment that is waiting, or None. It stays the reader's until `release`."""
+
+    def release(self, segment: Segment) -> None:
+        """Give a polled segment's memory back to its writer."""
+
+
+class WeightStore(Protocol):
+    """One writer per policy, many readers, newest wins."""
+
+    def publish(self, policy: str, weights: Weights) -> None:
+        """Make `weights` visible to every reader. Copies; versions must grow."""
+
+    def newer_than(self, policy: str, version: int) -> Weights | None:
+        """The newest weights if their version is above `version`, never torn; None otherwise. The copy is the caller's."""
+
+
+class Board(Protocol):
+    """Small messages by topic, in order, kept for late readers."""
+
+    def post(self, topic: str, record: dict[str, Any]) -> int:
+        """Append a record of plain values; returns its number, which grows by one per topic or faster."""
+
+    def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
+        """The records numbered above `after`, oldest first."""
+
+
+class Role(Protocol):
+    """One piece of a run. `step` does a bounded piece of work and is called again and again by a runtime."""
+
+    name: str
+    done: bool
+
+    def step(self) -> bool:
+        """Do something; False when there was nothing to do."""
+
+    def close(self) -> None:
+        """Last words and clean-up, called once, also after a failure elsewhere."""

@@ -1,0 +1,114 @@
+"""Names, shapes and dtypes of what flows through the house: plain data, no arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+_ALIGN = 64  # one cache line: columns of one segment never share one
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One column: its name, its shape for a single step of a single environment, and its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What may be done: one choice of n, several choices, or a box of real numbers."""
+
+    kind: Literal["discrete", "multi_discrete", "box"]
+    sizes: tuple[int, ...]  # discrete: (n,); multi_discrete: choices per component; box: the shape
+    low: tuple[float, ...] = ()  # box only, flattened
+    high: tuple[float, ...] = ()
+
+    @property
+    def field(self) -> FieldSpec:
+        if self.kind == "discrete":
+            return FieldSpec("action", (), "int64")
+        if self.kind == "multi_discrete":
+            return FieldSpec("action", (len(self.sizes),), "int64")
+        return FieldSpec("action", self.sizes, "float32")
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an agent needs to know of a world. Observations are flattened or images by declared rules (envs/spaces.py)."""
+
+    id: str
+    obs: FieldSpec  # "obs": float32 vector (d,), or uint8 image (channels, height, width)
+    action: ActionSpec
+    native_vector: bool = False  # the world steps many copies in one call
+    max_episode_steps: int | None = None
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.obs.shape) == 3
+
+
+@dataclass(frozen=True)
+class SegmentSpec:
+    """The memory of one segment: T steps of B environments, column after column in one buffer.
+
+    `obs` has T + 1 rows, the last being what the actor saw after its last step. `final_obs` is meaningful only where
+    `terminated | truncated`: untouched pages of it cost nothing.
+    """
+
+    num_steps: int
+    num_envs: int
+    obs: FieldSpec
+    action: FieldSpec
+    extras: tuple[FieldSpec, ...] = ()
+    fields: tuple[FieldSpec, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        base = (
+            self.obs,
+            self.action,
+            FieldSpec("reward", (), "float32"),
+            FieldSpec("terminated", (), "bool"),
+            FieldSpec("truncated", (), "bool"),
+            FieldSpec("valid", (), "bool"),
+            FieldSpec("final_obs", self.obs.shape, self.obs.dtype),
+        )
+        object.__setattr__(self, "fields", base + self.extras)
+
+    def shape(self, column: FieldSpec) -> tuple[int, ...]:
+        rows = self.num_steps + (column.name == "obs")
+        return (rows, self.num_envs, *column.shape)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each column begins in the buffer, in bytes."""
+        offsets, end = {}, 0
+        for column in self.fields:
+            offsets[column.name] = end
+            size = math.prod(self.shape(column)) * np.dtype(column.dtype).itemsize
+            end += -(-size // _ALIGN) * _ALIGN
+        offsets[""] = end
+        return offsets
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets[""]
+
+    def columns(self, buffer: memoryview | bytearray | np.ndarray) -> dict[str, np.ndarray]:
+        """The columns as arrays that share `buffer`, which must hold at least `nbytes`."""
+        return {
+            column.name: np.ndarray(
+                self.shape(column), np.dtype(column.dtype), buffer=buffer, offset=self.offsets[column.name]
+            )
+            for column in self.fields
+        }

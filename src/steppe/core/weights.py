@@ -1,0 +1,114 @@
+"""Weights: a version and one flat buffer with a layout, so that publishing, sending and hashing are one vector operation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from steppe.core.errors import ConfigError
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One named array inside the flat buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int  # bytes
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The entries of a flat buffer, in order. float32 entries that follow each other leave no gap."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, fields: Iterable[tuple[str, tuple[int, ...], str]]) -> Layout:
+        """Lay out (name, shape, dtype) one after the other, each aligned to its own item size."""
+        entries, end = [], 0
+        for name, shape, dtype in fields:
+            item = np.dtype(dtype).itemsize
+            start = -(-end // item) * item
+            entries.append(Entry(name, tuple(shape), dtype, start))
+            end = start + entries[-1].nbytes
+        return cls(tuple(entries))
+
+    @cached_property
+    def nbytes(self) -> int:
+        return max((entry.offset + entry.nbytes for entry in self.entries), default=0)
+
+    def views(self, buffer: np.ndarray) -> dict[str, np.ndarray]:
+        """The entries as arrays that share `buffer` (uint8, one-dimensional, contiguous)."""
+        return {
+            entry.name: buffer[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).reshape(entry.shape)
+            for entry in self.entries
+        }
+
+    def differences(self, other: Layout) -> list[str]:
+        """What another layout has that differs, in words; empty when they are the same."""
+        mine = {entry.name: (entry.shape, entry.dtype) for entry in self.entries}
+        theirs = {entry.name: (entry.shape, entry.dtype) for entry in other.entries}
+        words = [
+            f"{name}: {mine.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
+        ]
+        if not words and list(mine) != list(theirs):
+            words.append("the same entries in another order")
+        return words
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`version` counts publications from 0; `updates` counts optimizer steps behind it; `env_steps` the experience."""
+
+    layout: Layout
+    buffer: np.ndarray  # uint8, one-dimensional, contiguous; padding bytes are zero
+    version: int = 0
+    updates: int = 0
+    env_steps: int = 0
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Weights:
+        """Copy named arrays into a fresh flat buffer, in their order."""
+        layout = Layout.of((name, array.shape, array.dtype.name) for name, array in arrays.items())
+        buffer = np.zeros(layout.nbytes, np.uint8)
+        for name, view in layout.views(buffer).items():
+            view[...] = arrays[name]
+        return cls(layout, buffer)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The named arrays, sharing the buffer."""
+        return self.layout.views(self.buffer)
+
+    def stamped(self, version: int, updates: int, env_steps: int) -> Weights:
+        """The same buffer under new counters."""
+        return replace(self, version=version, updates=updates, env_steps=env_steps)
+
+    def copy(self) -> Weights:
+        """The same weights in a buffer of their own."""
+        return replace(self, buffer=self.buffer.copy())
+
+    def sha256(self) -> str:
+        """Over the raw bytes of the entries in layout order, padding left out: where they lie does not matter."""
+        digest = hashlib.sha256()
+        for entry in self.layout.entries:
+            digest.update(memoryview(self.buffer[entry.offset : entry.offset + entry.nbytes]))
+        return digest.hexdigest()
+
+    def require(self, layout: Layout, whose: str) -> None:
+        """Raise ConfigError naming the differences unless these weights fit `layout`."""
+        words = layout.differences(self.layout)
+        if words:
+            raise ConfigError(f"the weights do not fit {whose}: " + "; ".join(words[:5]))
