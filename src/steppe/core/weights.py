@@ -104,7 +104,7 @@ class Weights:
         """Over the raw bytes of the entries in layout order, padding left out: where they lie does not matter."""
         digest = hashlib.sha256()
         for entry in self.layout.entries:
-            digest.update(memoryview(self.buffer[entry.offset : entry.offset + entry.nbytes]))
+            digest.update(self.buffer[entry.offset : entry.offset + entry.nbytes].data)
         return digest.hexdigest()
 
     def require(self, layout: Layout, whose: str) -> None:
