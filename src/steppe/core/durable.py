@@ -1,0 +1,166 @@
+"""Files that are whole or absent: written aside, synced, renamed into place, and checked by hash when read.
+
+A bundle is a directory of files with a manifest of their sizes and hashes. After a crash at any moment a reader finds the
+old content or the new one; what a crash leaves aside begins with a dot and ends in `.tmp`, and `sweep` removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from steppe.core.errors import DamagedFile
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace the file at `path` with `data`, durably; on failure the old content stays and nothing is left behind."""
+    aside = _aside(path)
+    try:
+        _write_synced(aside, data)
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+    _sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file with indented JSON; NaN and infinity are refused, as JSON has no word for them."""
+    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote; DamagedFile when it is missing or not JSON."""
+    try:
+        return json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged: not valid JSON ({error})") from None
+
+
+def write_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new directory with these files and their manifest; it appears complete or not at all.
+
+    Raises FileExistsError when `directory` is already there: bundles are never changed.
+    """
+    wrong = [name for name in files if not _PLAIN_NAME.fullmatch(name) or name == MANIFEST]
+    if wrong:
+        raise ValueError(f"not a plain file name for a bundle: {wrong[0]!r}")
+    if directory.exists():
+        raise FileExistsError(f"{directory} is already there")
+    aside = _aside(directory)
+    try:
+        os.mkdir(aside)
+        for name, data in files.items():
+            _write_synced(aside / name, data)
+        _write_synced(aside / MANIFEST, _manifest(files))
+        _sync_directory(aside)
+        os.rename(aside, directory)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    _sync_directory(directory.parent)
+
+
+def read_bundle(directory: Path) -> dict[str, bytes]:
+    """Every file that the manifest names, checked; DamagedFile says which file is wrong and in what way."""
+    return {name: _checked(directory / name, entry) for name, entry in read_manifest(directory).items()}
+
+
+def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
+    """File name → its `size` and `sha256`, from a manifest that is itself checked."""
+    path = directory / MANIFEST
+    data = _read(path)
+    try:
+        manifest = json.loads(data)
+        version = manifest["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamagedFile(f"{path} is damaged: it is not a manifest") from None
+    if isinstance(version, int) and version > FORMAT:
+        raise DamagedFile(f"{path} has format {version}, newer than {FORMAT}, the newest this version of Steppe reads")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or _encode_manifest(files) != data:
+        raise DamagedFile(f"{path} is damaged: its checksum does not match")
+    wrong = [name for name, entry in files.items() if not (_PLAIN_NAME.fullmatch(name) and _is_entry(entry))]
+    if wrong:
+        raise DamagedFile(f"{path} is damaged: its entry {wrong[0]!r} is not a plain file name with size and sha256")
+    return files
+
+
+def sweep(directory: Path) -> None:
+    """Remove what a crash left aside. Only the one writer of a directory may call this."""
+    for left in directory.glob(".*.tmp"):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _manifest(files: Mapping[str, bytes]) -> bytes:
+    entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return _encode_manifest(entries)
+
+
+def _encode_manifest(entries: dict[str, Any]) -> bytes:
+    """One spelling only, with its own hash inside, so that a reader can compare every byte."""
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+    return (
+        json.dumps({"format": FORMAT, "sha256": digest, "files": entries}, indent=1, sort_keys=True) + "\n"
+    ).encode()
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+
+
+def _checked(path: Path, entry: dict[str, Any]) -> bytes:
+    data = _read(path)
+    if len(data) != entry["size"]:
+        word = "truncated" if len(data) < entry["size"] else "too long"
+        raise DamagedFile(f"{path} is damaged: {word}, {len(data)} bytes instead of {entry['size']}")
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise DamagedFile(f"{path} is damaged: its {len(data)} bytes do not match their sha256")
+    return data
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedFile(f"{path} is missing") from None
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
