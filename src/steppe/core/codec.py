@@ -1,0 +1,260 @@
+"""Trees of plain values and arrays ↔ bytes: versioned, checksummed, checked before anything is allocated, never pickle.
+
+    ┌ head, 32 bytes ──────────────────────────────────┬ structure ┬ pad ┬ array 0 ┬ pad ┬ array 1 ┬ … ┐
+    │ "STPK" · format · total · structure size · crc32 │  msgpack  │     │ raw, little-endian, C order │
+    └──────────────────────────────────────────────────┴───────────┴─────┴─────────────────────────────┘
+
+In the structure an array is only its dtype and shape; its bytes are the next ones, so no two arrays can claim the same.
+Whatever is wrong with the bytes, reading them raises DamagedFile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from steppe.core.errors import DamagedFile
+from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.specs import SegmentSpec
+from steppe.core.weights import Entry, Layout, Weights
+
+FORMAT = 1
+SEGMENT_SCHEMA = 1
+WEIGHTS_SCHEMA = 1
+_MAGIC = b"STPK"
+_HEAD = struct.Struct("<4sIQQI4x")
+_ALIGN = 64
+_ARRAY, _BIG_INT, _SCALAR = 1, 2, 3  # msgpack extension codes
+_DTYPES = {
+    np.dtype(name).name: np.dtype(name).newbyteorder("<")
+    for name in ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+}
+_BROKEN = (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError)
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+def pack(tree: Any) -> bytes:
+    """Nested dicts (keys str or int) and lists of None, bool, int of any size, float, str, bytes and numeric arrays.
+
+    Tuples come back as lists; NumPy scalars keep their type. Anything else is a TypeError that says where it is.
+    """
+    arrays: list[np.ndarray] = []
+    structure = msgspec.msgpack.encode(_plain(tree, arrays, "tree"))
+    parts: list[Buffer] = [structure]
+    end = _HEAD.size + len(structure)
+    for array in arrays:
+        parts += [bytes(-end % _ALIGN), array.reshape(-1).view(np.uint8).data]
+        end += len(parts[-2]) + array.nbytes
+    checksum = zlib.crc32(_HEAD.pack(_MAGIC, FORMAT, end, len(structure), 0))
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join([_HEAD.pack(_MAGIC, FORMAT, end, len(structure), checksum), *parts])
+
+
+def unpack(data: Buffer) -> Any:
+    """What `pack` was given; its arrays are fresh and writable."""
+    return _unpack(data, copy=True)
+
+
+def encode_segment(segment: Segment) -> bytes:
+    """A segment with its header; `final_obs` only where an episode was cut."""
+    if segment.header is None:
+        raise ValueError("a segment without a header cannot be sent")
+    columns = {**segment.columns, "final_obs": segment["final_obs"][segment.cut]}
+    header = msgspec.to_builtins(segment.header)
+    return pack({"kind": "segment", "schema": SEGMENT_SCHEMA, "header": header, "columns": columns})
+
+
+def decode_segment(data: Buffer, spec: SegmentSpec) -> Segment:
+    """A segment in private memory, which must be exactly as `spec` says; `final_obs` is zero where nothing was cut."""
+    message = _message(data, "segment", SEGMENT_SCHEMA)
+    with _damaged("segment"):
+        header = msgspec.convert(message["header"], SegmentHeader)
+        received = message["columns"]
+        segment = Segment.blank(spec)
+        _same("columns", sorted(received), sorted(segment.columns))
+        for name in ("terminated", "truncated"):
+            _fill(segment[name], received[name], name)
+        cut = segment.cut
+        for name, column in segment.columns.items():
+            if name != "final_obs":
+                _fill(column, received[name], name)
+        final = np.empty((np.count_nonzero(cut), *spec.obs.shape), spec.obs.dtype)
+        _fill(final, received["final_obs"], "final_obs")
+        segment["final_obs"][cut] = final
+        segment.header = header
+        return segment
+
+
+def encode_weights(weights: Weights) -> bytes:
+    """Weights with their layout and counters."""
+    counters = {"version": weights.version, "updates": weights.updates, "env_steps": weights.env_steps}
+    layout = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
+    message = {"kind": "weights", "schema": WEIGHTS_SCHEMA, "counters": counters, "layout": layout}
+    return pack({**message, "buffer": weights.buffer})
+
+
+def decode_weights(data: Buffer) -> Weights:
+    """The weights again, in a buffer of their own, with every entry checked to lie inside it."""
+    message = _message(data, "weights", WEIGHTS_SCHEMA)
+    with _damaged("weights"):
+        counters = msgspec.convert(message["counters"], dict[str, int])
+        _same("counters", sorted(counters), ["env_steps", "updates", "version"])
+        buffer = message["buffer"]
+        if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:
+            raise ValueError("the buffer is not a flat array of bytes")
+        layout = checked_layout(message["layout"], buffer.nbytes)
+        return Weights(layout, buffer.copy(), **counters)
+
+
+def checked_layout(rows: Any, nbytes: int) -> Layout:
+    """A layout from (name, shape, dtype, offset) rows that fills exactly `nbytes` without overlap; ValueError if not."""
+    entries, end = [], 0
+    for name, shape, dtype, offset in msgspec.convert(rows, list[tuple[str, tuple[int, ...], str, int]]):
+        size = _size(dtype, shape)
+        if offset < end or offset % _DTYPES[dtype].itemsize or offset + size > nbytes:
+            raise ValueError(f"entry {name!r} does not lie where it should")
+        entries.append(Entry(name, shape, dtype, offset))
+        end = offset + size
+    if end != nbytes or len({entry.name for entry in entries}) != len(entries):
+        raise ValueError("the entries do not fill the buffer, or a name occurs twice")
+    return Layout(tuple(entries))
+
+
+def _plain(value: Any, arrays: list[np.ndarray], where: str) -> Any:
+    """`value` as msgpack can say it, with arrays moved to the list."""
+    if isinstance(value, np.ndarray):
+        array = np.asarray(value, dtype=_little(value.dtype, where), order="C")
+        arrays.append(array)
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode([array.dtype.name, array.shape]))
+    if isinstance(value, np.generic):
+        little = np.asarray(value, dtype=_little(value.dtype, where))
+        return msgspec.msgpack.Ext(_SCALAR, msgspec.msgpack.encode([value.dtype.name, little.tobytes()]))
+    if value is None or isinstance(value, bool | float | str | bytes):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_BIG_INT, _big(value))
+    if isinstance(value, list | tuple):
+        return [_plain(item, arrays, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {_key(key, where): _plain(item, arrays, f"{where}[{key!r}]") for key, item in value.items()}
+    raise TypeError(f"{where} is a {type(value).__name__}, which cannot be packed")
+
+
+def _little(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
+    if dtype.name not in _DTYPES:
+        raise TypeError(f"{where} has dtype {dtype}, which cannot be packed")
+    return _DTYPES[dtype.name]
+
+
+def _key(key: Any, where: str) -> str | int:
+    if isinstance(key, bool) or not isinstance(key, str | int) or (isinstance(key, int) and key.bit_length() > 63):
+        raise TypeError(f"{where} has the key {key!r}; keys are text or 64-bit integers")
+    return key
+
+
+def _big(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+
+
+def _unpack(data: Buffer, *, copy: bool) -> Any:
+    view = memoryview(data).cast("B")
+    if len(view) < _HEAD.size:
+        raise DamagedFile(f"a message of {len(view)} bytes is truncated: its head alone has {_HEAD.size}")
+    magic, version, total, size, checksum = _HEAD.unpack_from(view)
+    if magic != _MAGIC:
+        raise DamagedFile("these bytes are not a Steppe message")
+    if version > FORMAT:
+        raise DamagedFile(
+            f"a message has format {version}, newer than {FORMAT}, the newest this version of Steppe reads"
+        )
+    if total != len(view) or size > total - _HEAD.size:
+        raise DamagedFile(f"a message is truncated or too long: {len(view)} bytes instead of {total}")
+    body = view[_HEAD.size :]
+    if zlib.crc32(body, zlib.crc32(_HEAD.pack(magic, version, total, size, 0))) != checksum or view[28:32] != bytes(4):
+        raise DamagedFile("a message does not match its checksum")
+    reader = _Reader(view, _HEAD.size + size, copy=copy)
+    with _damaged("message"):
+        tree = msgspec.msgpack.Decoder(ext_hook=reader.extension).decode(body[:size])
+        if reader.position != total:
+            raise ValueError("bytes are left over behind the last array")
+        return tree
+
+
+class _Reader:
+    """Hands the raw bytes behind the structure to the arrays in it, one after the other."""
+
+    def __init__(self, view: memoryview, position: int, *, copy: bool) -> None:
+        self.position = position
+        self._view = view
+        self._copy = copy
+
+    def extension(self, code: int, data: memoryview) -> Any:
+        if code == _ARRAY:
+            return self._array(*msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...]]))
+        if code == _SCALAR:
+            name, raw = msgspec.msgpack.decode(data, type=tuple[str, bytes])
+            return self._values(name, (), memoryview(raw))[()]
+        if code == _BIG_INT:
+            return int.from_bytes(data, "little", signed=True)
+        raise ValueError(f"unknown extension {code}")
+
+    def _array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        start = self.position + -self.position % _ALIGN
+        self.position = start + _size(name, shape)
+        if self.position > len(self._view):
+            raise ValueError("an array is larger than what is left of the message")
+        array = self._values(name, shape, self._view[start : self.position])
+        return array.copy() if self._copy else array
+
+    def _values(self, name: str, shape: tuple[int, ...], raw: memoryview) -> np.ndarray:
+        if len(raw) != _size(name, shape):
+            raise ValueError("a scalar of the wrong size")
+        if name == "bool" and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
+            raise ValueError("a truth value that is neither 0 nor 1")
+        return np.ndarray(shape, _DTYPES[name], buffer=raw)
+
+
+def _size(name: str, shape: tuple[int, ...]) -> int:
+    """Bytes of an array, in exact arithmetic; ValueError for a dtype or shape that no array has."""
+    if name not in _DTYPES:
+        raise ValueError(f"dtype {name!r} is not allowed")
+    if len(shape) > 32 or any(length < 0 for length in shape):
+        raise ValueError(f"shape {shape} is not allowed")
+    return math.prod(shape) * _DTYPES[name].itemsize
+
+
+def _message(data: Buffer, kind: str, schema: int) -> dict[str, Any]:
+    tree = _unpack(data, copy=False)
+    if not isinstance(tree, dict) or tree.get("kind") != kind or not isinstance(tree.get("schema"), int):
+        raise DamagedFile(f"these bytes are not {kind}")
+    if tree["schema"] > schema:
+        raise DamagedFile(f"{kind} has schema {tree['schema']}, newer than {schema}, the newest this version reads")
+    return tree
+
+
+def _fill(column: np.ndarray, received: Any, name: str) -> None:
+    if not isinstance(received, np.ndarray) or received.dtype != column.dtype or received.shape != column.shape:
+        found = f"{received.dtype}{received.shape}" if isinstance(received, np.ndarray) else type(received).__name__
+        raise ValueError(f"column {name!r} is {found} instead of {column.dtype}{column.shape}")
+    column[...] = received
+
+
+def _same(what: str, found: list[Any], expected: list[Any]) -> None:
+    if found != expected:
+        raise ValueError(f"{what} are {found} instead of {expected}")
+
+
+@contextlib.contextmanager
+def _damaged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _BROKEN as error:
+        raise DamagedFile(f"{what} is damaged: {error}") from None
