@@ -1,0 +1,179 @@
+"""The run's SQLite store: a Board for any number of processes at once, and what state the run is in.
+
+Write-ahead log with synchronous=NORMAL: a record survives the death of any process, and a power cut may cost the newest
+ones but never the file (checkpoints have their own, stronger, promise in core/durable.py). Records are JSON with
+JSON5's words NaN, Infinity and -Infinity, so every number comes back as it was. Every process and thread has its own connection, also after a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steppe.core.errors import Conflict, DamagedFile, RunNotFound
+
+PENDING, STARTING, RUNNING, PAUSED, STOPPING = "PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING"
+SUCCEEDED, FAILED, STOPPED, LOST = "SUCCEEDED", "FAILED", "STOPPED", "LOST"
+LIVE = (STARTING, RUNNING, PAUSED, STOPPING)
+STATES = (PENDING, *LIVE, SUCCEEDED, FAILED, STOPPED, LOST)
+HEARTBEAT_S = 2.0
+LOST_AFTER_S = 3 * HEARTBEAT_S
+SCHEMA = 1
+_BUSY_S = 30.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS records (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, record TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS by_topic ON records (topic, number);
+CREATE TABLE IF NOT EXISTS status (
+    id INTEGER PRIMARY KEY CHECK (id = 1), state TEXT NOT NULL, reason TEXT, message TEXT,
+    pid INTEGER NOT NULL, process_start INTEGER, heartbeat_s REAL NOT NULL, started_s REAL NOT NULL, changed_s REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a run as a reader sees it now. Times are seconds since the epoch."""
+
+    state: str = PENDING
+    reason: str | None = None
+    message: str | None = None
+    pid: int | None = None
+    heartbeat_s: float | None = None
+    started_s: float | None = None
+    changed_s: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether somebody is working on the run."""
+        return self.state in LIVE
+
+
+class Store:
+    """One file, many writers and readers; a write takes tens of microseconds where the disk is not busy."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self.path = path
+        self._local = threading.local()
+        if not create and not path.exists():
+            raise RunNotFound(f"{path} is missing: this directory holds no run")
+        with self._connection() as database:
+            database.executescript(_TABLES)
+
+    def post(self, topic: str, record: dict[str, Any]) -> int:
+        """Append a record of plain values; numbers grow over all topics together."""
+        text = json.dumps(record, separators=(",", ":"))
+        with self._connection() as database:
+            cursor = database.execute("INSERT INTO records (topic, record) VALUES (?, ?)", (topic, text))
+            return int(cursor.lastrowid or 0)
+
+    def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
+        """The records numbered above `after`, oldest first."""
+        query = "SELECT number, record FROM records WHERE topic = ? AND number > ? ORDER BY number LIMIT ?"
+        with self._connection() as database:
+            rows = database.execute(query, (topic, after, limit)).fetchall()
+        return [(number, json.loads(text)) for number, text in rows]
+
+    def set_status(self, state: str, reason: str | None = None, message: str | None = None) -> None:
+        """Say what state the run is in; the calling process is its owner from now on."""
+        if state not in STATES:
+            raise ValueError(f"there is no state {state!r}; there are: {', '.join(STATES)}")
+        now = time.time()
+        values = (state, reason, message, os.getpid(), process_start(os.getpid()), now, now, now)
+        with self._connection() as database:
+            database.execute(
+                "INSERT INTO status VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET state = excluded.state, "
+                "reason = excluded.reason, message = excluded.message, pid = excluded.pid, changed_s = excluded.changed_s, "
+                "process_start = excluded.process_start, heartbeat_s = excluded.heartbeat_s",
+                values,
+            )
+
+    def heartbeat(self) -> None:
+        """Say that the owner is still there; due every HEARTBEAT_S while the state is a live one."""
+        with self._connection() as database:
+            database.execute("UPDATE status SET heartbeat_s = ? WHERE pid = ?", (time.time(), os.getpid()))
+
+    def status(self) -> Status:
+        """The state now: LOST when it says live but its process is dead or silent for 3 heartbeats."""
+        with self._connection() as database:
+            row = database.execute(
+                "SELECT state, reason, message, pid, heartbeat_s, started_s, changed_s, process_start FROM status"
+            ).fetchone()
+        if row is None:
+            return Status()
+        status, start = Status(*row[:7]), row[7]
+        if not status.live:
+            return status
+        return _seen(status, start)
+
+    def close(self) -> None:
+        """Close this thread's connection; others close with their thread or process."""
+        if getattr(self._local, "pid", None) == os.getpid():
+            self._local.database.close()
+            del self._local.database, self._local.pid
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        try:
+            yield self._mine()
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise Conflict(f"{self.path} is locked by another process for more than {_BUSY_S:.0f} s") from error
+            raise DamagedFile(f"{self.path} cannot be used: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise DamagedFile(f"{self.path} is damaged: {error}") from error
+
+    def _mine(self) -> sqlite3.Connection:
+        """This thread's connection. SQLite forbids touching one inherited over a fork, even to close it: it is kept aside."""
+        database: sqlite3.Connection | None = getattr(self._local, "database", None)
+        if database is not None and self._local.pid == os.getpid():
+            return database
+        if database is not None:
+            _inherited.append(database)
+        database = self._local.database = _connect(self.path)
+        self._local.pid = os.getpid()
+        return database
+
+
+_inherited: list[sqlite3.Connection] = []
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # isolation_level=None: every statement is its own transaction, so no writer ever waits behind an idle one.
+    database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    return database
+
+
+def _seen(status: Status, start: int | None) -> Status:
+    pid, beat = status.pid or 0, status.heartbeat_s or 0.0
+    now = process_start(pid)
+    if now is None or (start is not None and now != start):
+        message = f"process {pid} ended without saying why while the run was {status.state}"
+        return _lost(status, "process_dead", message)
+    silent = time.time() - beat
+    if silent > LOST_AFTER_S:
+        return _lost(status, "heartbeat_expired", f"process {pid} has been silent for {silent:.0f} s")
+    return status
+
+
+def _lost(status: Status, reason: str, message: str) -> Status:
+    return Status(LOST, reason, message, status.pid, status.heartbeat_s, status.started_s, status.changed_s)
+
+
+def process_start(pid: int) -> int | None:
+    """When a process began, in the kernel's ticks; None when there is no such process (or only its zombie)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *rest = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if state in (b"Z", b"X") else int(rest[18])
