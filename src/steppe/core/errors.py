@@ -6,7 +6,8 @@ SteppeError
 │   ├── WorldError           an environment that cannot be made or does not fit the algorithm
 │   ├── FactoryError         a callable that another process cannot find
 │   ├── MissingExtra         an optional dependency that is not installed
-│   └── RunNotFound          no such run, or nothing in it to load
+│   ├── RunNotFound          no such run, or nothing in it to load
+│   └── RunExists            a directory that already holds a run
 ├── Conflict               somebody else has it: a run directory in use, exit code 4
 ├── RunFailed              training stopped with a reason, exit code 1
 │   ├── EnvironmentFault     the user's environment raised; carries seed, step and last action
@@ -56,8 +57,12 @@ class RunNotFound(UsageError):
     """No such run, or nothing in it to load."""
 
 
+class RunExists(UsageError):
+    """The directory for a new run already holds one; nothing was written."""
+
+
 class Conflict(SteppeError):
-    """Somebody else has it: a directory that already holds a run, a run that another process writes."""
+    """Somebody else has it: a run that another process writes."""
 
     exit_code = 4
 

@@ -101,7 +101,7 @@ class Store:
             database.execute("UPDATE status SET heartbeat_s = ? WHERE pid = ?", (time.time(), os.getpid()))
 
     def status(self) -> Status:
-        """The state now: LOST when it says live but its process is dead or silent for 3 heartbeats."""
+        """The state now: LOST when it says pending or live but its process is dead, or live but silent for 3 heartbeats."""
         with self._connection() as database:
             row = database.execute(
                 "SELECT state, reason, message, pid, heartbeat_s, started_s, changed_s, process_start FROM status"
@@ -109,9 +109,7 @@ class Store:
         if row is None:
             return Status()
         status, start = Status(*row[:7]), row[7]
-        if not status.live:
-            return status
-        return _seen(status, start)
+        return _seen(status, start) if status.live or status.state == PENDING else status
 
     def close(self) -> None:
         """Close this thread's connection; others close with their thread or process."""
@@ -160,7 +158,7 @@ def _seen(status: Status, start: int | None) -> Status:
         message = f"process {pid} ended without saying why while the run was {status.state}"
         return _lost(status, "process_dead", message)
     silent = time.time() - beat
-    if silent > LOST_AFTER_S:
+    if status.live and silent > LOST_AFTER_S:
         return _lost(status, "heartbeat_expired", f"process {pid} has been silent for {silent:.0f} s")
     return status
 

@@ -1,0 +1,240 @@
+"""A run's directory: one place for everything a run leaves behind, written by one process at a time.
+
+run.json        what ran: configuration with sources, seed, versions, hardware, commit, command line
+run.sqlite      messages and state (store.py)
+lock            held by the owner while it writes; the kernel lets go of it when the owner dies
+checkpoints/    recordings/    tb/    metrics.jsonl    summary.json
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from steppe.core.config import RunConfig, flatten, unflatten
+from steppe.core.durable import read_json, sweep, write_json
+from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunExists, RunNotFound, nearest
+from steppe.records.provenance import provenance
+from steppe.records.store import Status, Store
+
+FORMAT = 1
+RECORD, STORE, LOCK, SUMMARY = "run.json", "run.sqlite", "lock", "summary.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def runs_root() -> Path:
+    """Where runs are kept: $STEPPE_RUNS, or ./runs."""
+    return Path(os.environ.get("STEPPE_RUNS") or "runs")
+
+
+class RunDirectory:
+    """An existing run. Whoever writes to it holds its lock; anyone may read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, config: RunConfig, sources: dict[str, str]) -> RunDirectory:
+        """Make a new run, locked by this process; RunExists, with nothing written, where there already is one."""
+        path = _choose(config)
+        if (path / RECORD).exists():
+            raise _exists(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from None
+        directory = cls(path)
+        directory.acquire()
+        try:
+            if (path / RECORD).exists():
+                raise _exists(path)
+            directory._begin(config, sources)
+        except BaseException:
+            directory.release()
+            raise
+        return directory
+
+    @classmethod
+    def open(cls, run: str | Path) -> RunDirectory:
+        """A run by its name under the runs root, or by its path."""
+        by_name = runs_root() / run
+        for path in (by_name, Path(run)):
+            if (path / RECORD).exists():
+                return cls(path)
+        if os.sep in str(run) or Path(run).is_dir():
+            raise RunNotFound(f"{run} holds no run: there is no {RECORD} in it")
+        known = [path.name for path in _run_paths(runs_root())]
+        where = f"{runs_root()} holds {len(known)} runs" if known else f"{runs_root()} holds no runs yet"
+        raise RunNotFound(f"there is no run {str(run)!r}; {where}.{nearest(str(run), known)}")
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What run.json says; DamagedFile when it cannot be read."""
+        record = read_json(self.path / RECORD)
+        if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
+            raise DamagedFile(f"{self.path / RECORD} is damaged: it does not describe a run")
+        if record.get("format", 0) > FORMAT:
+            raise DamagedFile(
+                f"{self.path / RECORD} has format {record['format']}; this version of Steppe reads {FORMAT}"
+            )
+        return record
+
+    @property
+    def id(self) -> str:
+        return str(self.record.get("id", self.path.name))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Dotted configuration key → where its value came from."""
+        return dict(self.record.get("sources", {}))
+
+    def config(self) -> RunConfig:
+        """The configuration the run was made with."""
+        return unflatten(self.record["config"])
+
+    @cached_property
+    def store(self) -> Store:
+        return Store(self.path / STORE)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def recordings(self) -> Path:
+        return self.path / "recordings"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / SUMMARY
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Keep the run's results; NaN and infinity become null."""
+        write_json(self.summary_path, _finite(summary))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The results that were kept, if any."""
+        if not self.summary_path.exists():
+            return None
+        summary = read_json(self.summary_path)
+        if not isinstance(summary, dict):
+            raise DamagedFile(f"{self.summary_path} is damaged: it is not a summary")
+        return summary
+
+    def acquire(self) -> None:
+        """Become the only writer until `release` or the end of this process; Conflict when somebody else is."""
+        if self._lock is not None:
+            return
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise Conflict(
+                f"the run in {self.path} is in use by process {owner}: stop it first (steppe stop {self.path.name})"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+
+    def release(self) -> None:
+        """Let others write; does nothing when the lock is not held."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _begin(self, config: RunConfig, sources: dict[str, str]) -> None:
+        sweep(self.path)
+        self.checkpoints.mkdir(exist_ok=True)
+        self.recordings.mkdir(exist_ok=True)
+        created = time.time()
+        store = self.store
+        record = {
+            "format": FORMAT,
+            "id": config.name or self.path.resolve().name,
+            "created_s": created,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+            "seed": config.seed,
+            "config": flatten(config),
+            "sources": sources,
+            **provenance(),
+        }
+        store.set_status("PENDING")
+        write_json(self.path / RECORD, record)  # last: a directory without it holds no run
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One line of a list of runs. `damage` says what could not be read; the rest is then as far as known."""
+
+    id: str
+    path: Path
+    created_s: float
+    env: str
+    algo: str
+    status: Status
+    summary: dict[str, Any] | None = None
+    damage: str | None = None
+
+
+def list_runs(root: Path | None = None) -> list[RunInfo]:
+    """Every run under a root, newest first, the damaged ones included."""
+    infos = [_info(RunDirectory(path)) for path in _run_paths(root or runs_root())]
+    return sorted(infos, key=lambda info: info.created_s, reverse=True)
+
+
+def _info(directory: RunDirectory) -> RunInfo:
+    try:
+        record, config = directory.record, directory.record["config"]
+        created, env, algo = float(record["created_s"]), str(config.get("env")), str(config.get("algo"))
+        status, summary = Store(directory.path / STORE, create=False).status(), directory.summary()
+        return RunInfo(directory.id, directory.path, created, env, algo, status, summary)
+    except (DamagedFile, RunNotFound, KeyError, ValueError, TypeError) as error:
+        created = (directory.path / RECORD).stat().st_mtime
+        return RunInfo(directory.path.name, directory.path, created, "?", "?", Status(), damage=str(error))
+
+
+def _run_paths(root: Path) -> list[Path]:
+    return sorted(path.parent for path in root.glob(f"*/{RECORD}"))
+
+
+def _choose(config: RunConfig) -> Path:
+    if config.name is not None and not _NAME.fullmatch(config.name):
+        raise ConfigError(
+            f"name={config.name!r}: use letters, digits, '.', '-' and '_', beginning with a letter or digit"
+        )
+    if config.run_dir is not None:
+        return config.run_dir
+    return runs_root() / (config.name or _new_id(config))
+
+
+def _new_id(config: RunConfig) -> str:
+    """Readable and unique, for example cartpole-v1-ppo-20261115-2333-k3f9."""
+    words = f"{config.env.split(':')[-1]}-{config.algo.split(':')[-1]}".lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:48] or "run"
+    suffix = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
+    return f"{slug}-{time.strftime('%Y%m%d-%H%M')}-{suffix}"
+
+
+def _exists(path: Path) -> RunExists:
+    return RunExists(f"{path} already holds a run: choose another --name or --run-dir, or remove it")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,102 @@
+"""What a run ran on: versions, hardware, the user's commit and command line. Imports no library to ask for its version."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("steppe", "numpy", "torch", "gymnasium", "numba", "msgspec", "safetensors")
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
+_GIT_TIMEOUT_S = 5.0
+
+
+def provenance(project: Path | None = None) -> dict[str, Any]:
+    """Plain values for run.json; `project` is where to look for a git commit, the working directory if absent."""
+    return {
+        "versions": versions(),
+        "hardware": hardware(),
+        "git": git(project or Path.cwd()),
+        "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+        "command": list(sys.argv),
+        "cwd": str(Path.cwd()),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Library → installed version, None where it is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            found[library] = None
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine as far as the operating system tells without special rights."""
+    return {
+        "platform": platform.platform(),
+        "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": _gpus(Path("/proc/driver/nvidia/gpus")),
+    }
+
+
+def git(project: Path) -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside a repository or without git."""
+    commit = _git(project, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(project, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(project: Path, *words: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(project), *words]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _memory_bytes() -> int | None:
+    words = (_field(Path("/proc/meminfo"), "MemTotal") or "").split()
+    return int(words[0]) * 1024 if words else None
+
+
+def _gpus(directory: Path) -> list[str]:
+    """Model names from the NVIDIA driver's own files: no library, no start-up cost."""
+    files = sorted(directory.glob("*/information")) if directory.is_dir() else []
+    return [name for name in (_field(file, "Model") for file in files) if name]
+
+
+def _field(path: Path, name: str) -> str | None:
+    """The first `name: value` line of a file under /proc."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon and key.strip() == name:
+            return value.strip()
+    return None
