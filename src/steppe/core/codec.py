@@ -95,7 +95,7 @@ def decode_segment(data: Buffer, spec: SegmentSpec) -> Segment:
 
 def encode_weights(weights: Weights) -> bytes:
     """Weights with their layout and counters."""
-    counters = {"version": weights.version, "updates": weights.updates, "env_steps": weights.env_steps}
+    counters = [weights.version, weights.updates, weights.env_steps, float(weights.train_s)]
     layout = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
     message = {"kind": "weights", "schema": WEIGHTS_SCHEMA, "counters": counters, "layout": layout}
     return pack({**message, "buffer": weights.buffer})
@@ -105,13 +105,12 @@ def decode_weights(data: Buffer) -> Weights:
     """The weights again, in a buffer of their own, with every entry checked to lie inside it."""
     message = _message(data, "weights", WEIGHTS_SCHEMA)
     with _damaged("weights"):
-        counters = msgspec.convert(message["counters"], dict[str, int])
-        _same("counters", sorted(counters), ["env_steps", "updates", "version"])
+        counters = msgspec.convert(message["counters"], tuple[int, int, int, float])
         buffer = message["buffer"]
         if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:
             raise ValueError("the buffer is not a flat array of bytes")
         layout = checked_layout(message["layout"], buffer.nbytes)
-        return Weights(layout, buffer.copy(), **counters)
+        return Weights(layout, buffer.copy(), *counters)
 
 
 def checked_layout(rows: Any, nbytes: int) -> Layout:

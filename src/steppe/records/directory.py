@@ -114,6 +114,11 @@ class RunDirectory:
         return self.path / "recordings"
 
     @property
+    def result(self) -> Path:
+        """The weights the run is judged by, once it has ended."""
+        return self.path / "weights.safetensors"
+
+    @property
     def summary_path(self) -> Path:
         return self.path / SUMMARY
 

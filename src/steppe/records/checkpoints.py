@@ -1,0 +1,232 @@
+"""Checkpoints: numbered bundles, written whole or not at all, the newest few kept and the best one besides.
+
+    checkpoints/00000012/   weights.safetensors   state.bin   counters.json   manifest.json
+    checkpoints/best/00000009/   weights.safetensors   counters.json   manifest.json
+
+The learner writes the first kind and the manager the second: each directory has one writer.
+`state.bin` is whatever tree the learner needs to go on exactly (core/codec.py). A damaged checkpoint is named and the one
+before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.core import codec
+from steppe.core.agent import Tree
+from steppe.core.durable import read_bundle, sweep, write_atomic, write_bundle
+from steppe.core.errors import DamagedFile
+from steppe.core.weights import Weights
+
+WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
+FORMAT = 1
+_NUMBER = re.compile(r"\d{8,}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint that was read and found whole; `damaged` are newer ones that were not, in words."""
+
+    path: Path
+    number: int
+    weights: Weights
+    state: Tree
+    counters: dict[str, Any]
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One line of a list of checkpoints; `damage` is None for a healthy one."""
+
+    path: Path
+    number: int
+    age_s: float
+    size_bytes: int
+    best: bool
+    counters: dict[str, Any] = field(default_factory=dict)
+    damage: str | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run. One process saves, one saves the best, any may read."""
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
+        self.directory = directory
+        self._keep = keep
+
+    def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
+        """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
+        files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(state), COUNTERS: _json(counters)}
+        return _append(self.directory, files, self._keep)
+
+    def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
+        """Keep weights as the best so far, in place of the best before them; `save` never removes it."""
+        known = {"score": score, "version": weights.version, "updates": weights.updates, "env_steps": weights.env_steps}
+        files = {WEIGHTS: weights_bytes(weights), COUNTERS: _json({**known, **(counters or {})})}
+        return _append(self.directory / "best", files, 1)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, with the damaged ones that were passed over; None when there is none.
+
+        DamagedFile when there are some and none of them is whole.
+        """
+        return _newest(self.directory)
+
+    def best(self) -> Checkpoint | None:
+        """The best weights so far, with `counters["score"]`; its state is empty."""
+        return _newest(self.directory / "best")
+
+    def list(self) -> list[CheckpointInfo]:
+        """Every checkpoint, oldest first, the best last, each read in full to know its health."""
+        numbered = [_describe(number, path, best=False) for number, path in _numbered(self.directory)]
+        return numbered + [_describe(number, path, best=True) for number, path in _numbered(self.directory / "best")]
+
+
+def _numbered(directory: Path) -> list[tuple[int, Path]]:
+    """Oldest first; empty where there is no directory."""
+    if not directory.is_dir():
+        return []
+    return sorted((int(path.name), path) for path in directory.iterdir() if _NUMBER.fullmatch(path.name))
+
+
+def _append(directory: Path, files: dict[str, bytes], keep: int) -> Path:
+    """Write the next numbered bundle, then remove all but the newest `keep`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    sweep(directory)
+    number = max((number for number, _ in _numbered(directory)), default=0) + 1
+    path = directory / f"{number:08d}"
+    write_bundle(path, files)
+    for _, old in _numbered(directory)[:-keep]:
+        _remove(old)
+    return path
+
+
+def save_weights(path: Path, weights: Weights) -> None:
+    """Write a safetensors file that any tool can read, with layout and counters in its metadata."""
+    write_atomic(path, weights_bytes(weights))
+
+
+def load_weights(path: Path) -> Weights:
+    """Weights from a file of `save_weights`, or from any safetensors file in its own order; DamagedFile if it is not one."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
+    return weights_from(data, str(path))
+
+
+def weights_bytes(weights: Weights) -> bytes:
+    """Weights as the bytes of a safetensors file."""
+    from safetensors.numpy import save
+
+    rows = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
+    metadata = {
+        "format": str(FORMAT),
+        "version": str(weights.version),
+        "updates": str(weights.updates),
+        "env_steps": str(weights.env_steps),
+        "train_s": repr(float(weights.train_s)),
+        "layout": json.dumps(rows),
+        "sha256": weights.sha256(),
+    }
+    return bytes(save({name: np.ascontiguousarray(array) for name, array in weights.arrays().items()}, metadata))
+
+
+def weights_from(data: bytes, where: str) -> Weights:
+    """Weights from the bytes of a safetensors file, checked against their own layout and hash where they carry them."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(data)
+        metadata = _metadata(data)
+        if "layout" not in metadata:
+            return Weights.from_arrays(arrays)
+        weights = _laid_out(arrays, metadata)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DamagedFile(f"{where} is damaged: {error}") from None
+    if weights.sha256() != metadata.get("sha256"):
+        raise DamagedFile(f"{where} is damaged: the weights do not match their sha256")
+    return weights
+
+
+def _laid_out(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> Weights:
+    if int(metadata["format"]) > FORMAT:
+        raise ValueError(f"format {metadata['format']} is newer than {FORMAT}, the newest this version of Steppe reads")
+    rows = json.loads(metadata["layout"])
+    layout = codec.checked_layout(rows, max((row[3] + arrays[row[0]].nbytes for row in rows), default=0))
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    for entry, view in zip(layout.entries, layout.views(buffer).values(), strict=True):
+        if arrays[entry.name].shape != entry.shape or arrays[entry.name].dtype != entry.dtype:
+            raise ValueError(f"{entry.name!r} is not as the layout says")
+        view[...] = arrays[entry.name]
+    version, updates, env_steps = (int(metadata[name]) for name in ("version", "updates", "env_steps"))
+    return Weights(layout, buffer, version, updates, env_steps, float(metadata["train_s"]))
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """The free metadata of a safetensors file, whose head `load` has already checked."""
+    head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    found: dict[str, str] = head.get("__metadata__", {})
+    return found
+
+
+def _load(number: int, path: Path) -> Checkpoint:
+    files = read_bundle(path)
+    if WEIGHTS not in files or COUNTERS not in files:
+        raise DamagedFile(f"{path} is damaged: it holds no {WEIGHTS if WEIGHTS not in files else COUNTERS}")
+    weights = weights_from(files[WEIGHTS], str(path / WEIGHTS))
+    state = codec.unpack(files[STATE]) if STATE in files else {}
+    return Checkpoint(path, number, weights, state, _counters(files[COUNTERS], path))
+
+
+def _counters(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        counters = json.loads(data)
+    except ValueError as error:
+        raise DamagedFile(f"{path / COUNTERS} is damaged: {error}") from None
+    return dict(counters)
+
+
+def _newest(directory: Path) -> Checkpoint | None:
+    damaged: list[str] = []
+    for number, path in reversed(_numbered(directory)):
+        try:
+            return replace(_load(number, path), damaged=tuple(damaged))
+        except DamagedFile as error:
+            damaged.append(str(error))
+    if damaged:
+        raise DamagedFile("no checkpoint is whole: " + "; ".join(damaged))
+    return None
+
+
+def _describe(number: int, path: Path, *, best: bool) -> CheckpointInfo:
+    age = time.time() - path.stat().st_mtime
+    size = sum(file.stat().st_size for file in path.iterdir())
+    try:
+        counters = _load(number, path).counters
+    except DamagedFile as error:
+        return CheckpointInfo(path, number, age, size, best, damage=str(error))
+    return CheckpointInfo(path, number, age, size, best, counters)
+
+
+def _remove(path: Path) -> None:
+    """Out of the readers' sight first, so that one that is half removed is never taken for a damaged one."""
+    doomed = path.with_name(f".{path.name}.old.tmp")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _json(counters: dict[str, Any]) -> bytes:
+    return (json.dumps(counters, indent=2) + "\n").encode()
