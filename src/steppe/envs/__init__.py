@@ -1,1 +1,36 @@
+"""Worlds: environments by id or by function, the loop that steps them, checks for those that users write.
 
+Importing this registers the built-in `steppe/…` environments with Gymnasium.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from steppe.envs.registry import register_builtins
+
+if TYPE_CHECKING:
+    from steppe.envs.checking import check, require_sound
+    from steppe.envs.finding import known_environments
+    from steppe.envs.finite import require_finite
+    from steppe.envs.making import make_world, probe
+
+__all__ = ["check", "known_environments", "make_world", "probe", "require_finite", "require_sound"]
+
+_HOMES = {
+    "check": "checking",
+    "known_environments": "finding",
+    "make_world": "making",
+    "probe": "making",
+    "require_finite": "finite",
+    "require_sound": "checking",
+}
+
+register_builtins()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,35 @@
+"""Refuses NaN and infinity in what an environment said; one pass over the numbers, no copies while all is well."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from steppe.core.errors import NotFinite
+from steppe.core.experience import Segment
+
+
+def require_finite(segment: Segment, upto: int, where: str) -> None:
+    """Check the rows that `upto` steps wrote; raises NotFinite naming field, step, environment and value."""
+    _require(segment["reward"][:upto], "reward", where)
+    obs = segment["obs"]
+    if not np.issubdtype(obs.dtype, np.floating):
+        return
+    _require(obs[: upto + 1], "obs", where)
+    cut = segment["terminated"][:upto] | segment["truncated"][:upto]
+    if cut.any() and not np.isfinite(segment["final_obs"][:upto][cut]).all():
+        last = segment["final_obs"][:upto].copy()
+        last[~cut] = 0.0  # rows of nobody
+        _require(last, "final_obs", where)
+
+
+def _require(column: np.ndarray, name: str, where: str) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(np.add.reduce(column, axis=None))
+    if math.isfinite(total) or np.isfinite(column).all():  # a sum of large numbers may overflow by itself
+        return
+    t, env, *component = (int(axis[0]) for axis in np.nonzero(~np.isfinite(column)))
+    place = f", component {component[0] if len(component) == 1 else tuple(component)}" if component else ""
+    value = column[(t, env, *component)]
+    raise NotFinite(f"{where}: {name} is {value} at step {t} of the segment in environment {env}{place}")

@@ -1,0 +1,44 @@
+"""The newest observations of each environment, joined along the first axis with the oldest first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steppe.core.specs import FieldSpec
+from steppe.envs.spaces import ObservationRule
+
+
+class Frames:
+    """`count` observations per environment; an episode begins with copies of its first one."""
+
+    def __init__(self, num_envs: int, rule: ObservationRule, count: int) -> None:
+        unit, *rest = rule.field.shape
+        self.field: FieldSpec = replace(rule.field, shape=(unit * count, *rest))
+        self.memory = np.zeros((num_envs, *self.field.shape), rule.field.dtype)
+        self._rule = rule
+        self._unit = unit
+        self._newest = self.memory[:, -unit:]
+        self._split = self.memory.reshape(num_envs, count, unit, *rest)
+
+    def put(self, target: np.ndarray, index: int, raw: Any) -> None:
+        """Take one more observation of one environment and write its row."""
+        mine = self.memory[index]
+        mine[: -self._unit] = mine[self._unit :]
+        self._rule.put(self._newest, index, raw)
+        target[index] = mine
+
+    def restart(self, target: np.ndarray, index: int, raw: Any) -> None:
+        """Take the first observation of an episode and write its row."""
+        self._rule.put_checked(self._newest, index, raw)
+        self._split[index, :-1] = self._newest[index]
+        target[index] = self.memory[index]
+
+    def put_all(self, target: np.ndarray, batch: np.ndarray, first: np.ndarray) -> None:
+        """Take one observation of every environment; `first` says which of them begin an episode."""
+        self.memory[:, : -self._unit] = self.memory[:, self._unit :]
+        self._newest[...] = batch
+        self._split[first, :-1] = self._newest[first][:, None]
+        target[...] = self.memory

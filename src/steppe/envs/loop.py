@@ -1,0 +1,129 @@
+"""Our own loop over plain environments: it writes straight into the segment and resets within the step that ended.
+
+After an end, row t of `final_obs` holds the last observation of the old episode and row t + 1 of `obs` the first of the
+new one, so every row is experience. How the environments were made is making.py's business.
+"""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from steppe.core.errors import EnvironmentFault
+from steppe.core.experience import Segment
+from steppe.core.specs import EnvSpec
+from steppe.envs.frames import Frames
+from steppe.envs.rendering import image_of
+from steppe.envs.rewards import Ledger
+from steppe.envs.spaces import ActionRule, ObservationRule
+
+Env = gym.Env[Any, Any]
+
+
+class LoopWorld:
+    """B environments stepped one after the other; each is seeded once and then follows its own random numbers."""
+
+    def __init__(
+        self,
+        envs: list[Env],
+        spec: EnvSpec,
+        observations: ObservationRule | Frames,
+        actions: ActionRule,
+        ledger: Ledger,
+        seeds: list[int],
+    ) -> None:
+        self.spec = spec
+        self.num_envs = len(envs)
+        self.starts = np.ones(len(envs), np.bool_)
+        self.seeds = seeds
+        self._envs = envs
+        self._steps = [env.step for env in envs]
+        self._put = observations.put
+        self._put_first = observations.restart if isinstance(observations, Frames) else observations.put_checked
+        self._actions = actions
+        self._ledger = ledger
+        self._seeded = False
+
+    def reset(self, obs: np.ndarray) -> None:
+        """Begin new episodes everywhere; only the first call seeds."""
+        self._ledger.restart()
+        for index in range(self.num_envs):
+            self._begin(index, obs, None if self._seeded else self.seeds[index])
+        self._seeded = True
+        self.starts.fill(True)
+
+    def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
+        """Act once everywhere; see the contract in core/world.py."""
+        columns = segment.columns
+        following, rewards, put = columns["obs"][t + 1], self._ledger.rewards, self._put
+        ended: list[tuple[int, bool, bool]] = []
+        index, action = 0, None
+        try:
+            for index, action in enumerate(self._actions.each(actions)):
+                raw, rewards[index], terminated, truncated, _ = self._steps[index](action)
+                if terminated or truncated:
+                    ended.append((index, bool(terminated), bool(truncated)))
+                    put(columns["final_obs"][t], index, raw)
+                else:
+                    put(following, index, raw)
+        except Exception as error:
+            raise self._fault(error, index, int(self._ledger.lengths[index]) + 1, action) from error
+        columns["valid"][t] = True
+        columns["terminated"][t] = False
+        columns["truncated"][t] = False
+        self.starts.fill(False)
+        self._ledger.book(columns["reward"][t])
+        for index, died, cut in ended:
+            columns["terminated"][t, index] = died
+            columns["truncated"][t, index] = cut
+            self._ledger.end(index)
+            self._begin(index, following, None)
+            self.starts[index] = True
+
+    def take_finished(self) -> list[tuple[float, int]]:
+        """(return, length) of the episodes that ended since the last call."""
+        return self._ledger.take()
+
+    def unfinished(self) -> list[tuple[float, int]]:
+        """(return, length) so far of the episode under way in each environment."""
+        return self._ledger.running()
+
+    def render(self) -> np.ndarray | None:
+        """The first environment as an RGB image, where it was made for that."""
+        return image_of(self._envs[0])
+
+    def close(self) -> None:
+        """Close every environment, also when one of them fails to."""
+        with ExitStack() as stack:
+            for env in self._envs:
+                stack.callback(env.close)
+
+    def _begin(self, index: int, obs: np.ndarray, seed: int | None) -> None:
+        try:
+            raw, _ = self._envs[index].reset() if seed is None else self._envs[index].reset(seed=seed)
+            self._put_first(obs, index, raw)
+        except Exception as error:
+            raise self._fault(error, index, 0, None) from error
+
+    def _fault(self, error: Exception, index: int, step: int, action: Any) -> EnvironmentFault:
+        """`step` counts from 1 within the episode; 0 means that `reset` failed."""
+        episode, seed = int(self._ledger.episodes[index]) + 1, self.seeds[index]
+        last = np.asarray(action).tolist() if action is not None else None
+        place = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
+        return EnvironmentFault(
+            f"{self.spec.id} raised {type(error).__name__}: {error} ({place}, environment {index} of {self.num_envs}, "
+            f"seeded with {seed}, last action {last})",
+            {
+                "traceback": "".join(traceback.format_exception(error)),
+                "env_id": self.spec.id,
+                "env_index": index,
+                "seed": seed,
+                "episode": episode,
+                "step": step,
+                "last_action": last,
+            },
+        )

@@ -1,0 +1,194 @@
+"""Makes worlds: finds the environment, wraps it as configured, and chooses Gymnasium's vector version or our loop."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.envs.registration import load_env_creator
+
+from steppe.core import factory
+from steppe.core.config import EnvConfig
+from steppe.core.errors import ConfigError, SteppeError, UsageError, WorldError
+from steppe.core.specs import EnvSpec
+from steppe.core.world import World
+from steppe.envs.finding import Source, find
+from steppe.envs.frames import Frames
+from steppe.envs.loop import Env, LoopWorld
+from steppe.envs.native import NativeWorld, require_native
+from steppe.envs.rewards import Ledger
+from steppe.envs.spaces import ActionRule, ObservationRule, action_rule, observation_rule
+
+Made = TypeVar("Made")
+
+
+def make_world(
+    env: str, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool = False
+) -> World:
+    """`num_envs` copies of an environment, seeded from `seed`; with `render` the first can give images if it has any."""
+    source = find(env)
+    if config.vector == "native":
+        return _native(env, source, config, num_envs, seed, render=render)
+    if config.vector == "auto" and not render:
+        try:
+            return _native(env, source, config, num_envs, seed, render=False)
+        except UsageError:
+            pass  # no vector version for this configuration: the loop serves, or says what is really wrong
+    return _loop(env, source, config, num_envs, seed, render=render)
+
+
+def probe(env: str, config: EnvConfig) -> EnvSpec:
+    """What an agent will meet in the worlds that `make_world` makes; makes one environment and closes it."""
+    world = make_world(env, config, 1, np.random.SeedSequence(0))
+    try:
+        return world.spec
+    finally:
+        world.close()
+
+
+def env_seeds(seed: np.random.SeedSequence, num_envs: int) -> list[int]:
+    """The number that each copy is seeded with; `seed` itself is left as it was."""
+    keys = [(*seed.spawn_key, index) for index in range(num_envs)]
+    children = [np.random.SeedSequence(seed.entropy, spawn_key=key, pool_size=seed.pool_size) for key in keys]
+    return [int(child.generate_state(1, np.uint32)[0] >> 1) for child in children]
+
+
+def _loop(
+    env: str, source: Source, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
+) -> LoopWorld:
+    envs: list[Env] = []
+    with ExitStack() as on_error:
+        for index in range(num_envs):
+            envs.append(make_env(env, source, config, render=render and index == 0))
+            on_error.callback(envs[-1].close)
+        if len({id(made) for made in envs}) < num_envs:
+            raise WorldError(f"{env} gave the same environment twice: it must make a new one at each call")
+        limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
+        spaces = envs[0].observation_space, envs[0].action_space
+        spec, observations, actions = _rules(env, config, num_envs, *spaces, native=False, limit=limit)
+        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip)
+        world = LoopWorld(envs, spec, observations, actions, ledger, env_seeds(seed, num_envs))
+        on_error.pop_all()
+    return world
+
+
+def _native(
+    env: str, source: Source, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
+) -> NativeWorld:
+    reason = _no_native(source, config)
+    if reason is not None or not isinstance(source, Registration):
+        raise ConfigError(f"environment.vector='native' is not possible for {env}: {reason}")
+    kwargs = dict(config.kwargs)
+    if config.time_limit is not None:
+        kwargs["max_episode_steps"] = config.time_limit
+    if render:
+        kwargs.setdefault("render_mode", "rgb_array")
+    vector = _made(env, kwargs, lambda: gym.make_vec(source, num_envs, "vector_entry_point", **kwargs))
+    with ExitStack() as on_error:
+        on_error.callback(vector.close)
+        require_native(vector, env)
+        limit = config.time_limit or source.max_episode_steps
+        spaces = vector.single_observation_space, vector.single_action_space
+        spec, observations, actions = _rules(env, config, num_envs, *spaces, native=True, limit=limit)
+        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip)
+        world = NativeWorld(vector, spec, observations, actions, ledger, env_seeds(seed, 1)[0])
+        on_error.pop_all()
+    return world
+
+
+def _no_native(source: Source, config: EnvConfig) -> str | None:
+    if not isinstance(source, Registration):
+        return "it comes from a function"
+    if source.vector_entry_point is None:
+        return "Gymnasium has no vector version of it"
+    if config.wrappers or config.grayscale or config.resize:
+        return "environment.wrappers, grayscale and resize work on single environments"
+    if source.additional_wrappers:
+        return "its registration adds wrappers"
+    return None
+
+
+def _rules(
+    env: str,
+    config: EnvConfig,
+    num_envs: int,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    *,
+    native: bool,
+    limit: int | None,
+) -> tuple[EnvSpec, ObservationRule | Frames, ActionRule]:
+    rule = observation_rule(observation_space, env, grayscale=config.grayscale, resize=config.resize)
+    observations = Frames(num_envs, rule, config.frame_stack) if config.frame_stack > 1 else rule
+    actions = action_rule(action_space, env)
+    spec = EnvSpec(env, observations.field, actions.spec, native_vector=native, max_episode_steps=limit)
+    return spec, observations, actions
+
+
+def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = False) -> Env:
+    """One environment with the configured wrappers, without Gymnasium's checks on every step."""
+    if isinstance(source, Registration):
+        made = _made(env, config.kwargs, lambda: _from_registration(source, config, render=render))
+    else:
+        made = _made(env, config.kwargs, lambda: _from_function(source, config, render=render))
+        if not isinstance(made, gym.Env):
+            raise WorldError(f"{env} returned a {type(made).__name__}, not a gymnasium.Env")
+        if config.time_limit is not None:
+            made = gym.wrappers.TimeLimit(made, config.time_limit)
+    for text in config.wrappers:
+        made = _made(f"{env} wrapped by {text}", {}, partial(factory.resolve(text), made))
+        if not isinstance(made, gym.Env):
+            raise WorldError(f"the wrapper {text} returned a {type(made).__name__}, not a gymnasium.Env")
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(made, name, None), gym.Space):
+            raise WorldError(f"{env} has no {name}: set it to a gymnasium space in its constructor")
+    return made
+
+
+def _from_registration(source: Registration, config: EnvConfig, *, render: bool) -> Env:
+    # The world itself resets before it steps, so a check of that order on every step has nothing to find.
+    plain = copy.copy(source)
+    plain.order_enforce = False
+    kwargs = _render_kwargs(source.entry_point, config.kwargs, render=render)
+    return gym.make(plain, max_episode_steps=config.time_limit, disable_env_checker=True, **kwargs)
+
+
+def _from_function(source: Callable[..., Any], config: EnvConfig, *, render: bool) -> Any:
+    return source(**_render_kwargs(source, config.kwargs, render=render))
+
+
+def _render_kwargs(creator: Any, kwargs: dict[str, Any], *, render: bool) -> dict[str, Any]:
+    """The keyword arguments, with `render_mode` added where the environment is known to take it."""
+    if not render or "render_mode" in kwargs:
+        return dict(kwargs)
+    made_by = load_env_creator(creator) if isinstance(creator, str) else creator
+    metadata = getattr(made_by, "metadata", None)
+    if isinstance(metadata, dict):
+        able = "rgb_array" in metadata.get("render_modes", ())
+    else:
+        parameters = inspect.signature(made_by).parameters
+        able = "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {**kwargs, "render_mode": "rgb_array"} if able else dict(kwargs)
+
+
+def _made(whose: str, kwargs: dict[str, Any], build: Callable[[], Made]) -> Made:
+    """What `build` returns; whatever it raises becomes one sentence."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*WARN: ")  # Gymnasium's advice to authors of environments
+            return build()
+    except SteppeError:
+        raise
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise WorldError(f"{whose} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        given = f" with {kwargs}" if kwargs else ""
+        raise WorldError(f"cannot make {whose}{given}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,132 @@
+"""Gymnasium's own vector environments, which step many copies in one call and spend the step after an end on the reset.
+
+The observation that comes with an end is the episode's last; the step after it ignores the action and pays 0. That row is
+written with `valid == False` and ends nothing, and `starts` is True after it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from steppe.core.errors import EnvironmentFault, WorldError
+from steppe.core.experience import Segment
+from steppe.core.specs import EnvSpec
+from steppe.envs.frames import Frames
+from steppe.envs.rendering import image_of
+from steppe.envs.rewards import Ledger
+from steppe.envs.spaces import ActionRule, ObservationRule
+
+
+def require_native(env: VectorEnv[Any, Any, Any], whose: str) -> None:
+    """Raise WorldError unless this world's rows can be written from `env`."""
+    mode = env.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.NEXT_STEP:
+        raise WorldError(f"the vector version of {whose} resets by {mode}, not on the next step: use vector='loop'")
+    space = env.single_observation_space
+    if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
+        raise WorldError(f"the vector version of {whose} observes {space}, not a plain vector: use vector='loop'")
+
+
+class NativeWorld:
+    """B environments behind one call. One random stream serves them all, seeded once with one number."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        spec: EnvSpec,
+        observations: ObservationRule | Frames,
+        actions: ActionRule,
+        ledger: Ledger,
+        seed: int,
+    ) -> None:
+        require_native(env, spec.id)
+        self.spec = spec
+        self.num_envs = env.num_envs
+        self.starts = np.ones(env.num_envs, np.bool_)
+        self.seeds = [seed]
+        self.ended = np.zeros(env.num_envs, np.bool_)  # the next step of these is their reset
+        self.steps = 0  # since the last `reset` of all
+        self._env = env
+        self._frames = observations if isinstance(observations, Frames) else None
+        self._actions = actions
+        self._ledger = ledger
+        self._seeded = False
+
+    def reset(self, obs: np.ndarray) -> None:
+        """Begin new episodes everywhere; only the first call seeds."""
+        self._ledger.restart()
+        self.ended.fill(False)
+        self.starts.fill(True)
+        self.steps = 0
+        try:
+            batch, _ = self._env.reset() if self._seeded else self._env.reset(seed=self.seeds[0])
+        except Exception as error:
+            raise self._fault(error, None) from error
+        self._seeded = True
+        self._write(obs, batch)
+
+    def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
+        """Act once everywhere; see the contract in core/world.py."""
+        columns, ledger = segment.columns, self._ledger
+        self.steps += 1
+        try:
+            batch, rewards, terminated, truncated, _ = self._env.step(self._actions.batch(actions))
+        except Exception as error:
+            raise self._fault(error, actions) from error
+        resetting = self.ended
+        live = np.logical_not(resetting, out=columns["valid"][t])
+        np.logical_and(terminated, live, out=columns["terminated"][t])
+        np.logical_and(truncated, live, out=columns["truncated"][t])
+        np.multiply(rewards, live, out=ledger.rewards)
+        ledger.book(columns["reward"][t], live)
+        self.starts[...] = resetting
+        following = columns["obs"][t + 1]
+        self._write(following, batch)
+        self.ended = columns["terminated"][t] | columns["truncated"][t]
+        for index in np.flatnonzero(self.ended).tolist():
+            columns["final_obs"][t, index] = following[index]
+            ledger.end(index)
+
+    def take_finished(self) -> list[tuple[float, int]]:
+        """(return, length) of the episodes that ended since the last call."""
+        return self._ledger.take()
+
+    def unfinished(self) -> list[tuple[float, int]]:
+        """(return, length) so far of the episode under way in each environment."""
+        return self._ledger.running()
+
+    def render(self) -> np.ndarray | None:
+        """The first environment as an RGB image, where the world was made for that."""
+        return image_of(self._env)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+    def _write(self, obs: np.ndarray, batch: np.ndarray) -> None:
+        if self._frames is None:
+            obs[...] = batch
+        else:
+            self._frames.put_all(obs, batch, self.starts)
+
+    def _fault(self, error: Exception, actions: np.ndarray | None) -> EnvironmentFault:
+        last = None if actions is None else actions.tolist()
+        place = f"at its step {self.steps}" if self.steps else "while resetting"
+        return EnvironmentFault(
+            f"the vector version of {self.spec.id} raised {type(error).__name__}: {error} ({place}, {self.num_envs} "
+            f"environments seeded together with {self.seeds[0]})",
+            {
+                "traceback": "".join(traceback.format_exception(error)),
+                "env_id": self.spec.id,
+                "env_index": None,
+                "seed": self.seeds[0],
+                "episode": None,
+                "step": self.steps,
+                "last_action": last,
+            },
+        )

@@ -1,0 +1,23 @@
+"""The names of the built-in environments; their code is imported only when one is made."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+
+_BUILTINS = {
+    "steppe/Identity-v0": ("IdentityEnv", {}),
+    "steppe/ContinuousIdentity-v0": ("ContinuousIdentityEnv", {}),
+    "steppe/TwoStateChain-v0": ("TwoStateChainEnv", {}),
+    "steppe/TwoStateChainTruncated-v0": ("TwoStateChainEnv", {"truncate": True}),
+    "steppe/Counting-v0": ("CountingEnv", {}),
+    "steppe/Sleep-v0": ("SleepEnv", {}),
+    "steppe/Failing-v0": ("FailingEnv", {}),
+    "steppe/NaN-v0": ("NaNEnv", {}),
+}
+
+
+def register_builtins() -> None:
+    """Make the built-ins known to Gymnasium; again is harmless."""
+    for name, (kind, kwargs) in _BUILTINS.items():
+        if name not in gym.registry:
+            gym.register(name, f"steppe.envs.builtin:{kind}", kwargs=dict(kwargs))

@@ -1,0 +1,26 @@
+"""Images of an environment, for recordings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from steppe.core.errors import MissingExtra
+
+
+def image_of(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray | None:
+    """An RGB image [height, width, 3] of the environment (of the first, if it is many), or None where it has none."""
+    if env.render_mode is None:
+        return None
+    try:
+        frame: Any = env.render()
+    except gym.error.DependencyNotInstalled as error:
+        raise MissingExtra(f"rendering ({error})", "render") from error
+    if isinstance(frame, (list, tuple)):
+        frame = frame[0] if frame else None
+    if frame is None:
+        return None
+    image = np.asarray(frame)
+    return image.astype(np.uint8, copy=False) if image.ndim == 3 and image.shape[2] == 3 else None

@@ -1,0 +1,191 @@
+"""Declared rules from Gymnasium spaces to arrays, and back for actions.
+
+Observations. An image (Box of uint8 from 0 to 255 with 2 or 3 axes) stays uint8 as (channels, height, width); of 3 axes
+the shorter of first and last is taken for channels, the last if equal. Everything else becomes one float32 vector: Box
+flattened, Discrete and MultiDiscrete one-hot, MultiBinary as 0 and 1, Dict (in the space's key order) and Tuple as their
+parts joined, images among them scaled to [0, 1]. Making and stepping environments is for making.py and loop.py.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from steppe.core.errors import ConfigError, WorldError
+from steppe.core.specs import ActionSpec, FieldSpec
+from steppe.envs.images import ImageRule, channels_last, is_image
+
+Space = spaces.Space[Any]
+Put = Callable[[np.ndarray, int, Any], Any]  # writes one raw observation into row `index` of an array [B, …]
+Write = Callable[[np.ndarray, Any], None]  # writes one raw value into a flat float32 view
+
+
+@dataclass(frozen=True)
+class ObservationRule:
+    """How one raw observation becomes one row; `raw_shape` is what a Box promised, None where parts are checked alone."""
+
+    field: FieldSpec
+    put: Put
+    raw_shape: tuple[int, ...] | None = None
+
+    def put_checked(self, target: np.ndarray, index: int, raw: Any) -> None:
+        """Like `put`, refusing a shape that NumPy would quietly spread over the row."""
+        if self.raw_shape is not None and np.shape(raw) != self.raw_shape:
+            raise ValueError(f"the observation has shape {np.shape(raw)}, its space says {self.raw_shape}")
+        self.put(target, index, raw)
+
+
+@dataclass(frozen=True)
+class ActionRule:
+    """What the agent is told, and how its array [B, …] becomes the actions that environments take."""
+
+    spec: ActionSpec
+    batch: Callable[[np.ndarray], np.ndarray]  # fresh memory: an environment may keep its action
+
+    def each(self, actions: np.ndarray) -> Sequence[Any]:
+        """One action per environment."""
+        return list(self.batch(actions))
+
+
+def observation_rule(
+    space: Space, whose: str, *, grayscale: bool = False, resize: int | None = None
+) -> ObservationRule:
+    """The rule for a space; raises WorldError for a space without one."""
+    if is_image(space):
+        image = ImageRule(channels_last(space.shape or ()), grayscale, resize)
+        return ObservationRule(FieldSpec("obs", image.shape, "uint8"), image.put, space.shape)
+    if grayscale or resize:
+        option = "grayscale" if grayscale else "resize"
+        raise ConfigError(f"environment.{option} is for images, but {whose} observes {space}")
+    size, write = _flat(space, whose)
+    field = FieldSpec("obs", (size,), "float32")
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        fast: Put = operator.setitem  # no Python frame on the hot path
+        return ObservationRule(field, fast, space.shape)
+
+    def put(target: np.ndarray, index: int, raw: Any) -> None:
+        write(target[index], raw)
+
+    return ObservationRule(field, put, space.shape if isinstance(space, spaces.Box) else None)
+
+
+def action_rule(space: Space, whose: str) -> ActionRule:
+    """The rule for a space; raises WorldError for a space without one."""
+    if isinstance(space, spaces.Discrete):
+        return ActionRule(ActionSpec("discrete", (int(space.n),)), _shifted(space.start, (), space.dtype))
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = tuple(int(n) for n in space.nvec.ravel())
+        return ActionRule(ActionSpec("multi_discrete", sizes), _shifted(space.start, space.nvec.shape, space.dtype))
+    if isinstance(space, spaces.MultiBinary):
+        sizes = (2,) * math.prod(space.shape)
+        return ActionRule(ActionSpec("multi_discrete", sizes), _shifted(0, space.shape, space.dtype))
+    if isinstance(space, spaces.Box):
+        low, high = (tuple(float(x) for x in bound.ravel()) for bound in (space.low, space.high))
+        return ActionRule(ActionSpec("box", space.shape, low, high), _clipped(space))
+    raise _unsupported("takes", space, whose, "Discrete, MultiDiscrete, MultiBinary and Box")
+
+
+def _shifted(start: Any, shape: tuple[int, ...], dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Choices counted from 0 become the space's own, which may begin elsewhere and have several axes."""
+    offset = np.asarray(start, dtype)
+
+    def batch(actions: np.ndarray) -> np.ndarray:
+        shifted: np.ndarray = actions.reshape(len(actions), *shape).astype(dtype) + offset
+        return shifted
+
+    return batch
+
+
+def _clipped(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
+    """Real numbers held within the bounds, compared in the space's own precision."""
+    whole = np.issubdtype(space.dtype, np.integer)
+
+    def batch(actions: np.ndarray) -> np.ndarray:
+        wanted = np.rint(actions) if whole else actions.astype(space.dtype)
+        within: np.ndarray = np.minimum(np.maximum(wanted, space.low), space.high).astype(space.dtype, copy=False)
+        return within
+
+    return batch
+
+
+def _flat(space: Space, whose: str) -> tuple[int, Write]:
+    """Length of the vector that `space` becomes, and what writes it."""
+    if isinstance(space, spaces.Box):
+        return math.prod(space.shape), _box(space.shape, scale=is_image(space))
+    if isinstance(space, spaces.MultiBinary):
+        return math.prod(space.shape), _box(space.shape, scale=False)
+    if isinstance(space, spaces.Discrete):
+        return int(space.n), _one_hot(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum()), _one_hots(space)
+    if isinstance(space, spaces.Dict):
+        return _joined(list(space.spaces), list(space.spaces.values()), whose)
+    if isinstance(space, spaces.Tuple):
+        return _joined(list(range(len(space.spaces))), list(space.spaces), whose)
+    raise _unsupported("observes", space, whose, "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple")
+
+
+def _box(shape: tuple[int, ...], *, scale: bool) -> Write:
+    if scale:
+
+        def write_image(row: np.ndarray, raw: Any) -> None:
+            np.divide(raw, np.float32(255), out=row.reshape(shape))
+
+        return write_image
+
+    def write(row: np.ndarray, raw: Any) -> None:
+        row.reshape(shape)[...] = raw
+
+    return write
+
+
+def _one_hot(space: spaces.Discrete[Any]) -> Write:
+    start, size = int(space.start), int(space.n)
+
+    def write(row: np.ndarray, raw: Any) -> None:
+        choice = int(raw) - start
+        if not 0 <= choice < size:
+            raise ValueError(f"the observation {raw} is not in {space}")
+        row.fill(0.0)
+        row[choice] = 1.0
+
+    return write
+
+
+def _one_hots(space: spaces.MultiDiscrete[Any]) -> Write:
+    sizes, start = space.nvec.ravel(), space.start.ravel()
+    begins = np.cumsum(sizes) - sizes
+
+    def write(row: np.ndarray, raw: Any) -> None:
+        choices = np.asarray(raw).ravel() - start
+        if len(choices) != len(sizes) or (choices < 0).any() or (choices >= sizes).any():
+            raise ValueError(f"the observation {raw} is not in {space}")
+        row.fill(0.0)
+        row[begins + choices] = 1.0
+
+    return write
+
+
+def _joined(keys: list[Any], parts: list[Space], whose: str) -> tuple[int, Write]:
+    writers: list[tuple[Any, slice, Write]] = []
+    end = 0
+    for key, part in zip(keys, parts, strict=True):
+        size, write_part = _flat(part, whose)
+        writers.append((key, slice(end, end + size), write_part))
+        end += size
+
+    def write(row: np.ndarray, raw: Any) -> None:
+        for key, where, write_part in writers:
+            write_part(row[where], raw[key])
+
+    return end, write
+
+
+def _unsupported(verb: str, space: Space, whose: str, known: str) -> WorldError:
+    return WorldError(f"{whose} {verb} {space}, a {type(space).__name__} space: Steppe knows {known}; wrap it into one")
