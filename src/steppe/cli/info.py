@@ -1,0 +1,133 @@
+"""Commands that explain and change nothing: algorithms, environments, and where each configuration value comes from."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from steppe.cli.options import AsJson, Layers, experiment
+from steppe.cli.output import emit, print_table
+from steppe.core.errors import WorldError, nearest
+
+NEEDS = {"gymnasium.envs.box2d": "Box2D", "gymnasium.envs.mujoco": "mujoco", "ale_py": "ale_py"}
+
+
+def algos(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this algorithm's keys.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the algorithms, or the keys of one."""
+    from steppe.core.algorithms import ALGORITHMS, config_class
+
+    if name is not None:
+        return _print_keys(config_class(name), as_json)
+    rows = [
+        {
+            "name": algo,
+            "actions": [kind.replace("_", "-").replace("box", "continuous") for kind in config.actions],
+            "memory": config.memory,
+            "summary": " ".join((config.__doc__ or "").split()),
+        }
+        for algo, config in ALGORITHMS.items()
+    ]
+    if as_json:
+        return emit(rows)
+    print_table(list(rows[0]), [[", ".join(v) if isinstance(v, list) else v for v in row.values()] for row in rows])
+    return None
+
+
+def _print_keys(config: Any, as_json: bool) -> None:
+    rows = [
+        {"key": key, "default": field.get_default(), "meaning": field.description}
+        for key, field in config.model_fields.items()
+    ]
+    if as_json:
+        return emit(rows)
+    return print_table(["key", "default", "meaning"], [[_plain(value) for value in row.values()] for row in rows])
+
+
+def envs(
+    pattern: Annotated[str | None, typer.Argument(metavar="[FILTER]", help="Only ids that contain this.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Older versions too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the environments.
+
+    Besides these, `module:Id` names one that a module registers, and `module:function` one that a function makes.
+    """
+    rows = [row for row in _environments(every) if pattern is None or pattern.lower() in row["id"].lower()]
+    if not rows:
+        known = [row["id"] for row in _environments(True)]
+        raise WorldError(f"no environment's id contains {pattern!r}.{nearest(pattern or '', known)}")
+    if as_json:
+        return emit(rows)
+    headers = ["id", "steps per episode", "solved at", "native vector", "needs"]
+    cells = [
+        [row["id"], row["max_episode_steps"], row["solved_at"], "yes" if row["native_vector"] else "", row["needs"]]
+        for row in rows
+    ]
+    return print_table(headers, cells, right=headers[1:3])
+
+
+def _environments(every: bool) -> Iterator[dict[str, Any]]:
+    import gymnasium
+
+    newest: dict[str, int] = {}
+    for spec in gymnasium.registry.values():
+        newest[spec.name] = max(newest.get(spec.name, 0), spec.version or 0)
+    for spec in gymnasium.registry.values():
+        if spec.namespace or not (every or (spec.version or 0) == newest[spec.name]):
+            continue
+        module = spec.entry_point if isinstance(spec.entry_point, str) else ""
+        needs = next((extra for prefix, extra in NEEDS.items() if module.startswith(prefix)), None)
+        yield {
+            "id": spec.id,
+            "max_episode_steps": spec.max_episode_steps,
+            "solved_at": spec.reward_threshold,
+            "native_vector": spec.vector_entry_point is not None,
+            "needs": needs if needs and importlib.util.find_spec(needs) is None else None,
+        }
+
+
+@experiment
+def show_config(layers: Layers, as_json: bool) -> None:
+    """Show every key with its value and source.
+
+    Sources, weakest first: default, the --config file, environment (STEPPE_SEED, STEPPE_AGENT__CLIP), flag.
+    """
+    from steppe.core.config import flatten, resolve
+
+    resolved = resolve(("not given", {"env": ""}), *layers)
+    rows = {
+        key: {"value": None if source == "not given" else value, "source": source}
+        for (key, value), source in zip(flatten(resolved.config).items(), resolved.sources.values(), strict=True)
+    }
+    if as_json:
+        return emit(rows)
+    meanings = _meanings(resolved.config)
+    cells = [[key, _plain(row["value"]), row["source"], meanings.get(key, "")] for key, row in rows.items()]
+    return print_table(["key", "value", "source", "meaning"], cells)
+
+
+def _meanings(config: Any) -> dict[str, str]:
+    found = {}
+    for key, field in type(config).model_fields.items():
+        section = getattr(config, key)
+        inner = getattr(type(section), "model_fields", None)
+        if inner is None:
+            found[key] = field.description
+        else:
+            found.update({f"{key}.{name}": leaf.description for name, leaf in inner.items()})
+    return found
+
+
+def _plain(value: Any) -> str:
+    """A value as it would be written after `key=`; nothing is a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,220 @@
+"""The live view: a run drawn as a few lines of text that fit the terminal they are shown in.
+
+`render` is pure: the same view gives the same picture, in a terminal, a test or an SVG. `showing` decides between the
+picture and plain lines, and gives the terminal back on any way out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from steppe.cli.glyphs import bar, count, decimal, duration, fill, percent, progress, shares_in_words, sparkline
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from steppe.records.view import RunView
+
+# A sign and a word for each state: colour only repeats what they say. The colours are the terminal's own, dark or light.
+STATES = {
+    "PENDING": ("○", "yellow"),
+    "STARTING": ("◔", "yellow"),
+    "RUNNING": ("●", "cyan"),
+    "PAUSED": ("‖", "yellow"),
+    "STOPPING": ("◌", "yellow"),
+    "SUCCEEDED": ("✔", "green"),
+    "FAILED": ("✘", "red"),
+    "STOPPED": ("■", "magenta"),
+    "LOST": ("?", "red"),
+}
+PHASE_STYLES = ("cyan", "blue", "magenta", "yellow", "dim")
+LABEL = 9  # columns before each value
+PLAIN_EVERY_S = 5.0
+NARROW = 60
+
+
+def render(view: RunView) -> Picture:
+    """What a run looks like now, for any console."""
+    return Picture(view)
+
+
+class Picture:
+    """Lines chosen for the width and height at hand: the least important go first."""
+
+    def __init__(self, view: RunView) -> None:
+        self.view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        room = (options.height or console.size.height) - 1 if console.is_terminal else 1000
+        essential = [title(self.view, width), *progress_lines(self.view, width), *figure_lines(self.view, width)]
+        for section in (time_lines, event_lines, actor_lines):
+            lines = section(self.view, width)
+            if lines and len(essential) + len(lines) + 1 <= room:
+                essential += [Text(""), *lines]
+        for line in essential[: max(1, room)]:
+            line.truncate(width, overflow="ellipsis")
+            yield line
+
+
+def title(view: RunView, width: int) -> Text:
+    """State, and what is being trained."""
+    sign, style = STATES.get(view.state, ("?", "yellow"))
+    config = view.config
+    line = Text.assemble((f"{sign} {view.state}", f"bold {style}"))
+    if view.reason:
+        line.append(f" ({view.reason})")
+    line.append(f"  {config.env} · {config.algo}", "bold")
+    return line.append(f" · {config.runtime}/{config.mode} · {_crew(config.actors, config.envs)} · seed {config.seed}")
+
+
+def _crew(actors: int, envs: int | None) -> str:
+    return f"{actors} actor{'s' if actors != 1 else ''}" + (f" × {envs} envs" if envs else "")
+
+
+def progress_lines(view: RunView, width: int) -> list[Text]:
+    """How far the run is, in steps, and how far from its target."""
+    total = view.total_steps
+    words = f"{count(view.env_steps)} / {count(total)}" if total else count(view.env_steps)
+    if not total:
+        return [labelled("steps", Text(words))]
+    fraction = min(1.0, view.env_steps / total)
+    words += f"  {percent(fraction)}  {duration(view.train_s)}"
+    if view.steps_per_s and fraction < 1 and not view.ended:
+        words += f", {duration((total - view.env_steps) / view.steps_per_s)} left"
+    room = min(60, width - LABEL - len(words) - 2)
+    if room < 8:
+        return [labelled("steps", Text(words))]
+    return [labelled("steps", Text.assemble((progress(fraction, room), "cyan"), "  ", words))]
+
+
+def figure_lines(view: RunView, width: int) -> list[Text]:
+    """Returns with their course so far, then everything that is a single number."""
+    train = f"{decimal(view.train_return_mean)}  over {count(view.episodes)} episodes"
+    lines = [with_course("return", train, _train_course(view), width)]
+    lines.append(with_course("evaluation", _judged(view), _evaluation_course(view), width))
+    figures = [
+        f"{count(view.steps_per_s)} steps/s",
+        f"version {count(view.version)}",
+        f"updates {count(view.updates)}",
+        f"lag {decimal(view.lag_mean)} (max {count(view.lag_max)})",
+        f"dropped {count(view.dropped)}",
+        f"restarts {count(view.actor_restarts)}",
+    ]
+    return lines + flowing("speed", figures, width)
+
+
+def _judged(view: RunView) -> str:
+    last, best, target = view.last_evaluation, view.best_evaluation, view.config.target_return
+    if last is None:
+        return "not yet" + (f"  target {decimal(target)}" if target is not None else "")
+    words = f"{decimal(last.return_mean)} ± {decimal(last.return_std)}"
+    if best is not None:
+        words += f"  best {decimal(best.return_mean)}"
+    return words + (f"  target {decimal(target)}" if target is not None else "")
+
+
+def time_lines(view: RunView, width: int) -> list[Text]:
+    """Where the time goes: one bar per role, each phase with its own sign in the bar and beside its name."""
+    lines = [Text("where the time goes", "bold")] if view.time_shares else []
+    for role, shares in view.time_shares.items():
+        legend = Text("  ").join(
+            Text.assemble((fill(place), _phase_style(place)), f" {phase} {percent(share)}")
+            for place, (phase, share) in enumerate(shares.items())
+        )
+        room = min(40, width - LABEL - legend.cell_len - 2)
+        line = Text()
+        if room >= 8:
+            for place, columns in enumerate(bar(list(shares.values()), room)):
+                line.append(fill(place) * columns, _phase_style(place))
+            line.append("  ")
+        lines.append(labelled(role, line.append_text(legend)))
+    return lines
+
+
+def _phase_style(place: int) -> str:
+    return PHASE_STYLES[min(place, len(PHASE_STYLES) - 1)]
+
+
+def labelled(label: str, value: Text) -> Text:
+    """A value after its label, at the column where all values begin."""
+    return Text.assemble((f"{label:<{LABEL - 1}} ", "dim")).append_text(value)
+
+
+def with_course(label: str, words: str, course: list[float], width: int) -> Text:
+    """A value and, where there is room, the course it took."""
+    line = labelled(label, Text(words))
+    room = min(40, width - line.cell_len - 2)
+    if room >= 8 and len(course) > 1:
+        line.append("  ").append(sparkline(course, room), "cyan")
+    return line
+
+
+def flowing(label: str, pieces: list[str], width: int) -> list[Text]:
+    """Pieces side by side, going to the next line where the width ends."""
+    lines = [labelled(label, Text(""))]
+    for piece in pieces:
+        if lines[-1].cell_len > LABEL and lines[-1].cell_len + len(piece) + 2 > width:
+            lines.append(labelled("", Text("")))
+        lines[-1].append(piece if lines[-1].cell_len <= LABEL else f"  {piece}")
+    return lines
+
+
+def plain_line(view: RunView) -> str:
+    """A run in one line, for logs."""
+    of_total = f"/{count(view.total_steps)} ({percent(view.env_steps / view.total_steps)})" if view.total_steps else ""
+    return (
+        f"{view.state}  {duration(view.train_s)}  steps {count(view.env_steps)}{of_total}  "
+        f"return {decimal(view.train_return_mean)}  evaluation {_judged(view)}  {count(view.steps_per_s)} steps/s  "
+        f"version {count(view.version)}  lag {decimal(view.lag_mean)}"
+    )
+
+
+class PlainLines:
+    """Shows a run as one line every few seconds, and whenever its state changes."""
+
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._due, self._state = 0.0, ""
+
+    def __call__(self, view: RunView) -> None:
+        now = self._clock()
+        if now >= self._due or view.state != self._state:
+            self._due, self._state = now + PLAIN_EVERY_S, view.state
+            print(plain_line(view), file=self._stream, flush=True)
+
+
+@contextmanager
+def showing(stream: IO[str] | None = None) -> Iterator[Callable[[RunView], None]]:
+    """A function that shows a view: the picture in a terminal, plain lines without escape codes elsewhere."""
+    stream = stream or sys.stderr
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        yield PlainLines(stream)
+        return
+    from rich.live import Live
+
+    with _terminated_is_interrupted(), Live(console=Console(file=stream), auto_refresh=False) as live:
+        yield lambda view: live.update(render(view), refresh=True)
+
+
+@contextmanager
+def _terminated_is_interrupted() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that the cursor comes back."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,155 @@
+"""Commands about runs that exist: list, watch, stop and judge them. All they know comes from the run's directory."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steppe.cli.glyphs import count, decimal
+from steppe.cli.options import AsJson
+from steppe.cli.output import emit, print_table
+from steppe.core.errors import Conflict, RunFailed
+
+if TYPE_CHECKING:
+    from steppe.records.directory import RunDirectory, RunInfo
+    from steppe.records.store import Status
+    from steppe.records.view import RunView
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or its directory.", show_default=False)]
+_POLL_S = 0.1
+
+
+def list_all(as_json: AsJson = False) -> None:
+    """List the runs, newest first."""
+    from steppe.records.directory import list_runs, runs_root
+
+    infos = list_runs()
+    if as_json:
+        return emit([_plain(info) for info in infos])
+    if not infos:
+        return print(f"{runs_root()} holds no runs yet: steppe train ENV makes one")
+    rows = [_row(info) for info in infos]
+    return print_table(list(rows[0]), [list(row.values()) for row in rows], right=("steps", "return", "steps/s"))
+
+
+def _row(info: RunInfo) -> dict[str, object]:
+    summary = info.summary or {}
+    reason = info.damage or info.status.reason
+    return {
+        "run": info.id,
+        "state": "damaged" if info.damage else info.status.state,
+        "env": info.env,
+        "algo": info.algo,
+        "steps": count(summary.get("env_steps")),
+        "return": decimal(summary.get("eval_return_mean")),
+        "steps/s": count(summary.get("steps_per_s")),
+        "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created_s)),
+        "reason": reason or "",
+    }
+
+
+def _plain(info: RunInfo) -> dict[str, Any]:
+    return {
+        "run": info.id,
+        "path": info.path,
+        "state": info.status.state,
+        "reason": info.status.reason,
+        "message": info.status.message,
+        "env": info.env,
+        "algo": info.algo,
+        "created_s": info.created_s,
+        "summary": info.summary,
+        "damage": info.damage,
+    }
+
+
+def watch(
+    run: Run,
+    interval_s: Annotated[float, typer.Option(metavar="S", min=0.05, help="Seconds between refreshes.")] = 0.25,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run's live view until it ends.
+
+    Ctrl-C leaves the run alone. With --json one line is printed per refresh.
+    """
+    from steppe.cli.live import render, showing
+    from steppe.cli.output import console
+    from steppe.records.directory import RunDirectory
+    from steppe.records.view import RunView
+
+    view = RunView(RunDirectory.open(run))
+    if as_json:
+        return _follow(view, lambda seen: emit(seen.summary()), interval_s)
+    with showing(sys.stdout) as show:
+        _follow(view, show, interval_s)
+    if not sys.stdout.isatty():
+        console().print(render(view))
+    return None
+
+
+def _follow(view: RunView, show: Callable[[RunView], None], interval_s: float) -> None:
+    """Show a view again and again until its run has ended, the last state included."""
+    view.refresh()
+    show(view)
+    while not view.ended:
+        time.sleep(interval_s)
+        view.refresh()
+        show(view)
+
+
+def stop(
+    run: Run,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
+    timeout_s: Annotated[float, typer.Option(metavar="S", min=0, help="Give up waiting after this long.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a run to stop with a checkpoint.
+
+    Exit code 4 when it has already ended, 1 when it did not end in time.
+    """
+    from steppe.core.links import COMMANDS
+    from steppe.records.directory import RunDirectory
+
+    directory = RunDirectory.open(run)
+    _require_live(directory)
+    command = {"command": "stop", "id": uuid.uuid4().hex, "issuer": f"cli:{getpass.getuser()}", "time_s": time.time()}
+    directory.store.post(COMMANDS, command)
+    status = _until_ended(directory, timeout_s) if wait else directory.store.status()
+    if as_json:
+        emit({"run": directory.id, "state": status.state, "reason": status.reason, "command": command["id"]})
+    else:
+        print(f"{directory.id} {'ended ' + status.state if wait else 'was asked to stop'}")
+
+
+def _require_live(directory: RunDirectory) -> None:
+    status = directory.store.status()
+    if status.live or status.state == "PENDING":
+        return
+    why = f" ({status.reason})" if status.reason else ""
+    raise Conflict(f"{directory.id} is not running: it ended {status.state}{why}, so there is nothing to stop")
+
+
+def _until_ended(directory: RunDirectory, timeout_s: float) -> Status:
+    deadline = time.monotonic() + timeout_s
+    while (status := directory.store.status()).live:
+        if time.monotonic() > deadline:
+            raise RunFailed(f"{directory.id} is still {status.state} after {timeout_s:g} s (process {status.pid})")
+        time.sleep(_POLL_S)
+    return status
+
+
+def evaluate(
+    run: Run,
+    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes to play.")] = 20,
+    render: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep recordings of episodes here.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the episodes.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Play episodes with a run's weights and report their returns."""
