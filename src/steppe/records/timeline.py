@@ -1,0 +1,147 @@
+"""Who did what when: the spans of a recorded run as an SVG picture with one lane per role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from steppe.core.links import EVENTS, Board
+from steppe.core.reports import EventReport
+
+# Colour only repeats what the words on a bar, its tooltip and the legend say.
+PHASES = {
+    "collect": "#4c9be8",
+    "wait": "#9aa3ad",
+    "learn": "#e8804c",
+    "publish": "#b06fd8",
+    "evaluate": "#4fb286",
+}
+_OTHER = "#c2a83e"
+_LEFT, _TOP, _LANE, _BAR, _BOTTOM = 110, 44, 34, 22, 40
+_PAGE = 10_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work of one role; seconds are on the run's clock."""
+
+    role: str
+    phase: str
+    start_s: float
+    end_s: float
+    version: int | None = None
+    sequence: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What is written on it: the segment's number and the version of its weights."""
+        number = "" if self.sequence is None else f"{self.sequence}·"
+        return number + ("" if self.version is None else f"v{self.version}")
+
+
+def read_spans(board: Board) -> list[Span]:
+    """Every span of a run, in the order of their beginnings."""
+    spans, after = [], 0
+    while page := board.read(EVENTS, after, _PAGE):
+        after = page[-1][0]
+        events = (EventReport.read(record) for _, record in page if record.get("kind") == "span")
+        spans += [_span(event) for event in events]
+    return sorted(spans, key=lambda span: (span.start_s, span.role))
+
+
+def timeline_svg(spans: Sequence[Span], *, width: int = 960, title: str = "", window_s: float | None = None) -> str:
+    """The picture, readable on dark and on light ground; `window_s` cuts it off after that long."""
+    if not spans:
+        raise ValueError("no spans were recorded: train with -s flow.trace_spans=200")
+    start = min(span.start_s for span in spans)
+    end = max(span.end_s for span in spans)
+    if window_s is not None:
+        end = min(end, start + window_s)
+        spans = [span for span in spans if span.start_s < end]
+    roles = sorted({span.role for span in spans}, key=_lane_order)
+    height = _TOP + _LANE * len(roles) + _BOTTOM
+    scale = (width - _LEFT - 20) / max(end - start, 1e-9)
+    body = [*_axis(end - start, scale, height), *_legend(spans, height)]
+    for place, role in enumerate(roles):
+        y = _TOP + _LANE * place
+        body.append(f'<text class="t" x="{_LEFT - 10}" y="{y + 16}" text-anchor="end">{escape(role)}</text>')
+        body += [_bar(span, start, end, scale, y) for span in spans if span.role == role]
+    return _document(width, height, title, body)
+
+
+def _span(event: EventReport) -> Span:
+    known = {name: event.details.get(name) for name in ("version", "sequence")}
+    return Span(event.role, event.details["phase"], event.details["start_s"], event.details["end_s"], **known)
+
+
+def _document(width: int, height: int, title: str, body: Iterable[str]) -> str:
+    style = (
+        ".t{fill:#1f2328;font:13px system-ui,sans-serif}.s{font-size:11px}.b{fill:#111;font-size:10px}"
+        ".g{stroke:#8b949e;stroke-opacity:.35}@media(prefers-color-scheme:dark){.t{fill:#e6edf3}.b{fill:#111}}"
+    )
+    heading = f'<text class="t" x="{_LEFT}" y="20" font-weight="bold">{escape(title)}</text>' if title else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(title or "timeline", quote=True)}"><style>{style}</style>{heading}\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def _bar(span: Span, start: float, end: float, scale: float, y: float) -> str:
+    x = _LEFT + (span.start_s - start) * scale
+    width = max(1.0, (min(span.end_s, end) - span.start_s) * scale)
+    words = f"{span.role}: {span.phase} {span.label}, {(span.end_s - span.start_s) * 1e3:.1f} ms"
+    shape = (
+        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" rx="2" fill="{_colour(span.phase)}">'
+        f"<title>{escape(words)}</title></rect>"
+    )
+    label = next((text for text in (f"{span.phase} {span.label}", span.label) if 6.0 * len(text) <= width), "")
+    if not label:
+        return shape
+    return shape + f'<text class="t b" x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{escape(label)}</text>'
+
+
+def _axis(length_s: float, scale: float, height: float) -> list[str]:
+    step = _nice(length_s / 8)
+    lines = []
+    for tick in range(int(length_s / step + 1e-9) + 1):
+        x = _LEFT + tick * step * scale
+        lines.append(f'<line class="g" x1="{x:.2f}" y1="{_TOP - 6}" x2="{x:.2f}" y2="{height - _BOTTOM + 2}"/>')
+        lines.append(
+            f'<text class="t s" x="{x:.2f}" y="{_TOP - 10}" text-anchor="middle">{tick * step * 1e3:g} ms</text>'
+        )
+    return lines
+
+
+def _legend(spans: Iterable[Span], height: float) -> list[str]:
+    present = {span.phase for span in spans}
+    phases = [phase for phase in PHASES if phase in present] + sorted(present - PHASES.keys())
+    items, x = [], float(_LEFT)
+    for phase in phases:
+        items.append(f'<rect x="{x:.0f}" y="{height - 24}" width="14" height="14" rx="2" fill="{_colour(phase)}"/>')
+        items.append(f'<text class="t" x="{x + 20:.0f}" y="{height - 12}">{escape(phase)}</text>')
+        x += 44 + 7.5 * len(phase)
+    return items
+
+
+def _colour(phase: str) -> str:
+    return PHASES.get(phase, _OTHER)
+
+
+def _nice(length: float) -> float:
+    """The round number (1, 2 or 5 times a power of ten) next above a length."""
+    power = 1e-6
+    while True:
+        for factor in (1, 2, 5):
+            if factor * power >= length:
+                return factor * power
+        power *= 10
+
+
+def _lane_order(role: str) -> tuple[int, str, int]:
+    """Actors by number, then the learner, then the rest."""
+    kind, _, number = role.partition("-")
+    rank = {"actor": 0, "learner": 1}.get(kind, 2)
+    return rank, kind, int(number) if number.isdigit() else 0

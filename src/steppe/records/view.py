@@ -1,0 +1,268 @@
+"""The current picture of a run, built up from what its roles reported: live view, `steppe watch` and the final summary are
+all computed from it, so they never disagree. Drawing is left to others."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from typing import Any
+
+import msgspec
+
+from steppe.core.config import RunConfig
+from steppe.core.errors import DamagedFile
+from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
+from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.records.directory import RunDirectory
+from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
+
+ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
+WINDOW_EPISODES = 100
+WINDOW_S = 10.0  # how far back "recent" goes
+_KINDS: dict[str, type[Report]] = {
+    TRAINING: TrainingReport,
+    ACTORS: ActorReport,
+    EVALUATIONS: EvaluationReport,
+    EVENTS: EventReport,
+}
+_PAGE = 10_000
+_HISTORY = 2_048  # points kept; every second one goes when they are full
+
+
+class RunView:
+    """Reads only what is new at each `refresh`. Attributes are as of the last one; None is what is not known yet."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self.config: RunConfig = directory.config()
+        self.status: Status = Status()
+        self.training: TrainingReport | None = None
+        self.final_training: TrainingReport | None = None
+        self.actors: dict[int, ActorReport] = {}
+        self.last_evaluation: EvaluationReport | None = None
+        self.best_evaluation: EvaluationReport | None = None
+        self.final_evaluation: EvaluationReport | None = None
+        self.reached_evaluation: EvaluationReport | None = None
+        self.events: deque[EventReport] = deque(maxlen=50)  # newest last, spans left out
+        self.history: list[tuple[int, float]] = []  # (env_steps, mean training return)
+        self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
+        self.episodes = 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
+        self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
+        self._restarts: Counter[str] = Counter()
+        self._cursors = dict.fromkeys(_KINDS, 0)
+
+    def refresh(self) -> None:
+        """Take in everything that was reported since the last call."""
+        self.status = self.directory.store.status()
+        board: Board = self.directory.store
+        for report in sorted(self._new_reports(board), key=lambda report: report.time_s):
+            if isinstance(report, TrainingReport):
+                self._take_training(report)
+            elif isinstance(report, ActorReport):
+                self._take_actor(report)
+            elif isinstance(report, EvaluationReport):
+                self._take_evaluation(report)
+            elif isinstance(report, EventReport) and report.kind != "span":
+                self._take_event(report)
+
+    @property
+    def state(self) -> str:
+        return self.status.state
+
+    @property
+    def reason(self) -> str | None:
+        return self.status.reason
+
+    @property
+    def message(self) -> str | None:
+        return self.status.message
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in ENDED
+
+    @property
+    def target_reached(self) -> bool:
+        return self.reached_evaluation is not None
+
+    @property
+    def total_steps(self) -> int | None:
+        """What the run is asked for; None when its length is not given in steps."""
+        return self.config.steps
+
+    @property
+    def env_steps(self) -> int:
+        return self.training.env_steps if self.training else 0
+
+    @property
+    def updates(self) -> int:
+        return self.training.updates if self.training else 0
+
+    @property
+    def version(self) -> int:
+        return self.training.version if self.training else 0
+
+    @property
+    def train_s(self) -> float:
+        return self.training.train_s if self.training else 0.0
+
+    @property
+    def wall_s(self) -> float | None:
+        """Seconds from the run's start to its end, or to now."""
+        if self.status.started_s is None:
+            return None
+        end = self.status.heartbeat_s if self.state == LOST else self.status.changed_s if self.ended else time.time()
+        return (end or self.status.started_s) - self.status.started_s
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Over the whole run."""
+        return self.env_steps / self.train_s if self.train_s > 0 else None
+
+    @property
+    def recent_steps_per_s(self) -> float | None:
+        """Over the last WINDOW_S seconds of training."""
+        if len(self._pace) < 2:
+            return self.steps_per_s
+        (start_s, start_steps), (end_s, end_steps) = self._pace[0], self._pace[-1]
+        return (end_steps - start_steps) / (end_s - start_s) if end_s > start_s else None
+
+    @property
+    def train_return_mean(self) -> float | None:
+        """Over the last 100 training episodes of all actors."""
+        return sum(score for score, _ in self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def train_length_mean(self) -> float | None:
+        return sum(length for _, length in self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def lag_mean(self) -> float | None:
+        lags = self.training.lags if self.training else {}
+        segments = sum(lags.values())
+        return sum(lag * count for lag, count in lags.items()) / segments if segments else None
+
+    @property
+    def lag_max(self) -> int | None:
+        return max(self.training.lags) if self.training and self.training.lags else None
+
+    @property
+    def dropped(self) -> int:
+        """Segments that were not learned from."""
+        return sum(self.training.dropped.values()) if self.training else 0
+
+    @property
+    def actor_restarts(self) -> int:
+        """As the restarts were announced, or as the actors count them themselves, whichever knows of more."""
+        announced = sum(count for role, count in self._restarts.items() if role.startswith("actor"))
+        return max(announced, sum(report.epoch for report in self.actors.values()))
+
+    @property
+    def time_shares(self) -> dict[str, dict[str, float]]:
+        """Role → phase → share of its time, averaged over actors; roles that have not reported are left out."""
+        by_actor = [shares for report in self.actors.values() if (shares := _shares(report.phases))]
+        found = {}
+        if by_actor:
+            phases = dict.fromkeys(phase for shares in by_actor for phase in shares)
+            found["actor"] = {p: sum(shares.get(p, 0.0) for shares in by_actor) / len(by_actor) for p in phases}
+        if self.training and (learner := _shares(self.training.phases)):
+            found["learner"] = learner
+        return found
+
+    def summary(self, *, envs: int | None = None) -> dict[str, Any]:
+        """The run in plain values, null for what does not apply; `envs` where the configuration left it to be chosen."""
+        config, evaluation = self.config, self.final_evaluation
+        judged = evaluation or self.final_training
+        reached = self.reached_evaluation
+        summary = {
+            "run": self.directory.id,
+            "state": self.state,
+            "reason": self.reason,
+            "env": config.env,
+            "algo": config.algo,
+            "runtime": config.runtime,
+            "mode": config.mode,
+            "actors": config.actors,
+            "envs": envs or config.envs,
+            "seed": config.seed,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "version": judged.version if judged else self.version,
+            "weights_sha256": judged.weights_sha256 if judged else None,
+            "train_return_mean": self.train_return_mean,
+            "eval_return_mean": evaluation.return_mean if evaluation else None,
+            "eval_return_std": evaluation.return_std if evaluation else None,
+            "eval_episodes": len(evaluation.returns) if evaluation else None,
+            "wall_s": self.wall_s,
+            "train_s": self.train_s,
+            "time_to_target_s": reached.train_s if reached else None,
+            "steps_per_s": self.steps_per_s,
+            "lag_mean": self.lag_mean,
+            "lag_max": self.lag_max,
+            "dropped_segments": self.dropped,
+            "actor_restarts": self.actor_restarts,
+            "time_shares": self.time_shares or None,
+        }
+        return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in summary.items()}
+
+    def _new_reports(self, board: Board) -> list[Report]:
+        found: list[Report] = []
+        for topic, kind in _KINDS.items():
+            page = board.read(topic, self._cursors[topic], _PAGE)
+            while page:
+                found += [_typed(kind, topic, number, record) for number, record in page]
+                self._cursors[topic] = page[-1][0]
+                page = board.read(topic, self._cursors[topic], _PAGE) if len(page) == _PAGE else []
+        return found
+
+    def _take_training(self, report: TrainingReport) -> None:
+        self.training = report
+        if report.final:
+            self.final_training = report
+        self._pace.append((report.train_s, report.env_steps))
+        while len(self._pace) > 2 and report.train_s - self._pace[0][0] > WINDOW_S:
+            self._pace.popleft()
+        if self.train_return_mean is not None:
+            _add_point(self.history, report.env_steps, self.train_return_mean)
+
+    def _take_actor(self, report: ActorReport) -> None:
+        self.actors[report.actor] = report
+        self.actors = dict(sorted(self.actors.items()))
+        self.episodes += len(report.episodes)
+        self._recent.extend(report.episodes)
+
+    def _take_evaluation(self, report: EvaluationReport) -> None:
+        self.last_evaluation = report
+        if self.best_evaluation is None or report.return_mean > self.best_evaluation.return_mean:
+            self.best_evaluation = report
+        if report.final:
+            self.final_evaluation = report
+        if report.reached and self.reached_evaluation is None:
+            self.reached_evaluation = report
+        _add_point(self.evaluations, report.env_steps, report.return_mean)
+
+    def _take_event(self, report: EventReport) -> None:
+        self.events.append(report)
+        if report.kind == "restart":
+            self._restarts[report.role] += 1
+
+
+def _typed(kind: type[Report], topic: str, number: int, record: dict[str, Any]) -> Report:
+    try:
+        return kind.read(record)
+    except msgspec.ValidationError as error:
+        raise DamagedFile(f"record {number} of {topic} is not what this version of Steppe writes: {error}") from None
+
+
+def _shares(phases: dict[str, float]) -> dict[str, float]:
+    total = sum(phases.values())
+    return {phase: seconds / total for phase, seconds in phases.items()} if total > 0 else {}
+
+
+def _add_point(points: list[tuple[int, float]], env_steps: int, value: float) -> None:
+    points.append((env_steps, value))
+    if len(points) > _HISTORY:
+        del points[1:-1:2]  # the first and the last stay
