@@ -1,0 +1,78 @@
+"""The memory that an agent's configuration asks for, refused at once where the machine could not hold it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from steppe.core.agent import Memory
+from steppe.core.algorithms import AgentConfig
+from steppe.core.errors import ConfigError
+from steppe.core.specs import SegmentSpec
+from steppe.replay.rollout import Rollout
+
+SHARE = 0.9  # of the memory that is available now
+TREE_BYTES = 5  # of a transition's priority, in leaves and nodes
+
+
+def make_memory(
+    agent: AgentConfig,
+    spec: SegmentSpec,
+    *,
+    stream: np.random.Generator,
+    total_steps: int | None,
+    num_actors: int = 1,
+) -> Memory:
+    """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig)."""
+    if agent.memory == "rollout":
+        return Rollout(spec)
+    from steppe.replay.memory import Draws, ReplayMemory  # numba: only where it is needed
+    from steppe.replay.nstep import transition_fields
+    from steppe.replay.pool import ReplayBufferPool
+
+    given = {name: getattr(agent, name) for name in type(agent).model_fields}
+    missing = [name for name in ("buffer_size", "batch_size") if name not in given]
+    if missing:
+        raise ConfigError(
+            f"{type(agent).__name__} has memory = 'replay' but no field {missing[0]}: extend DQNConfig or add it"
+        )
+    size, prioritized = int(given["buffer_size"]), bool(given.get("prioritized", False))
+    row_bytes = sum(f.nbytes for f in transition_fields(spec)) + TREE_BYTES * prioritized
+    open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
+    _require_room(size, row_bytes, (size + open_rows) * row_bytes)
+    known = ("batch_size", "learning_starts", "samples_per_insert", "n_step", "gamma", "beta")
+    draws = Draws(**{name: given[name] for name in known if name in given}, total_steps=total_steps)
+    pool = ReplayBufferPool(1, size, use_prioritized=prioritized, alpha=float(given.get("alpha", 0.6)))
+    return ReplayMemory(spec, pool, draws, stream=stream)
+
+
+def available_bytes() -> int:
+    """Memory that new allocations may use: the machine's, or what a container's limit leaves of it."""
+    pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else os.sysconf("SC_PHYS_PAGES")
+    found = pages * os.sysconf("SC_PAGE_SIZE")
+    for line in _text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found = int(line.split()[1]) * 1024  # counts caches that can be dropped, which free pages do not
+    limit, used = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdecimal() and used.isdecimal():
+        found = min(found, max(0, int(limit) - int(used)))
+    return found
+
+
+def _require_room(size: int, row_bytes: int, need: int) -> None:
+    available = available_bytes()
+    if need > SHARE * available:
+        fitting = int(SHARE * available / row_bytes)
+        raise ConfigError(
+            f"buffer_size={size:,} needs {need / 2**30:.1f} GiB ({row_bytes:,} bytes each), but {available / 2**30:.1f} GiB "
+            f"of memory are available: at most about {fitting:,} transitions fit"
+        )
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,99 @@
+"""The memory of on-policy agents: the segments of one intake, joined along B, learned from once and forgotten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from steppe.core.agent import Learned, Tree
+from steppe.core.errors import UsageError
+from steppe.core.experience import Batch, Segment
+from steppe.core.specs import SegmentSpec
+
+
+class Rollout:
+    """Ready from an `add` until its batch was learned from; the batch's arrays are reused by the next `add`."""
+
+    def __init__(self, spec: SegmentSpec) -> None:
+        self.spec = spec
+        self._room = 0  # segments that the buffers can hold
+        self._buffers: dict[str, np.ndarray] = {}
+        self._batch: Batch | None = None
+        self._rows = 0
+
+    def add(self, segments: Sequence[Segment]) -> None:
+        """Join segments in the order given."""
+        if not segments:
+            return
+        if self._batch is not None:
+            raise UsageError("a rollout takes new segments only after the last ones were learned from")
+        for segment in segments:
+            self._require(segment)
+        columns = self._columns(len(segments))
+        width = self.spec.num_envs
+        for index, segment in enumerate(segments):
+            place = slice(index * width, (index + 1) * width)
+            for name, column in columns.items():
+                if name != "final_obs":
+                    column[:, place] = segment[name]
+            cut = segment.cut  # elsewhere final_obs means nothing: its pages are neither read nor written
+            columns["final_obs"][:, place][cut] = segment["final_obs"][cut]
+        versions = tuple(segment.header.version for segment in segments if segment.header is not None)
+        self._take(Batch(columns, versions=versions))
+
+    def hungry(self) -> bool:
+        return not self.ready()
+
+    def ready(self) -> bool:
+        return self._batch is not None
+
+    def sample(self) -> Batch:
+        """The whole intake; the same one until `update`."""
+        if self._batch is None:
+            raise UsageError("there is no rollout to learn from: add segments first")
+        return self._batch
+
+    def update(self, batch: Batch, learned: Learned) -> None:
+        """Forget the batch."""
+        self._batch = None
+
+    def stats(self) -> dict[str, float]:
+        """Steps of the newest intake, autoreset steps left out."""
+        return {"size": float(self._rows)}
+
+    def state(self) -> Tree:
+        if self._batch is None:
+            return {"rows": self._rows}
+        columns = {name: column.copy() for name, column in self._batch.columns.items()}
+        return {"rows": self._rows, "columns": columns, "versions": list(self._batch.versions)}
+
+    def restore(self, state: Tree) -> None:
+        self._batch, self._rows = None, state["rows"]
+        if "columns" in state:
+            columns = self._columns(len(state["versions"]))
+            for name, column in columns.items():
+                column[...] = state["columns"][name]
+            self._take(Batch(columns, versions=tuple(state["versions"])))
+
+    def _take(self, batch: Batch) -> None:
+        self._batch = batch
+        self._rows = int(np.count_nonzero(batch["valid"]))
+
+    def _columns(self, count: int) -> dict[str, np.ndarray]:
+        """Contiguous `[T, B · count, …]` columns over buffers that only grow."""
+        shapes = {}
+        for field in self.spec.fields:
+            num_steps, num_envs, *rest = self.spec.shape(field)
+            shapes[field.name] = (num_steps, num_envs * count, *rest)
+        if count > self._room:
+            self._buffers = {f.name: np.zeros(math.prod(shapes[f.name]), f.dtype) for f in self.spec.fields}
+            self._room = count
+        return {name: self._buffers[name][: math.prod(shape)].reshape(shape) for name, shape in shapes.items()}
+
+    def _require(self, segment: Segment) -> None:
+        if segment.header is None:
+            raise UsageError("a segment without a header cannot be remembered: its version is unknown")
+        if segment.spec != self.spec:
+            raise UsageError(f"a segment of {segment.spec} does not fit a rollout of {self.spec}")
