@@ -15,6 +15,7 @@ from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+SCHEDULE_STEPS = 100_000  # what schedules run over where a run has no fixed number of steps
 
 
 class Frozen(BaseModel):

@@ -1,0 +1,228 @@
+"""What a policy's outputs `[N, width]` mean: choices or real numbers, sampled and differentiated in compiled kernels.
+
+Randomness is a NumPy stream's, so an action depends on the weights, the observation and the stream, never on torch's
+generator or the runtime. Gradients come in closed form: `backward` turns d/d(logp) and d/d(entropy) into d/d(outputs).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numba
+import numpy as np
+
+from steppe.core.specs import ActionSpec
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Distribution(Protocol):
+    """A family of distributions over actions; rows are independent."""
+
+    width: int
+
+    def sample(self, outputs: np.ndarray, stream: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        """Actions and the logarithm of their probability (density); the most likely ones when `stream` is None."""
+
+    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(logp [N], entropy [N]) of given actions, as float64."""
+
+    def backward(self, outputs: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+        """d(loss)/d(outputs) from d(loss)/d(logp) [N] and the same d(loss)/d(entropy) for every row."""
+
+
+def distribution_for(action: ActionSpec) -> Distribution:
+    return Gaussian(action) if action.kind == "box" else Categorical(action)
+
+
+class Categorical:
+    """One or several independent choices; outputs are their logits side by side."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.width = sum(action.sizes)
+        self._single = action.kind == "discrete"
+        self._bounds = np.concatenate([[0], np.cumsum(action.sizes)]).astype(np.int64)
+
+    def sample(self, outputs: np.ndarray, stream: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        shape = (len(outputs), len(self._bounds) - 1)
+        uniform = np.full(shape, -1.0) if stream is None else stream.random(shape)
+        action, logp = _categorical_sample(outputs, self._bounds, uniform)
+        return (action[:, 0] if self._single else action), logp
+
+    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logp, entropy = _categorical_evaluate(outputs, self._bounds, action.reshape(len(outputs), -1))
+        return logp, entropy
+
+    def backward(self, outputs: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+        action = action.reshape(len(outputs), -1)
+        gradient: np.ndarray = _categorical_backward(outputs, self._bounds, action, d_logp, d_entropy)
+        return gradient
+
+
+class Gaussian:
+    """Independent normal components; outputs are means, then logarithms of deviations, in units of the box.
+
+    Where both bounds are finite, 0 ± 1 is the box's middle ± half its extent: one network fits torques of ±2 and forces of
+    ±1000. Samples are not clipped, and `logp` is theirs; a world clips when it acts.
+    """
+
+    def __init__(self, action: ActionSpec) -> None:
+        self._shape = action.sizes
+        size = math.prod(action.sizes)
+        self.width = 2 * size
+        low = np.array(action.low or [-math.inf] * size, np.float64)
+        high = np.array(action.high or [math.inf] * size, np.float64)
+        bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
+        self._middle = np.where(bounded, 0.5 * low + 0.5 * high, 0.0)
+        self._extent = np.where(bounded, 0.5 * high - 0.5 * low, 1.0)
+
+    def sample(self, outputs: np.ndarray, stream: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        shape = (len(outputs), self.width // 2)
+        noise = np.zeros(shape) if stream is None else stream.standard_normal(shape)
+        action, logp = _gaussian_sample(outputs, self._middle, self._extent, noise)
+        return action.reshape(len(outputs), *self._shape), logp
+
+    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        action = action.reshape(len(outputs), -1)
+        logp, entropy = _gaussian_evaluate(outputs, self._middle, self._extent, action)
+        return logp, entropy
+
+    def backward(self, outputs: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+        action = action.reshape(len(outputs), -1)
+        gradient: np.ndarray = _gaussian_backward(outputs, self._middle, self._extent, action, d_logp, d_entropy)
+        return gradient
+
+
+@numba.njit(cache=True, nogil=True)
+def _log_normalizer(logits: np.ndarray, first: int, end: int) -> float:
+    top = np.float64(logits[first])
+    for j in range(first + 1, end):
+        top = max(top, np.float64(logits[j]))
+    total = 0.0
+    for j in range(first, end):
+        total += math.exp(np.float64(logits[j]) - top)
+    return top + math.log(total)
+
+
+@numba.njit(cache=True, nogil=True)
+def _categorical_sample(logits: np.ndarray, bounds: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By inverting the cumulative distribution; a negative uniform number asks for the most likely choice."""
+    num_rows, num_choices = uniform.shape
+    action = np.empty((num_rows, num_choices), np.int64)
+    logp = np.empty(num_rows, np.float32)
+    for i in range(num_rows):
+        total = 0.0
+        for k in range(num_choices):
+            first, end = bounds[k], bounds[k + 1]
+            normalizer = _log_normalizer(logits[i], first, end)
+            chosen, cumulated = first, 0.0
+            for j in range(first, end):
+                if uniform[i, k] < 0.0:
+                    if logits[i, j] > logits[i, chosen]:
+                        chosen = j
+                    continue
+                mass = math.exp(np.float64(logits[i, j]) - normalizer)
+                if mass > 0.0:  # so that rounding at the far end never picks what cannot happen
+                    chosen = j
+                cumulated += mass
+                if cumulated > uniform[i, k]:
+                    break
+            action[i, k] = chosen - first
+            total += np.float64(logits[i, chosen]) - normalizer
+        logp[i] = total
+    return action, logp
+
+
+@numba.njit(cache=True, nogil=True)
+def _categorical_evaluate(logits: np.ndarray, bounds: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    num_rows = len(logits)
+    logp = np.zeros(num_rows, np.float64)
+    entropy = np.zeros(num_rows, np.float64)
+    for i in range(num_rows):
+        for k in range(len(bounds) - 1):
+            first, end = bounds[k], bounds[k + 1]
+            normalizer = _log_normalizer(logits[i], first, end)
+            logp[i] += np.float64(logits[i, first + action[i, k]]) - normalizer
+            for j in range(first, end):
+                log_mass = np.float64(logits[i, j]) - normalizer
+                entropy[i] -= math.exp(log_mass) * log_mass
+    return logp, entropy
+
+
+@numba.njit(cache=True, nogil=True)
+def _categorical_backward(
+    logits: np.ndarray, bounds: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float
+) -> np.ndarray:
+    """d logp / d l_j = [j = a] − p_j;  d H / d l_j = −p_j (log p_j + H)."""
+    gradient = np.empty(logits.shape, np.float32)
+    for i in range(len(logits)):
+        for k in range(len(bounds) - 1):
+            first, end = bounds[k], bounds[k + 1]
+            normalizer = _log_normalizer(logits[i], first, end)
+            entropy = 0.0
+            for j in range(first, end):
+                log_mass = np.float64(logits[i, j]) - normalizer
+                entropy -= math.exp(log_mass) * log_mass
+            for j in range(first, end):
+                log_mass = np.float64(logits[i, j]) - normalizer
+                mass = math.exp(log_mass)
+                chosen = 1.0 if j == first + action[i, k] else 0.0
+                gradient[i, j] = d_logp[i] * (chosen - mass) - d_entropy * mass * (log_mass + entropy)
+    return gradient
+
+
+@numba.njit(cache=True, nogil=True)
+def _gaussian_sample(
+    outputs: np.ndarray, middle: np.ndarray, extent: np.ndarray, noise: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    num_rows, size = noise.shape
+    action = np.empty((num_rows, size), np.float32)
+    logp = np.empty(num_rows, np.float32)
+    for i in range(num_rows):
+        total = 0.0
+        for d in range(size):
+            log_std = np.float64(outputs[i, size + d])
+            action[i, d] = middle[d] + extent[d] * (outputs[i, d] + math.exp(log_std) * noise[i, d])
+            total -= 0.5 * noise[i, d] ** 2 + log_std + math.log(extent[d]) + _HALF_LOG_2PI
+        logp[i] = total
+    return action, logp
+
+
+@numba.njit(cache=True, nogil=True)
+def _gaussian_evaluate(
+    outputs: np.ndarray, middle: np.ndarray, extent: np.ndarray, action: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    num_rows, size = action.shape
+    logp = np.zeros(num_rows, np.float64)
+    entropy = np.zeros(num_rows, np.float64)
+    for i in range(num_rows):
+        for d in range(size):
+            log_std = np.float64(outputs[i, size + d])
+            offset = (action[i, d] - middle[d]) / extent[d] - outputs[i, d]
+            z = offset * math.exp(-log_std)
+            scale = log_std + math.log(extent[d]) + _HALF_LOG_2PI
+            logp[i] -= 0.5 * z * z + scale
+            entropy[i] += 0.5 + scale
+    return logp, entropy
+
+
+@numba.njit(cache=True, nogil=True)
+def _gaussian_backward(
+    outputs: np.ndarray,
+    middle: np.ndarray,
+    extent: np.ndarray,
+    action: np.ndarray,
+    d_logp: np.ndarray,
+    d_entropy: float,
+) -> np.ndarray:
+    """d logp / d mean = z / std;  d logp / d log std = z² − 1;  d H / d log std = 1."""
+    num_rows, size = action.shape
+    gradient = np.empty(outputs.shape, np.float32)
+    for i in range(num_rows):
+        for d in range(size):
+            inverse = math.exp(-np.float64(outputs[i, size + d]))
+            z = ((action[i, d] - middle[d]) / extent[d] - outputs[i, d]) * inverse
+            gradient[i, d] = d_logp[i] * z * inverse
+            gradient[i, size + d] = d_logp[i] * (z * z - 1.0) + d_entropy
+    return gradient

@@ -1,0 +1,198 @@
+"""Deep Q-learning (Mnih et al. 2015) on flat batches from replay: double, dueling, n-step, importance weights.
+
+The target network follows environment steps, not updates: it stays fixed within a block of updates between two segments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numba
+import numpy as np
+import torch
+from torch import nn
+
+from steppe.agents.flat import FlatModule, as_tensor
+from steppe.agents.networks import DuelingHead, build_seeded, build_torso
+from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
+from steppe.agents.torch_agent import TorchAgent
+from steppe.core.agent import Learned, Progress, Tree
+from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
+from steppe.core.errors import ConfigError, NotFinite
+from steppe.core.experience import Batch, Segment
+from steppe.core.specs import EnvSpec
+from steppe.core.weights import Weights
+
+_LEAST_PRIORITY = 1e-6  # so that no transition becomes unreachable
+
+
+class QNetwork(nn.Module):
+    """Action values [N, actions]; `epsilon` is a buffer, so that actors adopt it with the weights."""
+
+    epsilon: torch.Tensor
+
+    def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        if config.normalize_obs and spec.is_image:
+            raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
+        self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
+        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
+        self.torso, features = build_torso(config.network, spec, config.hidden, "relu")
+        num_actions = spec.action.sizes[0]
+        self.head = DuelingHead(features, num_actions) if config.dueling else nn.Linear(features, num_actions)
+        self.register_buffer("epsilon", torch.tensor(config.epsilon_start, dtype=torch.float64))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        if self.normalizer is not None:
+            obs = self.normalizer(obs)
+        values: torch.Tensor = self.head(self.torso(obs))
+        return values
+
+
+class DQN(TorchAgent):
+    """Q-learning with a target network and epsilon-greedy exploration, for discrete actions."""
+
+    def __init__(self, config: DQNConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        config.require(spec, "dqn")
+        self.config = config
+        self.num_actions = spec.action.sizes[0]
+        self.network = build_seeded(seed, lambda: QNetwork(config, spec))
+        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
+        self._target: FlatModule | None = None  # an actor never needs one
+        self._synced_at = 0
+
+    @property
+    def epsilon(self) -> float:
+        """The share of random actions."""
+        return float(self.network.epsilon)
+
+    def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
+        """The best action, or with probability epsilon any; the stream gives the same count of numbers either way."""
+        with torch.inference_mode():
+            best = self.network(as_tensor(obs, self.flat.device)).argmax(dim=1)
+        action: np.ndarray = best.cpu().numpy()
+        if explore:
+            wander = self._stream.random(len(action)) < self.epsilon
+            action = np.where(wander, self._stream.integers(self.num_actions, size=len(action)), action)
+        return {"action": action}
+
+    def observe(self, segment: Segment, progress: Progress) -> None:
+        """Running statistics, epsilon, and the target network every `target_every` environment steps."""
+        config, network = self.config, self.network
+        self.env_steps = progress.env_steps
+        if network.normalizer is not None:
+            network.normalizer.fold(segment["obs"][:-1][segment["valid"]])
+        if network.reward_normalizer is not None:
+            network.reward_normalizer.observe(segment)
+        phase = config.exploration_fraction * (progress.total_steps or SCHEDULE_STEPS)
+        share = min(1.0, progress.env_steps / phase)
+        network.epsilon.fill_(config.epsilon_start + share * (config.epsilon_end - config.epsilon_start))
+        target = self._target_network()
+        if progress.env_steps - self._synced_at >= config.target_every:
+            target.copy_from(self.flat)
+            self._synced_at = progress.env_steps
+
+    def learn(self, batch: Batch) -> Learned:
+        """One update from one draw."""
+        loss, errors, mean_value = self._backward(batch)
+        norm = self._step()
+        stats = {
+            "loss": loss,
+            "q_mean": mean_value,
+            "td_error": float(errors.mean()),
+            "grad_norm": norm,
+            "epsilon": self.epsilon,
+            "learning_rate": self.learning_rate,
+        }
+        return Learned(1, stats, priorities=errors + np.float32(_LEAST_PRIORITY))
+
+    def gradients(self, batch: Batch) -> np.ndarray:
+        """The gradient of the loss on one draw, unclipped."""
+        self._backward(batch)
+        gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
+        return gradient
+
+    def state(self) -> Tree:
+        normalizer = self.network.reward_normalizer
+        return self._counters() | {
+            "synced_at": self._synced_at,
+            "target": self._target_network().weights().buffer.copy(),
+            "running_returns": normalizer.running_state() if normalizer is not None else {},
+        }
+
+    def restore(self, state: Tree) -> None:
+        self._restore_counters(state)
+        self._synced_at = int(state["synced_at"])
+        target = self._target_network()
+        target.load(Weights(target.layout, np.asarray(state["target"])), "this DQN's target network")
+        if self.network.reward_normalizer is not None:
+            self.network.reward_normalizer.restore_running(state["running_returns"])
+
+    def _backward(self, batch: Batch) -> tuple[float, np.ndarray, float]:
+        """Fill the flat gradient; returns (loss, |TD errors| [N], mean of the chosen actions' values)."""
+        device = self.flat.device
+        reward = batch["reward"]
+        if self.network.reward_normalizer is not None:
+            reward = self.network.reward_normalizer.scaled(reward)
+        next_obs = as_tensor(batch["next_obs"], device)
+        with torch.no_grad():
+            judged = self._target_network().module(next_obs)
+            chooser = self.network(next_obs) if self.config.double else judged
+        values = self.network(as_tensor(batch["obs"], device))
+        weights = np.ones(len(reward), np.float32) if batch.weights is None else batch.weights
+        loss, mean_value, gradient, errors = _huber_loss(
+            values.detach().cpu().numpy(),
+            chooser.cpu().numpy(),
+            judged.cpu().numpy(),
+            batch["action"],
+            reward,
+            batch["discount"],
+            batch["terminated"],
+            weights,
+        )
+        if not math.isfinite(loss):
+            raise NotFinite(f"loss is {loss} at update {self.updates}: lower learning_rate or check the rewards")
+        self.flat.gradient.zero_()
+        values.backward(as_tensor(gradient, device))
+        return loss, errors, mean_value
+
+    def _target_network(self) -> FlatModule:
+        if self._target is None:
+            self._target = self.flat.twin()
+        return self._target
+
+
+@numba.njit(cache=True, nogil=True)
+def _huber_loss(
+    values: np.ndarray,
+    chooser: np.ndarray,
+    judged: np.ndarray,
+    action: np.ndarray,
+    reward: np.ndarray,
+    discount: np.ndarray,
+    terminated: np.ndarray,
+    weights: np.ndarray,
+) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """The mean weighted Huber loss (threshold 1) of Q(s, a) − [r + γⁿ Q'(s', argmax Q)], and its gradient by `values`."""
+    count, num_actions = values.shape
+    gradient = np.zeros((count, num_actions), np.float32)
+    errors = np.empty(count, np.float32)
+    loss, mean_value = 0.0, 0.0
+    for i in range(count):
+        target = np.float64(reward[i])
+        if not terminated[i]:
+            best = 0
+            for j in range(1, num_actions):
+                if chooser[i, j] > chooser[i, best]:
+                    best = j
+            target += np.float64(discount[i]) * np.float64(judged[i, best])
+        value = np.float64(values[i, action[i]])
+        error = value - target
+        size = abs(error)
+        weight = np.float64(weights[i]) / count
+        loss += weight * (0.5 * error * error if size <= 1.0 else size - 0.5)
+        gradient[i, action[i]] = weight * min(max(error, -1.0), 1.0)
+        errors[i] = size
+        mean_value += value / count
+    return loss, mean_value, gradient, errors

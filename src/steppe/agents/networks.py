@@ -1,0 +1,120 @@
+"""Torsos: observations `[N, …]` as the EnvSpec declares them become features `[N, k]`; algorithms put heads on top.
+
+A network of your own is a function `(spec: EnvSpec) -> torch.nn.Module`, named as `module:function` in the configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import torch
+from torch import nn
+
+from steppe.core import factory, seeding
+from steppe.core.errors import ConfigError
+from steppe.core.specs import EnvSpec
+
+Activation = Literal["tanh", "relu"]
+Network = TypeVar("Network", bound=nn.Module)
+_NATURE_SIDE = 36  # the smallest image that the strides 4, 2, 1 leave anything of
+
+
+def build_seeded(seed: int, build: Callable[[], Network]) -> Network:
+    """Run a function that draws initial weights from torch's generator, leaving that generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeding.integer(seed, "init"))
+        return build()
+
+
+def build_torso(network: str, spec: EnvSpec, hidden: tuple[int, ...], activation: Activation) -> tuple[nn.Module, int]:
+    """The torso that the configuration names, and the number of features it gives."""
+    if network == "auto":
+        network = "cnn" if spec.is_image else "mlp"
+    if network == "mlp":
+        torso: nn.Module = MLP(spec, hidden, activation)
+    elif network == "cnn":
+        torso = CNN(spec, hidden)
+    elif factory.is_reference(network):
+        torso = factory.resolve(network)(spec)
+    else:
+        raise ConfigError(f"network={network!r}: must be auto, mlp, cnn or module:function")
+    return torso, _num_features(torso, spec, network)
+
+
+def linear(num_in: int, num_out: int, *, gain: float | None = None) -> nn.Linear:
+    """A layer with torch's own initial weights, or orthogonal ones of that gain and zero bias."""
+    layer = nn.Linear(num_in, num_out)
+    if gain is not None:
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class MLP(nn.Sequential):
+    """Fully connected layers. tanh comes with orthogonal initial weights (PPO), relu with torch's own (DQN)."""
+
+    def __init__(self, spec: EnvSpec, hidden: tuple[int, ...], activation: Activation) -> None:
+        layers: list[nn.Module] = [Scaled(), nn.Flatten()] if spec.is_image else []
+        width = math.prod(spec.obs.shape)
+        for size in hidden:
+            tanh = activation == "tanh"
+            layers += [linear(width, size, gain=math.sqrt(2) if tanh else None), nn.Tanh() if tanh else nn.ReLU()]
+            width = size
+        super().__init__(*layers)
+
+
+class CNN(nn.Sequential):
+    """The convolutions of Mnih et al. 2015 (two small ones for images under 36 pixels), then fully connected layers."""
+
+    def __init__(self, spec: EnvSpec, hidden: tuple[int, ...]) -> None:
+        if not spec.is_image:
+            raise ConfigError(f"network='cnn' needs image observations, and {spec.id} has vectors: use network=mlp")
+        channels, height, width = spec.obs.shape
+        plan = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(height, width) >= _NATURE_SIDE else [(16, 3, 1), (32, 3, 1)]
+        layers: list[nn.Module] = [Scaled()]
+        for size, kernel, stride in plan:
+            layers += [nn.Conv2d(channels, size, kernel, stride), nn.ReLU()]
+            channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        if min(height, width) < 1:
+            raise ConfigError(f"images of {spec.obs.shape} are too small for network='cnn': use network=mlp")
+        layers.append(nn.Flatten())
+        features = channels * height * width
+        for size in hidden:
+            layers += [nn.Linear(features, size), nn.ReLU()]
+            features = size
+        super().__init__(*layers)
+
+
+class Scaled(nn.Module):
+    """uint8 pixels to [0, 1]."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs.to(torch.float32) * (1.0 / 255.0)
+
+
+class DuelingHead(nn.Module):
+    """Q = V + A − mean A (Wang et al. 2016)."""
+
+    def __init__(self, features: int, num_actions: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(features, 1)
+        self.advantage = nn.Linear(features, num_actions)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        advantage: torch.Tensor = self.advantage(features)
+        value: torch.Tensor = self.value(features)
+        return value + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+def _num_features(torso: nn.Module, spec: EnvSpec, network: str) -> int:
+    """By trying two blank observations, so that a user's network needs to declare nothing."""
+    blank = torch.zeros((2, *spec.obs.shape), dtype=getattr(torch, spec.obs.dtype))
+    with torch.no_grad():
+        features = torso(blank)
+    if features.ndim != 2 or len(features) != 2:
+        raise ConfigError(
+            f"network={network!r} maps {tuple(blank.shape)} to {tuple(features.shape)}, not to [2, features]"
+        )
+    return int(features.shape[1])

@@ -1,0 +1,101 @@
+"""Running scales of observations and rewards. Their statistics are float64 buffers, so they are part of the weights:
+whoever loads the weights (actor, evaluation, export) scales as the learner did. Only the learner changes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from steppe.core.agent import Tree
+from steppe.core.experience import Segment
+
+_OBS_CLIP = 10.0
+_EPSILON = 1e-8
+
+
+class Moments(nn.Module):
+    """Count, mean and variance of everything folded in so far; 0 and 1 before that."""
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    var: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    def fold(self, rows: np.ndarray) -> None:
+        """Add rows `[N, …]`."""
+        if len(rows):
+            self._absorb(len(rows), rows.mean(axis=0, dtype=np.float64), rows.var(axis=0, dtype=np.float64))
+
+    def take(self, other: Moments) -> None:
+        """Add everything another one has seen, and leave it empty."""
+        if float(other.count):
+            self._absorb(float(other.count), other.mean.cpu().numpy(), other.var.cpu().numpy())
+            other.count.zero_()
+            other.mean.zero_()
+            other.var.fill_(1.0)
+
+    @torch.no_grad()
+    def _absorb(self, count: float, mean: np.ndarray, var: np.ndarray) -> None:
+        """Chan, Golub and LeVeque's pairwise update, in place."""
+        share = count / (float(self.count) + count)
+        delta = torch.as_tensor(mean, device=self.mean.device) - self.mean
+        self.mean.add_(delta * share)
+        self.var.mul_(1.0 - share).add_(torch.as_tensor(var, device=self.var.device) * share)
+        self.var.add_(delta.square() * (share * (1.0 - share)))
+        self.count.add_(count)
+
+    def statistics(self) -> Tree:
+        return {name: buffer.cpu().numpy().copy() for name, buffer in self.named_buffers()}
+
+    def restore_statistics(self, state: Tree) -> None:
+        for name, buffer in self.named_buffers():
+            buffer.copy_(torch.as_tensor(np.array(state[name])))
+
+
+class ObsNormalizer(Moments):
+    """Observations to about zero mean and unit variance, clipped to ± 10."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        scale = (self.var + _EPSILON).rsqrt().to(torch.float32)
+        return ((obs - self.mean.to(torch.float32)) * scale).clamp_(-_OBS_CLIP, _OBS_CLIP)
+
+
+class RewardNormalizer(Moments):
+    """Rewards divided by the deviation of the running discounted return, which is kept per (actor, environment)."""
+
+    def __init__(self, gamma: float) -> None:
+        super().__init__(())
+        self.gamma = gamma
+        self.running: dict[int, np.ndarray] = {}
+
+    def observe(self, segment: Segment) -> None:
+        """Continue each environment's discounted return through a segment and fold in every value it took."""
+        actor = segment.header.actor if segment.header else 0
+        reward, valid, cut = segment["reward"], segment["valid"], segment.cut
+        running = self.running.get(actor)
+        if running is None or running.shape != reward.shape[1:]:
+            running = np.zeros(reward.shape[1:])
+        returns = np.empty(reward.shape)
+        for t in range(len(reward)):
+            running = np.where(valid[t], running * self.gamma + reward[t], running)
+            returns[t] = running
+            running = np.where(valid[t] & cut[t], 0.0, running)
+        self.running[actor] = running
+        self.fold(returns[valid])
+
+    def scaled(self, reward: np.ndarray) -> np.ndarray:
+        """Rewards, or discounted sums of them, as float32."""
+        scaled: np.ndarray = reward / np.sqrt(float(self.var) + _EPSILON)
+        return scaled.astype(np.float32)
+
+    def running_state(self) -> Tree:
+        return {str(actor): running.copy() for actor, running in self.running.items()}
+
+    def restore_running(self, state: Tree) -> None:
+        self.running = {int(actor): np.array(running) for actor, running in state.items()}

@@ -1,0 +1,266 @@
+"""Proximal policy optimization (Schulman et al. 2017) on rollouts with axes [T, B, …].
+
+The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; torch carries that back through the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+from torch import nn
+
+from steppe.agents.distributions import distribution_for
+from steppe.agents.flat import FlatModule, as_tensor
+from steppe.agents.networks import build_seeded, build_torso, linear
+from steppe.agents.normalizers import Moments, ObsNormalizer, RewardNormalizer
+from steppe.agents.returns import gae
+from steppe.agents.torch_agent import TorchAgent
+from steppe.core import seeding
+from steppe.core.agent import Learned, Progress, Tree
+from steppe.core.algorithms import PPOConfig
+from steppe.core.errors import ConfigError, NotFinite
+from steppe.core.experience import Batch, Segment
+from steppe.core.specs import EnvSpec
+
+_STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
+
+class ActorCritic(nn.Module):
+    """A policy head and a value head: on a torso each for vectors, on a common one for images and users' networks."""
+
+    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
+        super().__init__()
+        if config.normalize_obs and spec.is_image:
+            raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
+        is_box = spec.action.kind == "box"
+        self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
+        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
+        self.torso, features = build_torso(config.network, spec, config.hidden, "tanh")
+        own = config.network == "mlp" or (config.network == "auto" and not spec.is_image)
+        self.value_torso = build_torso(config.network, spec, config.hidden, "tanh")[0] if own else None
+        self.policy = linear(features, width // 2 if is_box else width, gain=0.01)
+        self.value = linear(features, 1, gain=1.0)
+        self.log_std = nn.Parameter(torch.zeros(width // 2)) if is_box else None
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(distribution's outputs [N, width], values [N])."""
+        if self.normalizer is not None:
+            obs = self.normalizer(obs)
+        features = self.torso(obs)
+        outputs = self.policy(features)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
+        value = self.value(features if self.value_torso is None else self.value_torso(obs))
+        return outputs, value.squeeze(1)
+
+
+@dataclass
+class Rollout:
+    """The valid rows of a batch, flat, with what the loss compares them to."""
+
+    obs: torch.Tensor
+    action: np.ndarray
+    logp: np.ndarray
+    advantage: np.ndarray
+    returns: np.ndarray
+    explained_variance: float
+
+    def __len__(self) -> int:
+        return len(self.logp)
+
+
+class PPO(TorchAgent):
+    """Clipped policy gradient with generalized advantages, for discrete, multi-discrete and box actions."""
+
+    def __init__(self, config: PPOConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        config.require(spec, "ppo")
+        self.config = config
+        self.choices = distribution_for(spec.action)
+        self.network = build_seeded(seed, lambda: ActorCritic(config, spec, self.choices.width))
+        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
+        self._rollouts = 0
+        self._seen = Moments(spec.obs.shape)  # since the last update
+
+    def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
+        """Actions with their logp and the values of the observations; `explore=False` takes the mode."""
+        with torch.inference_mode():
+            outputs, value = self.network(as_tensor(obs, self.flat.device))
+        action, logp = self.choices.sample(_host(outputs), self._stream if explore else None)
+        return {"action": action, "logp": logp, "value": _host(value)}
+
+    def observe(self, segment: Segment, progress: Progress) -> None:
+        """Running statistics and the learning rate.
+
+        Observation statistics are only gathered here: they join the weights after the next update, so that the update
+        sees each observation scaled as the actor saw it, and its first probability ratio is 1.
+        """
+        self.env_steps = progress.env_steps
+        if self.network.normalizer is not None:
+            self._seen.fold(segment["obs"][:-1][segment["valid"]])
+        if self.network.reward_normalizer is not None:
+            self.network.reward_normalizer.observe(segment)
+        if self.config.anneal:
+            if progress.total_steps is None:
+                raise ConfigError("anneal=true needs a run with a number of steps: give --steps, or set anneal=false")
+            self.learning_rate = self.config.learning_rate * (1.0 - progress.fraction)
+
+    def learn(self, batch: Batch) -> Learned:
+        """All epochs over one rollout."""
+        rollout = self._prepare(batch)
+        stream = seeding.generator(self.seed, "shuffle", self._rollouts)  # a counter is all the state it has
+        self._rollouts += 1
+        totals, norms, updates = np.zeros(len(_STATS)), 0.0, 0
+        for _ in range(self.config.epochs):
+            before, done = totals[3], updates
+            for rows in _minibatches(stream.permutation(len(rollout)), self.config.minibatch_size or 512):
+                totals += self._backward(rollout, rows)
+                norms += self._step()
+                updates += 1
+            if self.config.target_kl is not None and totals[3] - before > self.config.target_kl * (updates - done):
+                break
+        self._adopt_seen()
+        if not updates:
+            return Learned(0)
+        stats = dict(zip(_STATS, (totals / updates).tolist(), strict=True))
+        stats["explained_variance"] = rollout.explained_variance
+        return Learned(updates, stats | {"grad_norm": norms / updates, "learning_rate": self.learning_rate})
+
+    def gradients(self, batch: Batch) -> np.ndarray:
+        """The gradient of the loss on the whole rollout as one minibatch, unclipped."""
+        rollout = self._prepare(batch)
+        self._backward(rollout, np.arange(len(rollout)))
+        return _host(self.flat.gradient).copy()
+
+    def apply(self, gradient: np.ndarray) -> None:
+        super().apply(gradient)
+        self._adopt_seen()
+
+    def state(self) -> Tree:
+        normalizer = self.network.reward_normalizer
+        return self._counters() | {
+            "rollouts": self._rollouts,
+            "seen": self._seen.statistics(),
+            "running_returns": normalizer.running_state() if normalizer is not None else {},
+        }
+
+    def restore(self, state: Tree) -> None:
+        self._restore_counters(state)
+        self._rollouts = int(state["rollouts"])
+        self._seen.restore_statistics(state["seen"])
+        if self.network.reward_normalizer is not None:
+            self.network.reward_normalizer.restore_running(state["running_returns"])
+
+    def _prepare(self, batch: Batch) -> Rollout:
+        """Advantages and returns with the values as they are now, then the valid rows only."""
+        obs, valid, value = batch["obs"][:-1], batch["valid"], batch["value"]
+        reward = batch["reward"]
+        if self.network.reward_normalizer is not None:
+            reward = self.network.reward_normalizer.scaled(reward)
+        last_value, final_value = self._bootstrap_values(batch)
+        ends = (batch["terminated"], batch["truncated"], valid, final_value, last_value)
+        advantage = gae(reward, value, *ends, self.config.gamma, self.config.gae_lambda)[valid]
+        returns = advantage + value[valid]
+        return Rollout(
+            obs=as_tensor(obs[valid], self.flat.device),
+            action=batch["action"][valid],
+            logp=batch["logp"][valid],
+            advantage=advantage,
+            returns=returns,
+            explained_variance=1.0 - float(advantage.var()) / max(float(returns.var()), 1e-8) if len(returns) else 0.0,
+        )
+
+    def _bootstrap_values(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Values after the last row [B], and of final observations [T, B] where an episode was only cut short."""
+        cut = batch["truncated"] & ~batch["terminated"] & batch["valid"]
+        last_obs = batch["obs"][-1]
+        with torch.inference_mode():
+            _, value = self.network(as_tensor(np.concatenate([last_obs, batch["final_obs"][cut]]), self.flat.device))
+        values, num_envs = _host(value), len(last_obs)
+        final_value = np.zeros(cut.shape, np.float32)
+        final_value[cut] = values[num_envs:]
+        return values[:num_envs], final_value
+
+    def _backward(self, rollout: Rollout, rows: np.ndarray) -> np.ndarray:
+        """Fill the flat gradient from one minibatch; returns its statistics in the order of _STATS."""
+        config, device = self.config, self.flat.device
+        outputs, value = self.network(rollout.obs.index_select(0, as_tensor(rows, device)))
+        outputs_now, action = _host(outputs), rollout.action[rows]
+        logp, entropy = self.choices.evaluate(outputs_now, action)
+        d_logp, d_value, stats = _clipped_loss(
+            rows, logp, _host(value), rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef
+        )
+        stats[2] = entropy.mean()
+        for name, number in zip(_STATS[:3], stats[:3].tolist(), strict=True):
+            if not math.isfinite(number):
+                raise NotFinite(
+                    f"{name} is {number} at update {self.updates}: lower learning_rate or check the rewards"
+                )
+        d_outputs = self.choices.backward(outputs_now, action, d_logp, -config.entropy_coef / len(rows))
+        self.flat.gradient.zero_()
+        torch.autograd.backward([outputs, value], [as_tensor(d_outputs, device), as_tensor(d_value, device)])
+        return stats
+
+    def _adopt_seen(self) -> None:
+        if self.network.normalizer is not None:
+            self.network.normalizer.take(self._seen)
+
+
+@numba.njit(cache=True, nogil=True)
+def _clipped_loss(
+    rows: np.ndarray,
+    logp: np.ndarray,
+    value: np.ndarray,
+    old_logp: np.ndarray,
+    advantage: np.ndarray,
+    returns: np.ndarray,
+    clip: float,
+    value_coef: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """d(loss)/d(logp), d(loss)/d(value) and statistics of −min(r A, clip(r) A) + value_coef (V − R)² (eq. 7 and 9).
+
+    `logp` and `value` are the minibatch's, the other columns the rollout's. Advantages are normalized over the minibatch.
+    """
+    count = len(rows)
+    mean, square = 0.0, 0.0
+    for i in range(count):
+        mean += advantage[rows[i]] / count
+    for i in range(count):
+        square += (advantage[rows[i]] - mean) ** 2 / count
+    if count == 1:  # a lone row normalized would vanish
+        mean, square = 0.0, 1.0
+    scale = 1.0 / (math.sqrt(square) + 1e-8)
+    d_logp = np.zeros(count, np.float64)
+    d_value = np.empty(count, np.float32)
+    stats = np.zeros(5, np.float64)
+    for i in range(count):
+        row = rows[i]
+        gain = (advantage[row] - mean) * scale
+        log_ratio = logp[i] - old_logp[row]
+        ratio = math.exp(log_ratio)
+        clipped = min(max(ratio, 1.0 - clip), 1.0 + clip)
+        if ratio * gain <= clipped * gain:
+            d_logp[i] = -ratio * gain / count
+        error = np.float64(value[i]) - np.float64(returns[row])
+        d_value[i] = 2.0 * value_coef * error / count
+        stats[0] -= min(ratio * gain, clipped * gain) / count
+        stats[1] += error * error / count
+        stats[3] += (ratio - 1.0 - log_ratio) / count
+        stats[4] += (1.0 if ratio != clipped else 0.0) / count
+    return d_logp, d_value, stats
+
+
+def _minibatches(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """The order in nearly equal parts of at most `size`: every row once, and no tiny remainder."""
+    count = -(-len(order) // size)
+    for part in range(count):
+        yield order[part * len(order) // count : (part + 1) * len(order) // count]
+
+
+def _host(tensor: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.detach().cpu().numpy()
+    return array

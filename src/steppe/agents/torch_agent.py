@@ -1,0 +1,80 @@
+"""What every torch agent does the same way: hand weights out and take them in, and step the optimizer. Mathematics is in
+the algorithms' own files."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from steppe.agents.flat import FlatAdam, FlatModule
+from steppe.core import seeding
+from steppe.core.agent import Tree
+from steppe.core.algorithms import AgentConfig
+from steppe.core.errors import ConfigError
+from steppe.core.weights import Weights
+
+
+class TorchAgent:
+    """Owns the flat module, the acting stream, the counters and (once it learns) the optimizer."""
+
+    def __init__(self, flat: FlatModule, config: AgentConfig, seed: int, *, adam_eps: float) -> None:
+        self.version = 0
+        self.updates = 0
+        self.env_steps = 0
+        self.seed = seed
+        self.flat = flat
+        self.learning_rate = config.learning_rate
+        self._stream = seeding.generator(seed, "act")
+        self._max_grad_norm = config.max_grad_norm
+        self._adam_eps = adam_eps
+        self._adam: FlatAdam | None = None
+
+    def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
+        """All later exploration draws from `stream`."""
+        self._stream = stream
+
+    def load(self, weights: Weights) -> None:
+        """Adopt weights with their counters; the layout must be this agent's."""
+        self.flat.load(weights, f"this {type(self).__name__}")
+        self.version, self.updates, self.env_steps = weights.version, weights.updates, weights.env_steps
+
+    def weights(self) -> Weights:
+        """The weights as they are now, sharing memory."""
+        return self.flat.weights(self.version, self.updates, self.env_steps)
+
+    def apply(self, gradient: np.ndarray) -> None:
+        """One optimizer step with a flat gradient, clipped like the agent's own."""
+        if gradient.shape != tuple(self.flat.gradient.shape):
+            raise ConfigError(f"the gradient has shape {gradient.shape}, not {tuple(self.flat.gradient.shape)}")
+        self.flat.gradient.copy_(torch.from_numpy(np.array(gradient, np.float32)))
+        self._step()
+
+    def _step(self) -> float:
+        """Clip and step along the flat gradient; returns its length before clipping."""
+        norm = self._optimizer().step(self.learning_rate, self.updates)
+        self.updates += 1
+        return norm
+
+    def _optimizer(self) -> FlatAdam:
+        if self._adam is None:
+            self._adam = FlatAdam(self.flat, eps=self._adam_eps, max_grad_norm=self._max_grad_norm)
+        return self._adam
+
+    def _counters(self) -> Tree:
+        """The part of `state` that every torch agent has."""
+        return {
+            "seed": self.seed,
+            "version": self.version,
+            "updates": self.updates,
+            "env_steps": self.env_steps,
+            "learning_rate": self.learning_rate,
+            "adam": self._adam.state() if self._adam else {},
+        }
+
+    def _restore_counters(self, state: Tree) -> None:
+        self.seed, self.version = int(state["seed"]), int(state["version"])
+        self.updates, self.env_steps = int(state["updates"]), int(state["env_steps"])
+        self.learning_rate = float(state["learning_rate"])
+        self._adam = None
+        if state["adam"]:
+            self._optimizer().restore(state["adam"])
