@@ -66,7 +66,7 @@ def observation_rule(
     size, write = _flat(space, whose)
     field = FieldSpec("obs", (size,), "float32")
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        fast: Put = operator.setitem  # no Python frame on the hot path
+        fast: Put = operator.setitem  # type: ignore[assignment]  # a C function: no frame on the hot path
         return ObservationRule(field, fast, space.shape)
 
     def put(target: np.ndarray, index: int, raw: Any) -> None:

@@ -1,0 +1,241 @@
+"""What every world must do, as tests that a world of your own can inherit (pytest collects them from your subclass).
+
+class TestMyWorld(WorldConformance):
+    def make_world(self, num_envs, seed):
+        return MyWorld(num_envs, seed)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from steppe.core.experience import Segment
+from steppe.core.specs import ActionSpec, SegmentSpec
+from steppe.core.world import World
+
+
+@dataclass
+class Journal:
+    """Everything a world wrote over many steps, joined over segments: `[T, B, …]`, `obs` with one row more."""
+
+    columns: dict[str, np.ndarray]
+    starts: np.ndarray  # [T + 1, B]: whether the observation in that row begins an episode
+    finished: list[tuple[float, int]]
+    unfinished: list[tuple[float, int]]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+
+class WorldConformance:
+    """Inherit, implement `make_world`, and `references` if plain environments can follow along."""
+
+    num_envs = 3
+    num_rows = 60  # of segments together; enough for every environment to end an episode
+    seed_matters = True  # False for a world without randomness
+
+    def make_world(self, num_envs: int, seed: int) -> World:
+        """A new world that neither clips nor scales rewards."""
+        raise NotImplementedError
+
+    def references(self, num_envs: int, seed: int) -> list[tuple[gym.Env[Any, Any], int]] | None:
+        """One plain environment for each of the world's, with the number to seed it; None where there is no such thing."""
+        return None
+
+    def row_of(self, space: gym.Space[Any], raw: Any) -> np.ndarray:
+        """What a raw observation should look like in a segment, by Gymnasium's own flattening; override for images."""
+        return np.asarray(gym.spaces.utils.flatten(space, raw), np.float32)
+
+    def test_it_writes_what_its_spec_says(self) -> None:
+        world = self.make_world(self.num_envs, 0)
+        journal = collect(world, self.num_rows, 7)
+        assert world.num_envs == self.num_envs
+        assert world.starts.shape == (self.num_envs,)
+        assert world.starts.dtype == np.bool_
+        assert journal["obs"].shape == (self.num_rows + 1, self.num_envs, *world.spec.obs.shape)
+        assert np.isfinite(journal["obs"]).all(), "some rows of obs were never written"
+        assert np.isfinite(journal["reward"]).all(), "some rows of reward were never written"
+        cut = journal["terminated"] | journal["truncated"]
+        assert cut.any(axis=0).all(), "no episode ended in some environment: raise num_rows"
+        assert np.isfinite(journal["final_obs"][cut]).all(), "an episode was cut without its last observation"
+
+    def test_the_same_seed_gives_the_same_trajectory(self) -> None:
+        one, other = (collect(self.make_world(self.num_envs, 3), self.num_rows, 7) for _ in range(2))
+        _require_same(one, other)
+
+    def test_another_seed_gives_another_trajectory(self) -> None:
+        if not self.seed_matters:
+            return
+        one, other = (collect(self.make_world(self.num_envs, seed), self.num_rows, 7) for seed in (3, 4))
+        assert not np.array_equal(one["obs"], other["obs"])
+
+    def test_copies_differ_from_each_other(self) -> None:
+        if not self.seed_matters:
+            return
+        obs = collect(self.make_world(2, 3), self.num_rows, 7)["obs"]
+        assert not np.array_equal(obs[:, 0], obs[:, 1])
+
+    def test_where_a_segment_ends_does_not_matter(self) -> None:
+        one = collect(self.make_world(self.num_envs, 5), self.num_rows, 4)
+        other = collect(self.make_world(self.num_envs, 5), self.num_rows, self.num_rows)
+        _require_same(one, other)
+
+    def test_reset_rows_are_no_experience(self) -> None:
+        journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
+        cut = journal["terminated"] | journal["truncated"]
+        resets = ~journal["valid"]
+        assert not (resets & cut).any(), "a reset row ended an episode"
+        assert not journal["reward"][resets].any(), "a reset row paid a reward"
+        assert not resets[0].any(), "the first row after reset() was no experience"
+        assert cut[:-1][resets[1:]].all(), "a reset row does not follow an end"
+
+    def test_every_end_leads_to_one_start(self) -> None:
+        journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
+        cut = journal["terminated"] | journal["truncated"]
+        assert journal.starts[0].all()
+        same_step = cut & journal.starts[1:]
+        after_reset_row = ~journal["valid"]
+        np.testing.assert_array_equal(journal.starts[1:], same_step | after_reset_row)
+        late = cut & ~journal.starts[1:]
+        np.testing.assert_array_equal(late[:-1], after_reset_row[1:])
+
+    def test_returns_and_lengths_add_up(self) -> None:
+        journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
+        finished, unfinished = account(journal)
+        assert [length for _, length in journal.finished] == [length for _, length in finished]
+        np.testing.assert_allclose(
+            [total for total, _ in journal.finished], [total for total, _ in finished], rtol=1e-5
+        )
+        assert [length for _, length in journal.unfinished] == [length for _, length in unfinished]
+        np.testing.assert_allclose([total for total, _ in journal.unfinished], [t for t, _ in unfinished], rtol=1e-5)
+
+    def test_reset_begins_new_episodes(self) -> None:
+        world = self.make_world(self.num_envs, 0)
+        collect(world, 2, 2)
+        obs = _blank(world, 1)["obs"][0]
+        world.reset(obs)
+        assert world.starts.all()
+        assert np.isfinite(obs).all()
+        assert world.unfinished() == [(0.0, 0)] * self.num_envs
+
+    def test_it_leaves_the_actions_alone(self) -> None:
+        world = self.make_world(self.num_envs, 0)
+        segment = _blank(world, 1)
+        actions = sample(world.spec.action, self.num_envs, np.random.default_rng(0))
+        given = actions.copy()
+        world.reset(segment["obs"][0])
+        world.step(actions, segment, 0)
+        world.close()
+        np.testing.assert_array_equal(actions, given)
+
+    def test_rows_are_what_plain_environments_give(self) -> None:
+        references = self.references(self.num_envs, 9)
+        if references is None:
+            return
+        journal = collect(self.make_world(self.num_envs, 9), self.num_rows, 7)
+        for index, (env, seed) in enumerate(references):
+            self._follow(journal, index, env, seed)
+            env.close()
+
+    def _follow(self, journal: Journal, index: int, env: gym.Env[Any, Any], seed: int) -> None:
+        """Step `env` beside the rows of one environment and compare everything."""
+        seen = self.row_of(env.observation_space, env.reset(seed=seed)[0])
+        for t in range(self.num_rows):
+            where = f"environment {index}, row {t}"
+            np.testing.assert_array_equal(journal["obs"][t, index], seen, err_msg=where)
+            if journal["valid"][t, index]:
+                raw, reward, terminated, truncated, _ = env.step(env_action(env, journal["action"][t, index]))
+                seen = self.row_of(env.observation_space, raw)
+                assert journal["reward"][t, index] == np.float32(reward), where
+                assert journal["terminated"][t, index] == terminated, where
+                assert journal["truncated"][t, index] == truncated, where
+                if terminated or truncated:
+                    np.testing.assert_array_equal(journal["final_obs"][t, index], seen, err_msg=where)
+            if journal.starts[t + 1, index]:
+                seen = self.row_of(env.observation_space, env.reset()[0])
+        np.testing.assert_array_equal(journal["obs"][self.num_rows, index], seen)
+
+
+def collect(world: World, num_rows: int, segment_steps: int, action_seed: int = 1) -> Journal:
+    """Step a world with random actions, in poisoned segments of at most `segment_steps`, then close it."""
+    generator = np.random.default_rng(action_seed)
+    segments: list[Segment] = []
+    starts: list[np.ndarray] = []
+    finished: list[tuple[float, int]] = []
+    while (left := num_rows - sum(segment.spec.num_steps for segment in segments)) > 0:
+        segment = _blank(world, min(left, segment_steps))
+        if segments:
+            segment["obs"][0] = segments[-1]["obs"][-1]
+        else:
+            world.reset(segment["obs"][0])
+            starts.append(world.starts.copy())
+        for t in range(segment.spec.num_steps):
+            segment["action"][t] = sample(world.spec.action, world.num_envs, generator)
+            world.step(segment["action"][t], segment, t)
+            starts.append(world.starts.copy())
+        finished += world.take_finished()
+        segments.append(segment)
+    unfinished = world.unfinished()
+    world.close()
+    names = segments[0].columns
+    columns = {name: np.concatenate([s[name][: s.spec.num_steps] for s in segments]) for name in names}
+    columns["obs"] = np.concatenate([columns["obs"], segments[-1]["obs"][-1:]])
+    return Journal(columns, np.stack(starts), finished, unfinished)
+
+
+def account(journal: Journal) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+    """(return, length) of finished and of running episodes, added up from the rows alone."""
+    num_envs = journal["reward"].shape[1]
+    finished: list[tuple[float, int]] = []
+    running = [(0.0, 0)] * num_envs
+    for t, index in np.ndindex(*journal["reward"].shape):
+        if not journal["valid"][t, index]:
+            continue
+        total, length = running[index]
+        running[index] = (total + float(journal["reward"][t, index]), length + 1)
+        if journal["terminated"][t, index] or journal["truncated"][t, index]:
+            finished.append(running[index])
+            running[index] = (0.0, 0)
+    return finished, running
+
+
+def sample(action: ActionSpec, num_envs: int, generator: np.random.Generator) -> np.ndarray:
+    """Random actions `[B, …]`; in a box from a normal distribution, so some lie beyond the bounds."""
+    if action.kind == "box":
+        return generator.normal(size=(num_envs, *action.sizes)).astype(np.float32)
+    choices = generator.integers(0, action.sizes, (num_envs, len(action.sizes)))
+    return choices[:, 0] if action.kind == "discrete" else choices
+
+
+def env_action(env: gym.Env[Any, Any], action: np.ndarray) -> Any:
+    """An agent's action as a plain environment wants it."""
+    space = env.action_space
+    if isinstance(space, gym.spaces.Discrete):
+        return int(action) + int(space.start)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return action.reshape(space.nvec.shape) + space.start
+    if isinstance(space, gym.spaces.Box):
+        return np.clip(action, space.low, space.high)
+    return action.reshape(space.shape or ()).astype(space.dtype)
+
+
+def _blank(world: World, num_steps: int) -> Segment:
+    """Memory in which whatever a world forgets to write shows."""
+    segment = Segment.blank(SegmentSpec(num_steps, world.num_envs, world.spec.obs, world.spec.action.field))
+    for column in segment.columns.values():
+        column[...] = np.nan if column.dtype == np.float32 else 1
+    segment["valid"][...] = False
+    return segment
+
+
+def _require_same(one: Journal, other: Journal) -> None:
+    cut = one["terminated"] | one["truncated"]
+    for name in ("obs", "action", "reward", "terminated", "truncated", "valid"):
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    np.testing.assert_array_equal(one["final_obs"][cut], other["final_obs"][cut], err_msg="final_obs")
+    np.testing.assert_array_equal(one.starts, other.starts, err_msg="starts")
+    assert one.finished == other.finished
