@@ -1,0 +1,230 @@
+"""What every Memory must do, as a suite to inherit, and a scripted actor whose steps are known in plain Python.
+
+class TestMine(MemoryConformance):
+    def make(self): return MyMemory(self.spec)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steppe.core import codec
+from steppe.core.agent import Learned, Memory
+from steppe.core.experience import Batch, Segment, SegmentHeader
+from steppe.core.specs import FieldSpec, SegmentSpec
+
+SPEC = SegmentSpec(5, 3, FieldSpec("obs", (4,), "float32"), FieldSpec("action", (), "int64"))
+POISON = np.nan  # in every cell that means nothing: whoever reads one shows it
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one environment, and the segment that carried it."""
+
+    env: int
+    sequence: int
+    obs: tuple[float, ...]
+    action: int
+    reward: float
+    next_obs: tuple[float, ...]
+    terminated: bool
+    truncated: bool
+
+
+class ScriptedActor:
+    """Random episodes whose observations say where they are from: (actor, environment, episode, time).
+
+    With `next_step`, the step after a cut only resets, as in Gymnasium's NEXT_STEP mode, and is not valid.
+    """
+
+    def __init__(self, spec: SegmentSpec = SPEC, actor: int = 0, seed: int = 0, *, next_step: bool = False) -> None:
+        self.spec, self.actor, self.next_step = spec, actor, next_step
+        self.sequence = 0
+        self.steps: list[Step] = []
+        self._stream = np.random.default_rng([seed, actor])
+        self._episode = np.zeros(spec.num_envs, int)
+        self._time = np.zeros(spec.num_envs, int)
+        self._resets = np.zeros(spec.num_envs, bool)
+
+    def segment(self, version: int = 0) -> Segment:
+        """The next segment; `steps` grows by what it holds."""
+        segment = Segment.blank(self.spec)
+        for column in segment.columns.values():
+            column[...] = POISON if column.dtype.kind == "f" else 0
+        segment["obs"][0] = [self._seen(env) for env in range(self.spec.num_envs)]
+        for t in range(self.spec.num_steps):
+            for env in range(self.spec.num_envs):
+                self._step(segment, t, env)
+        segment.header = SegmentHeader("scripted", self.actor, 0, self.sequence, version)
+        self.sequence += 1
+        return segment
+
+    def begin_anew(self) -> None:
+        """Abandon all episodes without a cut, as an actor does that was killed and restarted."""
+        self._episode += 1
+        self._time[:] = 0
+        self._resets[:] = False
+
+    def _seen(self, env: int) -> tuple[float, ...]:
+        return (float(self.actor), float(env), float(self._episode[env]), float(self._time[env]))
+
+    def _step(self, segment: Segment, t: int, env: int) -> None:
+        if self._resets[env]:
+            self._resets[env] = False
+            self._episode[env] += 1
+            self._time[env] = 0
+            segment["obs"][t + 1, env] = self._seen(env)
+            return
+        obs = self._seen(env)
+        self._time[env] += 1
+        reward = float(np.float32(self._stream.normal()))
+        terminated, truncated = bool(self._stream.random() < 0.15), bool(self._stream.random() < 0.15)
+        step = Step(env, self.sequence, obs, int(self._time[env]), reward, self._seen(env), terminated, truncated)
+        self.steps.append(step)
+        segment["action"][t, env], segment["reward"][t, env] = step.action, reward
+        segment["terminated"][t, env], segment["truncated"][t, env] = terminated, truncated
+        segment["valid"][t, env] = True
+        if terminated or truncated:
+            segment["final_obs"][t, env] = step.next_obs
+            self._resets[env] = self.next_step
+            if not self.next_step:
+                self._episode[env] += 1
+                self._time[env] = 0
+        segment["obs"][t + 1, env] = self._seen(env)
+
+
+class MemoryConformance:
+    """Inherit, override `make`, and run with pytest. Every call of `make` gives an equal, empty memory."""
+
+    spec = SPEC
+    num_actors = 2
+    intakes = 12  # after so many a memory must have been ready at least once
+
+    def make(self) -> Memory:
+        """A new memory for segments of `spec`."""
+        raise NotImplementedError
+
+    def test_begins_hungry(self) -> None:
+        memory = self.make()
+        assert memory.hungry()
+        assert not memory.ready()
+
+    def test_an_intake_of_nothing_changes_nothing(self) -> None:
+        memory = self.make()
+        memory.add([])
+        assert memory.hungry()
+        assert not memory.ready()
+
+    def test_never_stalls(self) -> None:
+        """A learner that adds when hungry and learns when ready always has something to do, and both happen."""
+        memory = self.make()
+        batches = self._run(memory, self._rounds())
+        assert batches, f"not ready after {self.intakes} intakes"
+        assert memory.hungry(), "never hungry again: the learner would learn from the same for ever"
+
+    def test_keeps_its_own_copy(self) -> None:
+        """Segments go back to their writer, who overwrites them."""
+        for batch in self._run(self.make(), self._rounds(), spoil=True):
+            self._require_sound(batch)
+
+    def test_meaningless_rows_stay_out(self) -> None:
+        for next_step in (False, True):
+            for batch in self._run(self.make(), self._rounds(next_step=next_step)):
+                self._require_sound(batch)
+
+    def test_same_intake_same_batches(self) -> None:
+        one, other = self._run(self.make(), self._rounds()), self._run(self.make(), self._rounds())
+        _require_equal(one, other)
+
+    def test_goes_on_exactly_from_its_state(self) -> None:
+        """Also through bytes, into a memory that was used before, and with the original going on beside it."""
+        rounds = self._rounds()
+        for split in range(1, self.intakes, 3):
+            original, copy = self.make(), self.make()
+            self._run(original, rounds[:split])
+            self._run(copy, rounds[: split // 2])
+            state = original.state()
+            after = self._run(original, rounds[split:])
+            copy.restore(codec.unpack(codec.pack(state)))
+            _require_equal(after, self._run(copy, rounds[split:]))
+            assert copy.stats() == original.stats()
+
+    def test_goes_on_exactly_between_add_and_learning(self) -> None:
+        original, copy = self.make(), self.make()
+        for segments in self._rounds():
+            original.add(segments)
+            if original.ready():
+                break
+        copy.restore(codec.unpack(codec.pack(original.state())))
+        assert copy.ready()
+        _require_equal([_copied(original.sample())], [_copied(copy.sample())])
+
+    def test_stats_are_plain_numbers(self) -> None:
+        memory = self.make()
+        self._run(memory, self._rounds())
+        assert all(isinstance(name, str) and isinstance(value, float) for name, value in memory.stats().items())
+
+    def learned(self, batch: Batch) -> Learned:
+        """What an agent would say of a batch: priorities that depend on nothing but the rows."""
+        priorities = None if batch.indices is None else 0.1 + np.abs(np.asarray(batch["reward"], np.float64))
+        return Learned(updates=1, priorities=priorities)
+
+    def _rounds(self, *, next_step: bool = True) -> list[list[Segment]]:
+        actors = [ScriptedActor(self.spec, actor, next_step=next_step) for actor in range(self.num_actors)]
+        return [[actor.segment(version) for actor in actors] for version in range(self.intakes)]
+
+    def _run(self, memory: Memory, rounds: Iterable[list[Segment]], *, spoil: bool = False) -> list[Batch]:
+        """What a learner does in sync mode, at most a thousand updates per intake; the batches as copies."""
+        batches = []
+        for segments in rounds:
+            memory.add(segments)
+            if spoil:
+                for column in (column for segment in segments for column in segment.columns.values()):
+                    column[...] = POISON if column.dtype.kind == "f" else 1
+            for _ in range(1000):
+                assert memory.ready() or memory.hungry(), "neither ready nor hungry: the run would stand still"
+                if not memory.ready():
+                    break
+                batch = memory.sample()
+                batches.append(_copied(batch))
+                memory.update(batch, self.learned(batch))
+        return batches
+
+    def _require_sound(self, batch: Batch) -> None:
+        """Rewards and observations are real ones, and what follows an observation is from the same episode."""
+        if "valid" in batch.columns:
+            valid = batch["valid"]
+            cut = (batch["terminated"] | batch["truncated"])[..., None]
+            obs, following = batch["obs"][:-1], np.where(cut, batch["final_obs"], batch["obs"][1:])
+            obs, following, reward = obs[valid], following[valid], batch["reward"][valid]
+        else:
+            obs, following, reward = batch["obs"], batch["next_obs"], batch["reward"]
+        assert np.isfinite(obs).all()
+        assert np.isfinite(reward).all()
+        np.testing.assert_array_equal(obs[:, :3], following[:, :3])
+        assert (following[:, 3] > obs[:, 3]).all()
+
+
+def _copied(batch: Batch) -> Batch:
+    columns = {name: column.copy() for name, column in batch.columns.items()}
+    if "final_obs" in columns:  # elsewhere it means nothing and may differ
+        columns["final_obs"][~(columns["terminated"] | columns["truncated"])] = 0
+    return Batch(columns, _copy(batch.weights), _copy(batch.indices), batch.versions)
+
+
+def _copy(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None else array.copy()
+
+
+def _require_equal(batches: list[Batch], others: list[Batch]) -> None:
+    assert len(batches) == len(others)
+    for one, other in zip(batches, others, strict=True):
+        assert one.columns.keys() == other.columns.keys()
+        assert one.versions == other.versions
+        pairs: list[tuple[Any, Any]] = [(one[name], other[name]) for name in one.columns]
+        for left, right in [*pairs, (one.weights, other.weights), (one.indices, other.indices)]:
+            np.testing.assert_array_equal(left, right)
