@@ -11,6 +11,7 @@ Whatever is wrong with the bytes, reading them raises DamagedFile.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import struct
 import zlib
@@ -37,6 +38,7 @@ _DTYPES = {
     for name in ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 }
 _BROKEN = (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError)
+_COUNTERS = [field.name for field in dataclasses.fields(Weights) if field.name not in ("layout", "buffer")]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -95,9 +97,8 @@ def decode_segment(data: Buffer, spec: SegmentSpec) -> Segment:
 
 def encode_weights(weights: Weights) -> bytes:
     """Weights with their layout and counters."""
-    counters = [weights.version, weights.updates, weights.env_steps, float(weights.train_s)]
     layout = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
-    message = {"kind": "weights", "schema": WEIGHTS_SCHEMA, "counters": counters, "layout": layout}
+    message = {"kind": "weights", "schema": WEIGHTS_SCHEMA, "counters": counters(weights), "layout": layout}
     return pack({**message, "buffer": weights.buffer})
 
 
@@ -105,12 +106,25 @@ def decode_weights(data: Buffer) -> Weights:
     """The weights again, in a buffer of their own, with every entry checked to lie inside it."""
     message = _message(data, "weights", WEIGHTS_SCHEMA)
     with _damaged("weights"):
-        counters = msgspec.convert(message["counters"], tuple[int, int, int, float])
+        known = checked_counters(message["counters"])
         buffer = message["buffer"]
         if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:
             raise ValueError("the buffer is not a flat array of bytes")
         layout = checked_layout(message["layout"], buffer.nbytes)
-        return Weights(layout, buffer.copy(), *counters)
+        return Weights(layout, buffer.copy(), **known)
+
+
+def counters(weights: Weights) -> dict[str, Any]:
+    """What weights say of themselves besides their layout, by name."""
+    return {name: getattr(weights, name) for name in _COUNTERS}
+
+
+def checked_counters(values: dict[str, Any]) -> dict[str, Any]:
+    """`counters` again: seconds are floats, everything else is an integer, what is absent keeps its default."""
+    unknown = sorted(values.keys() - set(_COUNTERS))
+    if unknown:
+        raise ValueError(f"unknown counter {unknown[0]!r}")
+    return {name: msgspec.convert(v, float if name.endswith("_s") else int) for name, v in values.items()}
 
 
 def checked_layout(rows: Any, nbytes: int) -> Layout:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from steppe.core import codec
@@ -28,6 +29,7 @@ from steppe.core.weights import Weights
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
 FORMAT = 1
+_BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 _NUMBER = re.compile(r"\d{8,}")
 
 
@@ -72,8 +74,8 @@ class Checkpoints:
 
     def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
         """Keep weights as the best so far, in place of the best before them; `save` never removes it."""
-        known = {"score": score, "version": weights.version, "updates": weights.updates, "env_steps": weights.env_steps}
-        files = {WEIGHTS: weights_bytes(weights), COUNTERS: _json({**known, **(counters or {})})}
+        known = {"score": score, **codec.counters(weights), **(counters or {})}
+        files = {WEIGHTS: weights_bytes(weights), COUNTERS: _json(known)}
         return _append(self.directory / "best", files, 1)
 
     def latest(self) -> Checkpoint | None:
@@ -133,10 +135,7 @@ def weights_bytes(weights: Weights) -> bytes:
     rows = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
     metadata = {
         "format": str(FORMAT),
-        "version": str(weights.version),
-        "updates": str(weights.updates),
-        "env_steps": str(weights.env_steps),
-        "train_s": repr(float(weights.train_s)),
+        "counters": json.dumps(codec.counters(weights)),
         "layout": json.dumps(rows),
         "sha256": weights.sha256(),
     }
@@ -154,7 +153,7 @@ def weights_from(data: bytes, where: str) -> Weights:
         if "layout" not in metadata:
             return Weights.from_arrays(arrays)
         weights = _laid_out(arrays, metadata)
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (SafetensorError, msgspec.MsgspecError, *_BROKEN) as error:
         raise DamagedFile(f"{where} is damaged: {error}") from None
     if weights.sha256() != metadata.get("sha256"):
         raise DamagedFile(f"{where} is damaged: the weights do not match their sha256")
@@ -171,8 +170,7 @@ def _laid_out(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> Weight
         if arrays[entry.name].shape != entry.shape or arrays[entry.name].dtype != entry.dtype:
             raise ValueError(f"{entry.name!r} is not as the layout says")
         view[...] = arrays[entry.name]
-    version, updates, env_steps = (int(metadata[name]) for name in ("version", "updates", "env_steps"))
-    return Weights(layout, buffer, version, updates, env_steps, float(metadata["train_s"]))
+    return Weights(layout, buffer, **codec.checked_counters(json.loads(metadata["counters"])))
 
 
 def _metadata(data: bytes) -> dict[str, str]:
