@@ -62,6 +62,7 @@ class EvalConfig(Frozen):
     """How the manager judges the newest weights."""
 
     every_steps: Positive = Field(20_000, description="Environment steps between evaluations.")
+    every_episodes: Positive | None = Field(None, description="Training episodes between evaluations, besides every_steps.")
     episodes: Positive = Field(20, description="Episodes per evaluation, the final one included.")
     explore: bool = Field(False, description="Sample actions instead of taking the best one.")
     max_episode_steps: Positive = Field(100_000, description="An evaluation episode is cut after this many steps.")
@@ -72,6 +73,7 @@ class CheckpointConfig(Frozen):
     """When a run is written down."""
 
     every_s: PositiveFloat = Field(30.0, description="Seconds between checkpoints.")
+    every_episodes: Positive | None = Field(None, description="Training episodes between checkpoints, besides every_s.")
     keep: Positive = Field(3, description="How many of the newest are kept, besides the best.")
 
 

@@ -71,13 +71,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Weights:
-    """`version` counts publications from 0; `updates` counts optimizer steps behind it; `env_steps` the experience."""
+    """`version` counts publications from 0; behind it are `updates`, `env_steps`, `episodes`, `train_s`."""
 
     layout: Layout
     buffer: np.ndarray  # uint8, one-dimensional, contiguous; padding bytes are zero
     version: int = 0
     updates: int = 0
     env_steps: int = 0
+    episodes: int = 0
+    train_s: float = 0.0
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Weights:
@@ -92,9 +94,11 @@ class Weights:
         """The named arrays, sharing the buffer."""
         return self.layout.views(self.buffer)
 
-    def stamped(self, version: int, updates: int, env_steps: int) -> Weights:
+    def stamped(
+        self, *, version: int, updates: int, env_steps: int, episodes: int = 0, train_s: float = 0.0
+    ) -> Weights:
         """The same buffer under new counters."""
-        return replace(self, version=version, updates=updates, env_steps=env_steps)
+        return replace(self, version=version, updates=updates, env_steps=env_steps, episodes=episodes, train_s=train_s)
 
     def copy(self) -> Weights:
         """The same weights in a buffer of their own."""

@@ -32,7 +32,13 @@ class World(Protocol):
         """
 
     def take_finished(self) -> list[tuple[float, int]]:
-        """(return, length) of the episodes that ended since the last call; returns are as the environment gave them."""
+        """(return, length) of the episodes that ended since the last call, by step, then by environment.
+
+        Returns are as the environment gave them, before clipping and scaling.
+        """
+
+    def unfinished(self) -> list[tuple[float, int]]:
+        """(return, length) so far of the episode under way in each environment."""
 
     def render(self) -> np.ndarray | None:
         """The first environment as an RGB image [height, width, 3], where it can."""

@@ -1,1 +1,1 @@
-
+"""Building a plan, running it, stopping it: MainLoop and the parts that users compose."""

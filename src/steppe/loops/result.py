@@ -1,0 +1,41 @@
+"""What a run came to: the summary that the command line prints, with attributes for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steppe.core.errors import EnvironmentFault, NotFinite, RoleDied, RunFailed
+from steppe.runtimes.turns import Fault
+
+_ERRORS: dict[str, type[RunFailed]] = {kind.reason: kind for kind in (EnvironmentFault, NotFinite, RoleDied)}
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: where it is, how it ended, and its figures (`summary`, or as attributes)."""
+
+    path: Path
+    summary: Mapping[str, Any]
+    message: str = ""
+    fault: Fault | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.summary[name]
+        except KeyError:
+            raise AttributeError(f"a run's result has no {name!r}; it has: {', '.join(self.summary)}") from None
+
+    def raise_for_fault(self) -> None:
+        """Raise what ended the run early, with the traceback of where it happened."""
+        if self.fault is None:
+            return
+        traceback = str(self.fault.details.get("traceback", "")).rstrip()
+        error = _ERRORS.get(self.fault.reason, RunFailed)(
+            f"{self.message}\n\n{traceback}" if traceback else self.message
+        )
+        if isinstance(error, EnvironmentFault):
+            error.details = self.fault.details
+        raise error

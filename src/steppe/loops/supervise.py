@@ -1,0 +1,165 @@
+"""From a launched run to its outcome: watch, pass on commands, notice the target, end in good order, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from steppe.core.config import RunConfig
+from steppe.core.links import COMMANDS, EVENTS
+from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
+from steppe.records.view import RunView
+from steppe.roles.context import FINISH, STOP
+from steppe.runtimes.turns import Fault, Handle
+
+TICK_S = 0.2
+STOP_S = 4.0  # how long roles have to end in good order when the user asked for the end
+FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
+
+Observer = Callable[[RunView], object]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    state: str  # SUCCEEDED | FAILED | STOPPED
+    reason: str
+    message: str = ""
+    fault: Fault | None = None
+
+
+class Interrupts:
+    """Takes Ctrl-C and SIGTERM: the first asks for a good end, the second is a KeyboardInterrupt.
+
+    Outside the main thread it leaves signals alone.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.on_first: Callable[[], None] = lambda: None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            raise KeyboardInterrupt
+        self.on_first()
+
+
+class Supervisor:
+    """One run under watch. `stop` may be called from another thread."""
+
+    def __init__(self, handle: Handle, directory: RunDirectory, config: RunConfig, interrupts: Interrupts) -> None:
+        self.handle, self.directory, self.config, self.interrupts = handle, directory, config, interrupts
+        self.view = RunView(directory)
+        self._stop: Outcome | None = None
+        self._command_cursor = 0
+        interrupts.on_first = self._hurry
+
+    def stop(self, reason: str, message: str = "") -> None:
+        """Ask the run to end in good order."""
+        self._stop = Outcome("STOPPED", reason, message)
+
+    def run(self, observers: Sequence[Observer]) -> Outcome:
+        """Watch until the run is over, then bring everything down."""
+        self.directory.store.set_status("RUNNING")
+        try:
+            outcome = self._watch(observers)
+            self.directory.store.set_status("STOPPING", outcome.reason)
+            return self._wind_up(outcome, observers)
+        finally:
+            self.handle.close(timeout_s=STOP_S if self.interrupts.count < 2 else 0.0)
+
+    def _watch(self, observers: Sequence[Observer]) -> Outcome:
+        while True:
+            self.handle.advance(TICK_S)
+            outcome = self._look()
+            self._show(observers)
+            if outcome is not None:
+                return outcome
+
+    def _hurry(self) -> None:
+        """On the first signal, at once: roles may be deep inside a long step, in this very process."""
+        for kind in ("actor", "learner", "manager"):
+            self.handle.ask(kind, STOP)
+
+    def _look(self) -> Outcome | None:
+        """The outcome, once something decides it."""
+        if faults := self.handle.faults():
+            return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
+        if self.interrupts.count:
+            return Outcome("STOPPED", "interrupted", "stopped by a signal")
+        self.view.refresh()
+        if self.view.target_reached:
+            return Outcome("SUCCEEDED", "target_reached")
+        self._obey()
+        if self._stop is not None:
+            return self._stop
+        if self.handle.ended("learner"):
+            return self._completed()
+        return None
+
+    def _completed(self) -> Outcome:
+        done = "steps_done" if self.config.steps is not None else "episodes_done"
+        return Outcome("SUCCEEDED", done)
+
+    def _wind_up(self, outcome: Outcome, observers: Sequence[Observer]) -> Outcome:
+        """Actors stop, the learner writes its checkpoint, and a run that is complete gets its last evaluation."""
+        self.handle.ask("actor", STOP)
+        self.handle.ask("learner", STOP)
+        complete = outcome.reason in ("steps_done", "episodes_done")
+        self._wait_for("learner", STOP_S, observers)
+        self.handle.ask("manager", FINISH if complete else STOP)
+        self._wait_for("manager", FINISH_S if complete else STOP_S, observers)
+        if complete and (faults := self.handle.faults()):
+            return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
+        if not complete:
+            return outcome
+        if self.interrupts.count:
+            return Outcome("STOPPED", "interrupted", "stopped by a signal during the last evaluation")
+        self.view.refresh()
+        if self.view.target_reached:
+            return Outcome("SUCCEEDED", "target_reached")
+        if self.config.target_return is not None:
+            return Outcome("FAILED", "target_not_reached", f"no evaluation reached {self.config.target_return:g}")
+        return outcome
+
+    def _wait_for(self, kind: str, timeout_s: float, observers: Sequence[Observer]) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self.handle.ended(kind) and time.monotonic() < deadline:
+            self.handle.advance(TICK_S)
+            self._show(observers)
+
+    def _show(self, observers: Sequence[Observer]) -> None:
+        self.view.refresh()
+        self.directory.store.heartbeat()
+        for observer in observers:
+            observer(self.view)
+
+    def _obey(self) -> None:
+        """Carry out commands that came through the run's store, each once, and say so in the event log."""
+        for number, command in self.directory.store.read(COMMANDS, self._command_cursor):
+            self._command_cursor = number
+            known = command.get("command") == "stop"
+            if known:
+                self.stop("stop_requested", f"stopped by {command.get('issuer', 'a command')}")
+            details = {"id": command.get("id"), "command": command.get("command"), "obeyed": known}
+            event = EventReport(run=self.directory.id, kind="command", role="supervisor", details=details)
+            self.directory.store.post(EVENTS, event.record())

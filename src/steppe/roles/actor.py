@@ -1,0 +1,123 @@
+"""The actor: a world and a policy become segments; newer weights are adopted between segments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steppe.core.agent import Policy
+from steppe.core.errors import EnvironmentFault
+from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.links import ACTORS
+from steppe.core.reports import ActorReport
+from steppe.core.timing import Phases
+from steppe.core.world import World
+from steppe.envs.finite import require_finite
+from steppe.roles.context import PAUSE, POLICY, Context
+from steppe.roles.gates import Gate
+
+REPORT_EVERY_S = 2.0
+
+
+class Actor:
+    """One actor's life. `sequence` numbers its segments from 0; `epoch` counts its restarts."""
+
+    def __init__(
+        self, index: int, world: World, policy: Policy, gate: Gate, context: Context, *, epoch: int = 0
+    ) -> None:
+        self.name = context.name
+        self.done = False
+        self.index, self.epoch, self.sequence = index, epoch, 0
+        self.version = -1
+        self.env_steps = 0
+        self.pending: Segment | None = None
+        self.world, self.policy, self.gate, self.context = world, policy, gate, context
+        self.phases = Phases("env", "policy", "blocked", "other")
+        self._obs = np.zeros((world.num_envs, *world.spec.obs.shape), world.spec.obs.dtype)
+        self._begun = False
+        self._reported_s = context.clock()
+
+    def step(self) -> bool:
+        """Adopt newer weights, collect one segment if the gate is open, hand it over if there is room."""
+        if self.context.asked() == PAUSE:
+            self.phases.switch("blocked")
+            return False
+        newer = self.context.weights.newer_than(POLICY, self.version)
+        if newer is not None:
+            self.policy.load(newer)
+            self.version = newer.version
+        if self.pending is None and self.gate.open(self.sequence, self.version):
+            self.pending = self.collect()
+        if self.pending is None or not self.context.channel.offer(self.pending):
+            self.phases.switch("blocked")
+            self.done = self.context.ending
+            return newer is not None
+        self.pending, self.sequence = None, self.sequence + 1
+        self.done = self.context.ending
+        self._report_if_due()
+        self.phases.switch("blocked")  # whatever happens until the next step is not this role's work
+        return True
+
+    def collect(self) -> Segment | None:
+        """T steps of every environment; None without memory for them, or when asked to stop on the way."""
+        segment = self.context.channel.blank(self.index)
+        if segment is None:
+            return None
+        self._begin()
+        started_s = self.context.clock()
+        obs = segment["obs"]
+        obs[0] = self._obs
+        for t in range(segment.spec.num_steps):
+            self.phases.switch("policy")
+            for name, values in self.policy.act(obs[t], self.world.starts).items():
+                segment.columns[name][t] = values
+            self.phases.switch("env")
+            self._world_step(segment, t)
+            if self.context.ending:
+                return None
+        self.phases.switch("other")
+        require_finite(segment, segment.spec.num_steps, self.name)
+        self._obs[...] = obs[-1]
+        self.env_steps += segment.num_valid
+        segment.header = SegmentHeader(
+            self.context.run, self.index, self.epoch, self.sequence, self.version, started_s=started_s
+        )
+        self.context.span("collect", started_s, sequence=self.sequence, version=self.version)
+        return segment
+
+    def close(self) -> None:
+        """Say goodbye on the board and close the environments."""
+        self._report("stopped")
+        self.world.close()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self.world.reset(self._obs)
+            self._begun = True
+
+    def _world_step(self, segment: Segment, t: int) -> None:
+        try:
+            self.world.step(segment["action"][t], segment, t)
+        except EnvironmentFault:
+            require_finite(segment, t, self.name)  # a NaN that came first is the better explanation
+            raise
+
+    def _report_if_due(self) -> None:
+        if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
+            self._report("running")
+
+    def _report(self, state: str) -> None:
+        self.phases.switch("other")
+        report = ActorReport(
+            run=self.context.run,
+            actor=self.index,
+            epoch=self.epoch,
+            version=self.version,
+            sequence=self.sequence,
+            env_steps=self.env_steps,
+            episodes=self.world.take_finished(),
+            phases=dict(self.phases.seconds),
+            state=state,
+        )
+        self.context.board.post(ACTORS, report.record())
+        self.context.flush_spans()
+        self._reported_s = self.context.clock()

@@ -1,0 +1,50 @@
+"""What a runtime gives a role: its links to the others, the run's clock, and word of when to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from steppe.core.links import EVENTS, Board, Channel, WeightStore
+from steppe.core.reports import EventReport
+from steppe.core.timing import RunClock
+
+RUN, PAUSE, FINISH, STOP = range(4)  # go on; rest; end in good order; end now
+POLICY = "policy"  # the name under which weights are published
+
+
+@dataclass
+class Context:
+    """A role's whole world outside itself. Nothing in it tells which runtime it is on."""
+
+    run: str
+    name: str  # of the role: "learner", "actor-3"
+    channel: Channel
+    weights: WeightStore
+    board: Board
+    asked: Callable[[], int]  # RUN, PAUSE, FINISH or STOP
+    clock: RunClock
+    trace_spans: int = 0
+    _spans: list[EventReport] = field(default_factory=list)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the role has been asked to come to its end."""
+        return self.asked() >= FINISH
+
+    def event(self, kind: str, **details: object) -> None:
+        """Write something that happened into the event log."""
+        self.board.post(EVENTS, EventReport(run=self.run, kind=kind, role=self.name, details=details).record())
+
+    def span(self, phase: str, start_s: float, **details: object) -> None:
+        """Remember when a piece of work began and that it ended now, while there is room for it in the trace."""
+        if self.trace_spans > 0:
+            self.trace_spans -= 1
+            times = {"phase": phase, "start_s": start_s, "end_s": self.clock()}
+            self._spans.append(EventReport(run=self.run, kind="span", role=self.name, details=times | details))
+
+    def flush_spans(self) -> None:
+        """Post the remembered pieces of work."""
+        for span in self._spans:
+            self.board.post(EVENTS, span.record())
+        self._spans.clear()

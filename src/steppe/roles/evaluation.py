@@ -1,0 +1,82 @@
+"""Judging a policy: whole episodes, as many from each environment as from the next, so that short ones are not favoured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from steppe.core.agent import Policy
+from steppe.core.experience import Segment
+from steppe.core.specs import SegmentSpec
+from steppe.core.world import World
+
+
+@dataclass
+class Evaluation:
+    """Returns and lengths by episode, and frames of the first environment's first episode where asked for."""
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    frames: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        return float(np.std(self.returns))
+
+
+class Judge:
+    """A world for evaluating in. One judge evaluates many weights, each on fresh episodes."""
+
+    def __init__(self, world: World, policy: Policy, stream: np.random.Generator, *, max_steps: int = 100_000) -> None:
+        self.world, self.policy, self.stream, self.max_steps = world, policy, stream, max_steps
+        spec = SegmentSpec(1, world.num_envs, world.spec.obs, world.spec.action.field)
+        self._row = Segment.blank(spec)
+
+    def evaluate(
+        self, episodes: int, stopping: Callable[[], bool], *, explore: bool = False, record: bool = False
+    ) -> Evaluation | None:
+        """Play `episodes` whole episodes; None when told to stop on the way."""
+        result = Evaluation()
+        quota = np.full(self.world.num_envs, episodes // self.world.num_envs)
+        quota[: episodes % self.world.num_envs] += 1
+        self.policy.begin(self.world.num_envs, self.stream)
+        self.world.reset(self._row["obs"][0])
+        self.world.take_finished()
+        filming = record
+        for _ in range(self.max_steps):
+            if stopping():
+                return None
+            if filming and (frame := self.world.render()) is not None:
+                result.frames.append(frame)
+            ended = self._step(explore=explore)
+            filming = filming and 0 not in ended
+            for env, (total, length) in zip(ended, self.world.take_finished(), strict=True):
+                if quota[env] > 0:
+                    quota[env] -= 1
+                    result.returns.append(total)
+                    result.lengths.append(length)
+            if not quota.any():
+                break
+        else:
+            self._count_unfinished(result, quota)
+        return result
+
+    def _step(self, *, explore: bool) -> np.ndarray:
+        obs = self._row["obs"]
+        action = self.policy.act(obs[0], self.world.starts, explore=explore)["action"]
+        self.world.step(action, self._row, 0)
+        obs[0] = obs[1]
+        return np.flatnonzero(self._row.cut[0] & self._row["valid"][0])
+
+    def _count_unfinished(self, result: Evaluation, quota: np.ndarray) -> None:
+        """Episodes that never end count with what they have after `max_steps`."""
+        for left, (total, length) in zip(quota, self.world.unfinished(), strict=True):
+            if left:
+                result.returns.append(total)
+                result.lengths.append(length)

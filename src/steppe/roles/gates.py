@@ -1,0 +1,124 @@
+"""Which version a segment may be collected with, and which segments the learner takes together.
+
+This is all that differs between the train modes. `sync` (and `single`, its case of one actor): Lockstep and Rounds.
+`async`: Free and Window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from steppe.core.experience import Segment
+from steppe.core.links import Channel
+
+
+class Gate(Protocol):
+    """An actor asks before each segment."""
+
+    def open(self, sequence: int, version: int) -> bool:
+        """Whether segment number `sequence` may be collected with weights `version`."""
+
+
+class Lockstep:
+    """Segment k only with version k."""
+
+    def open(self, sequence: int, version: int) -> bool:
+        return version == sequence
+
+
+class Free:
+    """Any segment with any version."""
+
+    def open(self, sequence: int, version: int) -> bool:
+        return version >= 0
+
+
+class Ledger:
+    """The next sequence number expected of each actor: nothing is learned twice, and a gap is seen."""
+
+    def __init__(self) -> None:
+        self.expected: dict[int, int] = {}
+        self.dropped: Counter[str] = Counter()
+
+    def accept(self, segment: Segment) -> bool:
+        """Whether this segment is new; counts what is refused or missing."""
+        header = segment.header
+        assert header is not None
+        expected = self.expected.get(header.actor, 0)
+        if header.sequence < expected:
+            self.dropped["repeated"] += 1
+            return False
+        if header.sequence > expected:
+            self.dropped["missing"] += header.sequence - expected
+        self.expected[header.actor] = header.sequence + 1
+        return True
+
+
+class Intake(Protocol):
+    """The learner asks for the segments to learn from next."""
+
+    ledger: Ledger
+
+    def take(self, version: int) -> list[Segment]:
+        """What is complete now, given that the learner is at `version`; empty when nothing is. The caller releases them."""
+
+
+class Rounds:
+    """Waits for one segment of every actor and hands them over in the order of the actors."""
+
+    def __init__(self, channel: Channel, num_actors: int) -> None:
+        self.ledger = Ledger()
+        self._channel = channel
+        self._waiting: list[Segment | None] = [None] * num_actors
+
+    def take(self, version: int) -> list[Segment]:
+        while (segment := self._channel.poll()) is not None:
+            assert segment.header is not None
+            if not self.ledger.accept(segment):
+                self._channel.release(segment)
+                continue
+            self._waiting[segment.header.actor] = segment
+        complete = [segment for segment in self._waiting if segment is not None]
+        if len(complete) < len(self._waiting):
+            return []
+        self._waiting = [None] * len(self._waiting)
+        return complete
+
+
+class Window:
+    """Hands over what arrived within `window_s` of the first arrival, or sooner when every actor is there.
+
+    Segments collected more than `max_lag` versions ago are dropped and counted.
+    """
+
+    def __init__(
+        self, channel: Channel, num_actors: int, window_s: float, max_lag: int, clock: Callable[[], float]
+    ) -> None:
+        self.ledger = Ledger()
+        self._channel, self._num_actors = channel, num_actors
+        self._window_s, self._max_lag, self._clock = window_s, max_lag, clock
+        self._waiting: list[Segment] = []
+        self._opened_s = 0.0
+
+    def take(self, version: int) -> list[Segment]:
+        while (segment := self._channel.poll()) is not None:
+            if not self._waiting:
+                self._opened_s = self._clock()
+            self._waiting.append(segment)
+        if not self._waiting:
+            return []
+        if len(self._waiting) < self._num_actors and self._clock() - self._opened_s < self._window_s:
+            return []
+        taken, self._waiting = self._waiting, []
+        return [segment for segment in taken if self._keep(segment, version)]
+
+    def _keep(self, segment: Segment, version: int) -> bool:
+        assert segment.header is not None
+        fresh = version - segment.header.version <= self._max_lag
+        if self.ledger.accept(segment) and fresh:
+            return True
+        self.ledger.dropped["too_old"] += not fresh
+        self._channel.release(segment)
+        return False

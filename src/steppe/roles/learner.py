@@ -1,0 +1,194 @@
+"""The learner: segments become weights. Takes what the intake gives, remembers, learns, publishes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
+from steppe.core.links import TRAINING
+from steppe.core.reports import TrainingReport
+from steppe.core.timing import Phases
+from steppe.core.weights import Weights
+from steppe.roles.context import PAUSE, POLICY, Context
+from steppe.roles.gates import Intake
+
+REPORT_EVERY_S = 1.0
+
+Save = Callable[[Weights, Tree, dict[str, int | float]], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a run is over, how often weights go out at the latest, and how often they are written down."""
+
+    steps: int | None = None
+    episodes: int | None = None
+    publish_every: int | None = None  # updates; None: only when what was taken in is digested
+    checkpoint_every_s: float = math.inf
+    checkpoint_every_episodes: int | None = None
+
+
+class Learner:
+    """Counts what it learned from; the run is over when its counts say so."""
+
+    def __init__(
+        self, agent: Agent, memory: Memory, intake: Intake, limits: Limits, save: Save, context: Context
+    ) -> None:
+        self.name = context.name
+        self.done = False
+        self.agent, self.memory, self.intake = agent, memory, intake
+        self.limits, self.save, self.context = limits, save, context
+        self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
+        self.phases = Phases("wait", "sample", "learn", "publish", "other")
+        self.lags: Counter[int] = Counter()
+        self._unpublished = 0
+        self._first_step_s: float | None = None
+        self._last_update_s = 0.0
+        self._stats: defaultdict[str, list[float]] = defaultdict(list)
+        self._reported_s = self._saved_s = context.clock()
+        self._saved_episodes = 0
+
+    def step(self) -> bool:
+        """Take in, learn from one batch, publish what has been digested: at most one of each."""
+        if self.version < 0:
+            self.publish()
+        if self._over():
+            self.done = True
+            return False
+        if self.context.asked() == PAUSE:
+            self.phases.switch("wait")
+            return False
+        took = self.memory.hungry() and self.receive()
+        learned = self.memory.ready()
+        if learned:
+            self.learn()
+        if took or learned:
+            digested = not self.memory.ready()
+            if digested or (self.limits.publish_every and self._unpublished >= self.limits.publish_every):
+                self.publish()
+            self._report_if_due()
+        self.phases.switch("wait")  # whatever happens until the next step is not this role's work
+        return took or learned
+
+    def receive(self) -> bool:
+        """Take what the intake gives and remember it; False when that is nothing."""
+        segments = self.intake.take(self.version)
+        self.phases.switch("sample")
+        for segment in segments:
+            assert segment.header is not None
+            if self._first_step_s is None:
+                self._first_step_s = segment.header.started_s
+            self.lags[self.version - segment.header.version] += 1
+            self.env_steps += segment.num_valid
+            self.episodes += int((segment.cut & segment["valid"]).sum())
+            self.agent.observe(segment, Progress(self.env_steps, self.limits.steps))
+        if segments:
+            self.memory.add(segments)
+        for segment in segments:
+            self.context.channel.release(segment)
+        return bool(segments)
+
+    def learn(self) -> Learned:
+        """One batch from the memory into the agent."""
+        self.phases.switch("sample")
+        batch = self.memory.sample()
+        self.phases.switch("learn")
+        started_s = self.context.clock()
+        learned = self.agent.learn(batch)
+        self.phases.switch("sample")
+        self.memory.update(batch, learned)
+        self.updates += learned.updates
+        self._unpublished += learned.updates
+        self._last_update_s = self.context.clock()
+        for name, value in learned.stats.items():
+            self._stats[name].append(value)
+        self.context.span("learn", started_s, version=self.version)
+        return learned
+
+    def publish(self) -> None:
+        """Give the weights as they are now to everyone, under the next version."""
+        self.phases.switch("publish")
+        started_s = self.context.clock()
+        self.version += 1
+        self._unpublished = 0
+        self.context.weights.publish(POLICY, self.stamped())
+        self.context.span("publish", started_s, version=self.version)
+        self.phases.switch("other")
+
+    def stamped(self) -> Weights:
+        """The agent's weights with the learner's counters."""
+        return self.agent.weights().stamped(
+            version=self.version,
+            updates=self.updates,
+            env_steps=self.env_steps,
+            episodes=self.episodes,
+            train_s=self.train_s,
+        )
+
+    @property
+    def train_s(self) -> float:
+        """Seconds from the first environment step to the last update."""
+        return 0.0 if self._first_step_s is None else max(0.0, self._last_update_s - self._first_step_s)
+
+    def close(self) -> None:
+        """Write everything down one last time."""
+        if self._unpublished:
+            self.publish()
+        self.checkpoint()
+        self._report(final=True)
+
+    def checkpoint(self) -> None:
+        """Write down weights, optimizer and counters."""
+        self.phases.switch("other")
+        counters: dict[str, int | float] = {
+            "version": self.version,
+            "updates": self.updates,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "train_s": self.train_s,
+        }
+        self.save(self.stamped(), {"agent": self.agent.state()}, counters)
+        self._saved_s, self._saved_episodes = self.context.clock(), self.episodes
+
+    def _over(self) -> bool:
+        if self.context.ending:
+            return True
+        if self.memory.ready():
+            return False  # what was taken in is learned from first
+        steps, episodes = self.limits.steps, self.limits.episodes
+        return (steps is not None and self.env_steps >= steps) or (episodes is not None and self.episodes >= episodes)
+
+    def _report_if_due(self) -> None:
+        now = self.context.clock()
+        every_episodes = self.limits.checkpoint_every_episodes or math.inf
+        if (
+            now - self._saved_s >= self.limits.checkpoint_every_s
+            or self.episodes - self._saved_episodes >= every_episodes
+        ):
+            self.checkpoint()
+        if now - self._reported_s >= REPORT_EVERY_S:
+            self._report(final=False)
+
+    def _report(self, *, final: bool) -> None:
+        self.phases.switch("other")
+        report = TrainingReport(
+            run=self.context.run,
+            version=self.version,
+            updates=self.updates,
+            env_steps=self.env_steps,
+            train_s=self.train_s,
+            stats={name: sum(values) / len(values) for name, values in self._stats.items()},
+            memory=self.memory.stats(),
+            phases=dict(self.phases.seconds),
+            lags=dict(self.lags),
+            dropped=dict(self.intake.ledger.dropped),
+            weights_sha256=self.agent.weights().sha256() if final else None,
+            final=final,
+        )
+        self._stats.clear()
+        self.context.board.post(TRAINING, report.record())
+        self.context.flush_spans()
+        self._reported_s = self.context.clock()

@@ -1,0 +1,142 @@
+"""The manager: evaluates the newest weights beside training, and records score and training results."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from steppe.core.agent import Policy
+from steppe.core.config import EvalConfig
+from steppe.core.links import ACTORS, EVALUATIONS, TRAINING
+from steppe.core.reports import ActorReport, EvaluationReport, Report, TrainingReport
+from steppe.core.weights import Weights
+from steppe.roles.context import FINISH, POLICY, STOP, Context
+from steppe.roles.evaluation import Evaluation, Judge
+
+RECORD_EVERY_S = 0.5
+
+
+class Archive(Protocol):
+    """Where the manager writes: curves, the best weights, the weights the run ends with, recordings."""
+
+    def record(self, report: Report) -> None: ...
+    def keep_best(self, weights: Weights, score: float) -> None: ...
+    def keep_result(self, weights: Weights) -> None: ...
+    def keep_recording(self, evaluation: Evaluation, version: int) -> str | None: ...
+    def close(self) -> None: ...
+
+
+class Manager:
+    """Looks at the run from outside: a slow evaluation never holds up the learner."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        make_judge: Callable[[], Judge],
+        config: EvalConfig,
+        target_return: float | None,
+        archive: Archive,
+        context: Context,
+    ) -> None:
+        self.name = context.name
+        self.done = False
+        self.policy, self.config, self.target_return = policy, config, target_return
+        self.archive, self.context = archive, context
+        self._make_judge = make_judge
+        self._judge: Judge | None = None
+        self._judged_version = -1
+        self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
+        self._best = -float("inf")
+        self._cursors = {TRAINING: 0, ACTORS: 0}
+        self._recorded_s = 0.0
+
+    def step(self) -> bool:
+        """Record what the others reported, and judge the newest weights when it is time."""
+        asked = self.context.asked()
+        if asked == STOP:
+            self.done = True
+            return False
+        recorded = self._record_if_due()
+        weights = self.context.weights.newer_than(POLICY, -1 if asked == FINISH else self._judged_version)
+        if asked == FINISH:
+            self.done = True
+        elif weights is None or not self._due(weights):
+            return recorded
+        if weights is not None:
+            self.judge(weights, final=asked == FINISH)
+        return True
+
+    def judge(self, weights: Weights, *, final: bool) -> None:
+        """Evaluate these weights and write the verdict down."""
+        if self._judge is None:
+            self._judge = self._make_judge()
+        started, started_s = time.perf_counter(), self.context.clock()
+        self.policy.load(weights)
+        context = self.context
+        evaluation = self._judge.evaluate(
+            self.config.episodes,
+            (lambda: context.asked() == STOP) if final else (lambda: context.ending),
+            explore=self.config.explore,
+            record=self.config.record,
+        )
+        if evaluation is None:
+            return
+        self._judged_version = weights.version
+        self._next_steps = weights.env_steps + self.config.every_steps
+        self._next_episodes = weights.episodes + (self.config.every_episodes or math.inf)
+        self.context.span("evaluate", started_s, version=weights.version)
+        self._conclude(weights, evaluation, time.perf_counter() - started, final=final)
+
+    def _conclude(self, weights: Weights, evaluation: Evaluation, duration_s: float, *, final: bool) -> None:
+        reached = self.target_return is not None and evaluation.mean >= self.target_return
+        if evaluation.mean > self._best:
+            self._best = evaluation.mean
+            self.archive.keep_best(weights, evaluation.mean)
+        if final or reached:
+            self.archive.keep_result(weights)
+        report = EvaluationReport(
+            run=self.context.run,
+            version=weights.version,
+            updates=weights.updates,
+            env_steps=weights.env_steps,
+            train_s=weights.train_s,
+            returns=evaluation.returns,
+            lengths=evaluation.lengths,
+            return_mean=evaluation.mean,
+            return_std=evaluation.std,
+            duration_s=duration_s,
+            weights_sha256=weights.sha256(),
+            reached=reached,
+            final=final or reached,
+            recording=self.archive.keep_recording(evaluation, weights.version) if evaluation.frames else None,
+        )
+        self.context.board.post(EVALUATIONS, report.record())
+        self.context.flush_spans()
+        self.archive.record(report)
+
+    def close(self) -> None:
+        """Record what is still unrecorded."""
+        self._record()
+        if self._judge is not None:
+            self._judge.world.close()
+        self.archive.close()
+
+    def _due(self, weights: Weights) -> bool:
+        return weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
+
+    def _record_if_due(self) -> bool:
+        if time.monotonic() - self._recorded_s < RECORD_EVERY_S:
+            return False
+        return self._record()
+
+    def _record(self) -> bool:
+        self._recorded_s = time.monotonic()
+        found = False
+        for topic, kind in ((TRAINING, TrainingReport), (ACTORS, ActorReport)):
+            for number, record in self.context.board.read(topic, self._cursors[topic]):
+                self._cursors[topic] = number
+                self.archive.record(kind.read(record))
+                found = True
+        return found

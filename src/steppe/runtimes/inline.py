@@ -1,0 +1,77 @@
+"""Everything in the caller's process, taking turns: the runtime for debuggers, lambdas and small problems."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from steppe.core.links import Role
+from steppe.core.timing import RunClock
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import RUN, STOP, Context
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import Fault, Turns, borrowed_torch, sleep_briefly
+from steppe.runtimes.wiring import Parts, build_role
+from steppe.transport.local import LocalChannel, LocalWeights
+
+
+def launch(plan: Plan, directory: RunDirectory, parts: Parts | None = None) -> InlineHandle:
+    """Build every role here; nothing moves until `advance`."""
+    return InlineHandle(plan, directory, parts)
+
+
+class InlineHandle:
+    """The roles of a run in this process. Time that the manager takes is left out of the run's clock."""
+
+    def __init__(self, plan: Plan, directory: RunDirectory, parts: Parts | None = None) -> None:
+        self._asked = dict.fromkeys(("actor", "learner", "manager"), RUN)
+        self._clock = RunClock()
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(borrowed_torch(plan.config.flow.threads))
+        channel = LocalChannel(plan.segment, plan.config.actors, plan.slots_per_actor)
+        weights = LocalWeights()
+        self._roles: dict[str, list[Role]] = {}
+        for spec in plan.roles:
+            context = Context(
+                directory.id,
+                spec.name,
+                channel,
+                weights,
+                directory.store,
+                lambda kind=spec.kind: self._asked[kind],  # type: ignore[misc]
+                self._clock,
+                plan.config.flow.trace_spans,
+            )
+            self._roles.setdefault(spec.kind, []).append(build_role(plan, spec, directory, context, parts))
+        self._training = Turns([*self._roles["actor"], *self._roles["learner"]])
+        self._beside = Turns(self._roles["manager"])
+
+    def advance(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        before = self._num_live()
+        while time.monotonic() < until and self._num_live() == before:
+            busy = self._training.once()
+            started = time.monotonic()
+            busy = self._beside.once() or busy
+            self._clock.exclude(time.monotonic() - started)
+            if not busy:
+                sleep_briefly()
+
+    def ended(self, kind: str) -> bool:
+        return all(role.done for role in self._roles[kind])
+
+    def faults(self) -> list[Fault]:
+        return self._training.faults + self._beside.faults
+
+    def ask(self, kind: str, what: int) -> None:
+        self._asked[kind] = what
+
+    def close(self, timeout_s: float) -> None:
+        for kind in self._asked:
+            self.ask(kind, STOP)
+        self._training.close()
+        self._beside.close()
+        self._stack.close()
+
+    def _num_live(self) -> int:
+        return len(self._training.live) + len(self._beside.live)

@@ -1,0 +1,89 @@
+"""Plan: which roles there are, where they live and how they are linked. Plain data, made without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steppe.core import factory
+from steppe.core.algorithms import AgentConfig
+from steppe.core.config import RunConfig
+from steppe.core.specs import EnvSpec, SegmentSpec
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """One role, and the name of the place it shares with others: one place is one process, taking turns."""
+
+    kind: str  # actor | learner | manager
+    index: int
+    place: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.index}" if self.kind == "actor" else self.kind
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's topology. `lockstep` is the difference between sync and async: see roles/gates.py."""
+
+    config: RunConfig
+    spec: EnvSpec
+    segment: SegmentSpec
+    roles: tuple[RoleSpec, ...]
+    lockstep: bool
+    slots_per_actor: int
+
+    @property
+    def num_envs(self) -> int:
+        return self.segment.num_envs
+
+    @property
+    def channel_bytes(self) -> int:
+        return self.segment.nbytes * self.slots_per_actor * self.config.actors
+
+    def places(self) -> dict[str, tuple[RoleSpec, ...]]:
+        """The roles by place, in order."""
+        names = dict.fromkeys(role.place for role in self.roles)
+        return {name: tuple(role for role in self.roles if role.place == name) for name in names}
+
+
+def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
+    """Fit the configuration to the world, check that they go together, and lay out the roles."""
+    config.agent.require(spec, config.algo)
+    agent, num_envs = config.agent.fitted(spec, config.actors, config.envs)
+    config = config.model_copy(update={"agent": agent, "envs": num_envs})
+    if config.runtime != "inline":
+        _require_portable(config, agent)
+    lockstep = config.mode != "async"
+    lone_async = config.actors == 1 and not lockstep
+    return Plan(
+        config=config,
+        spec=spec,
+        segment=segment_spec(agent, spec, num_envs),
+        roles=_roles(config),
+        lockstep=lockstep,
+        slots_per_actor=config.flow.slots_per_actor or (2 if lone_async else 1),
+    )
+
+
+def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpec:
+    """The memory of one segment for a fitted agent in a world."""
+    assert agent.segment_steps is not None, "an agent's configuration is fitted to a world first"
+    return SegmentSpec(agent.segment_steps, num_envs, spec.obs, spec.action.field, agent.columns(spec))
+
+
+def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
+    together = config.mode == "single"
+    actors = tuple(
+        RoleSpec("actor", index, "learner" if together else f"actor-{index}") for index in range(config.actors)
+    )
+    return (*actors, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
+
+
+def _require_portable(config: RunConfig, agent: AgentConfig) -> None:
+    factory.require_portable(config.env, "the environment")
+    factory.require_portable(config.algo, "the algorithm")
+    factory.require_portable(agent.network, "the network")
+    for wrapper in config.environment.wrappers:
+        factory.require_portable(wrapper, "a wrapper")

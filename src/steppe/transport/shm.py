@@ -1,0 +1,299 @@
+"""Shared memory between the processes of one machine: a directory of mapped files and bells.
+
+    <room>/control        one int64 per role kind: run, pause, finish, stop
+    <room>/channel        see ShmChannel
+    <room>/weights-NAME   see ShmWeights
+    <room>/bell-ROLE      a FIFO: a byte in it wakes the role
+
+Every word has one writer at a time and no lock is ever held, so kill -9 of any process leaves the others working.
+Plain files (in /dev/shm where there is one) are used instead of `multiprocessing.shared_memory`, which unlinks a segment
+when any process that attached to it exits. Whoever makes the room removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import select
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from steppe.core.errors import UsageError
+from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.specs import SegmentSpec
+from steppe.core.weights import Entry, Layout, Weights
+
+_PAGE = mmap.PAGESIZE
+_fence_lock = threading.Lock()
+_owners: dict[Path, int] = {}  # rooms this process made, with the handle that holds the lock
+
+
+def _fence() -> None:
+    """Order the writes before against those after, for readers on other cores (a lock's atomics are full barriers)."""
+    with _fence_lock:
+        pass
+
+
+def make_room(run: str, nbytes: int) -> Path:
+    """A fresh private directory with place for `nbytes`, in shared memory if that is large enough.
+
+    The maker holds a lock on it for life, by which `sweep` knows abandoned rooms. A write past the end of a full
+    filesystem would be a bus error, hence the check beforehand.
+    """
+    bases = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    base = next((base for base in bases if base.is_dir() and shutil.disk_usage(base).free > nbytes), None)
+    if base is None:
+        raise UsageError(
+            f"{nbytes >> 20} MiB of shared memory are needed: free some, or use fewer actors, envs or steps"
+        )
+    sweep(base)
+    room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=base))
+    owner = os.open(room / "owner", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    _owners[room] = owner
+    return room
+
+
+def remove_room(room: Path) -> None:
+    """Remove a room and everything in it; mappings that are still open stay usable."""
+    shutil.rmtree(room, ignore_errors=True)
+    if room in _owners:
+        os.close(_owners.pop(room))
+
+
+def sweep(base: Path) -> None:
+    """Remove the rooms of makers that died without removing them."""
+    for path in base.glob("steppe-*/owner"):
+        if path.parent in _owners:
+            continue
+        with contextlib.suppress(OSError), path.open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_room(path.parent)
+
+
+def _map(path: Path, size: int | None = None) -> mmap.mmap:
+    """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched."""
+    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0)
+    handle = os.open(path, flags, 0o600)
+    try:
+        if size is not None:
+            os.ftruncate(handle, size)
+        return mmap.mmap(handle, os.fstat(handle).st_size)
+    finally:
+        os.close(handle)
+
+
+class Bell:
+    """Wakes one role: `ring` from anywhere, `wait` by its owner. A bell rung before the wait is not missed."""
+
+    def __init__(self, path: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(path, 0o600)
+        self._handle = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._handle, select.POLLIN)
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of rings already: the role will wake
+            os.write(self._handle, b"!")
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when the bell has rung since the last wait, or after `timeout_s`."""
+        if self._poll.poll(timeout_s * 1000):
+            os.read(self._handle, 65536)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+class Control:
+    """What each kind of role is asked to do, one word per kind; the words are those of roles/context.py."""
+
+    KINDS = ("actor", "learner", "manager", "worker", "replay")
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self._words = np.frombuffer(_map(path, _PAGE if create else None), np.int64)
+
+    def set(self, kind: str, value: int) -> None:
+        self._words[self.KINDS.index(kind)] = value
+
+    def get(self, kind: str) -> int:
+        return int(self._words[self.KINDS.index(kind)])
+
+
+class ShmChannel:
+    """A Channel in one mapped file. Each actor owns `slots_per_actor` slots; only states and headers are exchanged.
+
+        page 0…   table, one row of 8 words per slot: state, ticket, epoch, sequence, version, started_s, schema, —
+        then      slots, each `spec.nbytes` rounded up to pages
+
+    state: FREE → (actor fills it) → READY → (learner takes it) → TAKEN → (learner is finished) → FREE.
+    The actor writes columns, then the row, then READY; the learner reads in the opposite order.
+    """
+
+    FREE, READY, TAKEN = 0, 1, 2
+    _STATE, _TICKET, _EPOCH, _SEQUENCE, _VERSION, _STARTED, _SCHEMA = range(7)
+
+    def __init__(
+        self,
+        room: Path,
+        spec: SegmentSpec,
+        run: str,
+        num_actors: int,
+        slots_per_actor: int = 1,
+        *,
+        create: bool = False,
+    ) -> None:
+        self._run, self._slots = run, slots_per_actor
+        num_slots = num_actors * slots_per_actor
+        table_bytes = -(-num_slots * 64 // _PAGE) * _PAGE
+        stride = -(-spec.nbytes // _PAGE) * _PAGE
+        view = memoryview(_map(room / "channel", table_bytes + num_slots * stride if create else None))
+        self._table = np.frombuffer(view, np.int64, num_slots * 8).reshape(num_slots, 8)
+        self._started = self._table.view(np.float64)
+        self._segments = [
+            Segment(spec, spec.columns(view[table_bytes + slot * stride :]), slot=slot) for slot in range(num_slots)
+        ]
+        self._reader = Bell(room / "bell-learner")
+        self._writers = [Bell(room / f"bell-actor-{actor}") for actor in range(num_actors)]
+
+    def blank(self, actor: int) -> Segment | None:
+        own = range(actor * self._slots, (actor + 1) * self._slots)
+        free = next((slot for slot in own if self._table[slot, self._STATE] == self.FREE), None)
+        return None if free is None else self._segments[free]
+
+    def offer(self, segment: Segment) -> bool:
+        header = segment.header
+        assert header is not None, "a segment is offered with its header set"
+        row = self._table[segment.slot]
+        row[1:5] = (time.monotonic_ns(), header.epoch, header.sequence, header.version)
+        self._started[segment.slot, self._STARTED] = header.started_s
+        row[self._SCHEMA] = header.schema
+        _fence()
+        row[self._STATE] = self.READY
+        self._reader.ring()
+        return True
+
+    def poll(self) -> Segment | None:
+        ready = np.flatnonzero(self._table[:, self._STATE] == self.READY)
+        if not len(ready):
+            return None
+        slot = int(ready[np.argmin(self._table[ready, self._TICKET])])
+        _fence()
+        _, _, epoch, sequence, version, _, schema, _ = self._table[slot].tolist()
+        self._table[slot, self._STATE] = self.TAKEN
+        segment = self._segments[slot]
+        started_s = float(self._started[slot, self._STARTED])
+        segment.header = SegmentHeader(self._run, slot // self._slots, epoch, sequence, version, started_s, schema)
+        return segment
+
+    def release(self, segment: Segment) -> None:
+        _fence()
+        self._table[segment.slot, self._STATE] = self.FREE
+        self._writers[segment.slot // self._slots].ring()
+
+
+class ShmWeights:
+    """A WeightStore: one mapped file per policy, made by the first publication (until then there is nothing newer).
+
+        words 0–1  newest slot, newest version
+        words 8–…  three rows of 8: turn, version, updates, env_steps, episodes, train_s
+        page 1…    layout as JSON (its length is word 2), then three buffers
+
+    A turn is odd while its buffer is being written. A reader copies the newest buffer and keeps the copy only when the
+    turn was even and is unchanged; the writer comes back to a buffer after two other publications at the earliest.
+    """
+
+    _SLOTS = 3
+
+    def __init__(self, room: Path, readers: tuple[str, ...] = ()) -> None:
+        self._room = room
+        self._readers = readers
+        self._files: dict[str, _WeightsFile] = {}
+        self._bells: list[Bell] | None = None
+
+    def publish(self, policy: str, weights: Weights) -> None:
+        file = self._open(policy) or self._create(policy, weights)
+        file.write(weights)
+        if self._bells is None:
+            self._bells = [Bell(self._room / f"bell-{reader}") for reader in self._readers]
+        for bell in self._bells:
+            bell.ring()
+
+    def newer_than(self, policy: str, version: int) -> Weights | None:
+        file = self._open(policy)
+        return None if file is None else file.newer_than(version)
+
+    def _open(self, policy: str) -> _WeightsFile | None:
+        if policy not in self._files:
+            try:
+                self._files[policy] = _WeightsFile(_map(self._room / f"weights-{policy}"))
+            except FileNotFoundError:
+                return None
+        return self._files[policy]
+
+    def _create(self, policy: str, weights: Weights) -> _WeightsFile:
+        path = self._room / f"weights-{policy}"
+        draft = path.with_suffix(f".{os.getpid()}")
+        layout = msgspec.json.encode(weights.layout.entries)
+        size = _PAGE + -(-len(layout) // _PAGE) * _PAGE + self._SLOTS * -(-weights.layout.nbytes // _PAGE) * _PAGE
+        mapped = _map(draft, size)
+        words = np.frombuffer(mapped, np.int64, _PAGE // 8)
+        words[1], words[2] = -1, len(layout)
+        mapped[_PAGE : _PAGE + len(layout)] = layout
+        _fence()
+        os.rename(draft, path)
+        file = self._open(policy)
+        assert file is not None
+        return file
+
+
+class _WeightsFile:
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._words = np.frombuffer(mapped, np.int64, _PAGE // 8)
+        self._rows = self._words[8:32].reshape(3, 8)
+        self._train_s = self._rows.view(np.float64)[:, 5]
+        length = int(self._words[2])
+        self.layout = Layout(msgspec.json.decode(mapped[_PAGE : _PAGE + length], type=tuple[Entry, ...]))
+        start = _PAGE + -(-length // _PAGE) * _PAGE
+        stride = -(-self.layout.nbytes // _PAGE) * _PAGE
+        self._buffers = [
+            np.frombuffer(mapped, np.uint8, self.layout.nbytes, start + slot * stride) for slot in range(3)
+        ]
+
+    def write(self, weights: Weights) -> None:
+        if weights.version <= self._words[1]:
+            raise ValueError(f"version {weights.version} is not newer than {self._words[1]}")
+        weights.require(self.layout, "those published before")
+        slot = (int(self._words[0]) + 1) % 3
+        row = self._rows[slot]
+        row[0] |= 1  # also right when a writer died here: the turn stays odd
+        _fence()
+        np.copyto(self._buffers[slot], weights.buffer)
+        row[1:5] = (weights.version, weights.updates, weights.env_steps, weights.episodes)
+        self._train_s[slot] = weights.train_s
+        _fence()
+        row[0] += 1
+        self._words[0] = slot
+        self._words[1] = weights.version
+
+    def newer_than(self, version: int) -> Weights | None:
+        while self._words[1] > version:
+            slot = int(self._words[0])
+            turn = int(self._rows[slot, 0])
+            _fence()
+            found, updates, env_steps, episodes = self._rows[slot, 1:5].tolist()
+            train_s = float(self._train_s[slot])
+            weights = Weights(self.layout, self._buffers[slot].copy(), found, updates, env_steps, episodes, train_s)
+            _fence()
+            if turn % 2 == 0 and turn == self._rows[slot, 0]:
+                return weights
+        return None
