@@ -79,6 +79,7 @@ def test_version(steppe):
         (["envs", "CartPool"], "Did you mean 'CartPole-v1'?"),
         (["watch", "nothing"], "there is no run 'nothing'"),
         (["stop", "nothing"], "there is no run 'nothing'"),
+        (["eval", "nothing", "--episodes", "0"], "--episodes"),
     ],
 )
 def test_wrong_usage_is_one_paragraph_with_code_2_and_writes_nothing(steppe, tmp_path, words, said):
@@ -183,8 +184,9 @@ def test_algos(steppe):
 
 def test_envs(steppe):
     rows = json.loads(steppe("envs", "cartpole", "--json").stdout)
-    assert [row["id"] for row in rows] == ["CartPole-v1"]
-    assert rows[0] == {
+    by_id = {row["id"]: row for row in rows}
+    assert set(by_id) == {"CartPole-v1", "phys2d/CartPole-v1"}
+    assert by_id["CartPole-v1"] == {
         "id": "CartPole-v1",
         "max_episode_steps": 500,
         "solved_at": 475.0,
@@ -192,6 +194,7 @@ def test_envs(steppe):
         "needs": None,
     }
     assert "CartPole-v0" in steppe("envs", "cartpole", "--all").stdout
+    assert "steppe/Identity-v0" in steppe("envs", "identity").stdout
 
 
 def test_doctor_finds_this_machine_fit(steppe):

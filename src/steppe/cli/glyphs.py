@@ -53,11 +53,19 @@ def count(value: float | None) -> str:
 
 
 def decimal(value: float | None) -> str:
-    """A return or the like: about four figures, whatever its size."""
+    """A return or the like: about three figures, whatever its size."""
     if value is None or not math.isfinite(value):
         return "–"
-    places = 1 if abs(value) >= 10 else 3
-    return f"{value:,.{places}f}"
+    return f"{value:,.{_places(value)}f}"
+
+
+def spread(mean: float, deviation: float) -> str:
+    """Mean ± deviation, both to the places that suit the mean."""
+    return f"{decimal(mean)} ± {deviation:,.{_places(mean)}f}"
+
+
+def _places(value: float) -> int:
+    return 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
 
 
 def percent(share: float) -> str:

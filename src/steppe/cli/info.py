@@ -12,7 +12,13 @@ from steppe.cli.options import AsJson, Layers, experiment
 from steppe.cli.output import emit, print_table
 from steppe.core.errors import WorldError, nearest
 
-NEEDS = {"gymnasium.envs.box2d": "Box2D", "gymnasium.envs.mujoco": "mujoco", "ale_py": "ale_py"}
+# Gymnasium registers these whether or not they can be made: where they come from → the module they need
+NEEDS = {
+    "gymnasium.envs.box2d": "Box2D",
+    "gymnasium.envs.mujoco": "mujoco",
+    "gymnasium.envs.phys2d": "jax",
+    "gymnasium.envs.tabular": "jax",
+}
 
 
 def algos(
@@ -75,14 +81,18 @@ def envs(
 def _environments(every: bool) -> Iterator[dict[str, Any]]:
     import gymnasium
 
-    newest: dict[str, int] = {}
-    for spec in gymnasium.registry.values():
-        newest[spec.name] = max(newest.get(spec.name, 0), spec.version or 0)
-    for spec in gymnasium.registry.values():
-        if spec.namespace or not (every or (spec.version or 0) == newest[spec.name]):
+    from steppe.envs import known_environments
+
+    specs = [gymnasium.registry[name] for name in known_environments()]
+    newest: dict[tuple[str | None, str], int] = {}
+    for spec in specs:
+        kind = (spec.namespace, spec.name)
+        newest[kind] = max(newest.get(kind, 0), spec.version or 0)
+    for spec in specs:
+        if not every and (spec.version or 0) < newest[spec.namespace, spec.name]:
             continue
         module = spec.entry_point if isinstance(spec.entry_point, str) else ""
-        needs = next((extra for prefix, extra in NEEDS.items() if module.startswith(prefix)), None)
+        needs = next((package for prefix, package in NEEDS.items() if module.startswith(prefix)), None)
         yield {
             "id": spec.id,
             "max_episode_steps": spec.max_episode_steps,

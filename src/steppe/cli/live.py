@@ -10,14 +10,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from steppe.cli.glyphs import bar, count, decimal, duration, fill, percent, progress, shares_in_words, sparkline
+from steppe.cli.glyphs import bar, count, decimal, duration, fill, percent, progress, sparkline, spread
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -37,9 +37,12 @@ STATES = {
     "LOST": ("?", "red"),
 }
 PHASE_STYLES = ("cyan", "blue", "magenta", "yellow", "dim")
-LABEL = 9  # columns before each value
+LABEL = 12  # columns before each value
 PLAIN_EVERY_S = 5.0
-NARROW = 60
+SHORTEST_BAR = 5
+MOST_ACTORS = 6
+MOST_EVENTS = 5
+UNLIMITED = 10_000
 
 
 def render(view: RunView) -> Picture:
@@ -55,18 +58,18 @@ class Picture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        room = (options.height or console.size.height) - 1 if console.is_terminal else 1000
-        essential = [title(self.view, width), *progress_lines(self.view, width), *figure_lines(self.view, width)]
-        for section in (time_lines, event_lines, actor_lines):
-            lines = section(self.view, width)
-            if lines and len(essential) + len(lines) + 1 <= room:
-                essential += [Text(""), *lines]
-        for line in essential[: max(1, room)]:
+        room = (options.height or console.size.height) - 1 if console.is_terminal else UNLIMITED
+        lines = [title(self.view), *progress_lines(self.view, width), *figure_lines(self.view, width)]
+        for section in (time_lines, actor_lines, event_lines):
+            more = section(self.view, width)
+            if more and len(lines) + 1 + len(more) <= room:
+                lines += [Text(""), *more]
+        for line in lines[: max(1, room)]:
             line.truncate(width, overflow="ellipsis")
             yield line
 
 
-def title(view: RunView, width: int) -> Text:
+def title(view: RunView) -> Text:
     """State, and what is being trained."""
     sign, style = STATES.get(view.state, ("?", "yellow"))
     config = view.config
@@ -92,7 +95,7 @@ def progress_lines(view: RunView, width: int) -> list[Text]:
     if view.steps_per_s and fraction < 1 and not view.ended:
         words += f", {duration((total - view.env_steps) / view.steps_per_s)} left"
     room = min(60, width - LABEL - len(words) - 2)
-    if room < 8:
+    if room < SHORTEST_BAR:
         return [labelled("steps", Text(words))]
     return [labelled("steps", Text.assemble((progress(fraction, room), "cyan"), "  ", words))]
 
@@ -100,24 +103,24 @@ def progress_lines(view: RunView, width: int) -> list[Text]:
 def figure_lines(view: RunView, width: int) -> list[Text]:
     """Returns with their course so far, then everything that is a single number."""
     train = f"{decimal(view.train_return_mean)}  over {count(view.episodes)} episodes"
-    lines = [with_course("return", train, _train_course(view), width)]
-    lines.append(with_course("evaluation", _judged(view), _evaluation_course(view), width))
+    lines = [with_course("return", train, [score for _, score in view.history], width)]
+    lines.append(with_course("evaluation", _judged(view), [score for _, score in view.evaluations], width))
     figures = [
-        f"{count(view.steps_per_s)} steps/s",
+        f"{count(view.steps_per_s if view.ended else view.recent_steps_per_s)} steps/s",
         f"version {count(view.version)}",
         f"updates {count(view.updates)}",
         f"lag {decimal(view.lag_mean)} (max {count(view.lag_max)})",
         f"dropped {count(view.dropped)}",
         f"restarts {count(view.actor_restarts)}",
     ]
-    return lines + flowing("speed", figures, width)
+    return lines + flowing("speed", [Text(figure) for figure in figures], width)
 
 
 def _judged(view: RunView) -> str:
     last, best, target = view.last_evaluation, view.best_evaluation, view.config.target_return
     if last is None:
         return "not yet" + (f"  target {decimal(target)}" if target is not None else "")
-    words = f"{decimal(last.return_mean)} ± {decimal(last.return_std)}"
+    words = spread(last.return_mean, last.return_std)
     if best is not None:
         words += f"  best {decimal(best.return_mean)}"
     return words + (f"  target {decimal(target)}" if target is not None else "")
@@ -127,22 +130,50 @@ def time_lines(view: RunView, width: int) -> list[Text]:
     """Where the time goes: one bar per role, each phase with its own sign in the bar and beside its name."""
     lines = [Text("where the time goes", "bold")] if view.time_shares else []
     for role, shares in view.time_shares.items():
-        legend = Text("  ").join(
+        legend = [
             Text.assemble((fill(place), _phase_style(place)), f" {phase} {percent(share)}")
             for place, (phase, share) in enumerate(shares.items())
-        )
-        room = min(40, width - LABEL - legend.cell_len - 2)
-        line = Text()
-        if room >= 8:
-            for place, columns in enumerate(bar(list(shares.values()), room)):
-                line.append(fill(place) * columns, _phase_style(place))
-            line.append("  ")
-        lines.append(labelled(role, line.append_text(legend)))
+        ]
+        room = min(40, width - LABEL - sum(piece.cell_len + 2 for piece in legend))
+        lines += flowing(role, [_bar(shares, room), *legend] if room >= SHORTEST_BAR else legend, width)
     return lines
+
+
+def _bar(shares: Mapping[str, float], width: int) -> Text:
+    columns = enumerate(bar(list(shares.values()), width))
+    return Text.assemble(*((fill(place) * size, _phase_style(place)) for place, size in columns))
 
 
 def _phase_style(place: int) -> str:
     return PHASE_STYLES[min(place, len(PHASE_STYLES) - 1)]
+
+
+def actor_lines(view: RunView, width: int) -> list[Text]:
+    """One line per actor, the first few of many."""
+    lines = [Text("actors", "bold")] if view.actors else []
+    for report in list(view.actors.values())[:MOST_ACTORS]:
+        pieces = [report.state, f"version {report.version}", f"{count(report.env_steps)} steps"]
+        pieces += [f"restarted {report.epoch} ×"] if report.epoch else []
+        lines.append(labelled(f"actor {report.actor}", Text("  ".join(pieces))))
+    if len(view.actors) > MOST_ACTORS:
+        lines.append(labelled("", Text(f"and {len(view.actors) - MOST_ACTORS} more")))
+    return lines
+
+
+def event_lines(view: RunView, width: int) -> list[Text]:
+    """What happened last, newest at the bottom."""
+    lines = [Text("events", "bold")] if view.events else []
+    for event in list(view.events)[-MOST_EVENTS:]:
+        at = time.strftime("%H:%M:%S", time.localtime(event.time_s))
+        details = "  ".join(f"{key} {_short(value)}" for key, value in event.details.items())
+        lines.append(labelled(at, Text("  ".join(word for word in (event.kind, event.role, details) if word))))
+    return lines
+
+
+def _short(value: Any) -> str:
+    """A detail on one line; log lines and tracebacks are not for the live view, nor are a terminal's control codes."""
+    text = decimal(value) if isinstance(value, float) else str(value)
+    return "".join(character if character.isprintable() else " " for character in text)[:80]
 
 
 def labelled(label: str, value: Text) -> Text:
@@ -154,18 +185,20 @@ def with_course(label: str, words: str, course: list[float], width: int) -> Text
     """A value and, where there is room, the course it took."""
     line = labelled(label, Text(words))
     room = min(40, width - line.cell_len - 2)
-    if room >= 8 and len(course) > 1:
+    if room >= SHORTEST_BAR and len(course) > 1:
         line.append("  ").append(sparkline(course, room), "cyan")
     return line
 
 
-def flowing(label: str, pieces: list[str], width: int) -> list[Text]:
+def flowing(label: str, pieces: Sequence[Text], width: int) -> list[Text]:
     """Pieces side by side, going to the next line where the width ends."""
-    lines = [labelled(label, Text(""))]
+    lines = [labelled(label, Text())]
     for piece in pieces:
-        if lines[-1].cell_len > LABEL and lines[-1].cell_len + len(piece) + 2 > width:
-            lines.append(labelled("", Text("")))
-        lines[-1].append(piece if lines[-1].cell_len <= LABEL else f"  {piece}")
+        gap = 0 if lines[-1].cell_len <= LABEL else 2
+        if gap and lines[-1].cell_len + gap + piece.cell_len > width:
+            lines.append(labelled("", Text()))
+            gap = 0
+        lines[-1].append(" " * gap).append_text(piece)
     return lines
 
 

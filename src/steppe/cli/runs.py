@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 
 from steppe.cli.glyphs import count, decimal
 from steppe.cli.options import AsJson
-from steppe.cli.output import emit, print_table
+from steppe.cli.output import emit, print_table, reserved_stdout
 from steppe.core.errors import Conflict, RunFailed
 
 if TYPE_CHECKING:
@@ -129,8 +130,10 @@ def stop(
 
 
 def _require_live(directory: RunDirectory) -> None:
+    from steppe.records.view import ENDED
+
     status = directory.store.status()
-    if status.live or status.state == "PENDING":
+    if status.state not in ENDED:
         return
     why = f" ({status.reason})" if status.reason else ""
     raise Conflict(f"{directory.id} is not running: it ended {status.state}{why}, so there is nothing to stop")
@@ -138,7 +141,9 @@ def _require_live(directory: RunDirectory) -> None:
 
 def _until_ended(directory: RunDirectory, timeout_s: float) -> Status:
     deadline = time.monotonic() + timeout_s
-    while (status := directory.store.status()).live:
+    from steppe.records.view import ENDED
+
+    while (status := directory.store.status()).state not in ENDED:
         if time.monotonic() > deadline:
             raise RunFailed(f"{directory.id} is still {status.state} after {timeout_s:g} s (process {status.pid})")
         time.sleep(_POLL_S)
@@ -153,3 +158,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Play episodes with a run's weights and report their returns."""
+    from steppe.loops import evaluation
+
+    with ExitStack() as stack:
+        stdout = stack.enter_context(reserved_stdout()) if as_json else None
+        result = evaluation.evaluate(run, episodes=episodes, seed=seed, render_dir=render)
+        if as_json:
+            return emit(result, stdout)
+    width = max(len(key) for key in result)
+    for key, value in result.items():
+        print(f"{key:<{width}}  {decimal(value) if isinstance(value, float) else value}")
+    return None

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from steppe.cli.options import Layers, experiment
 from steppe.cli.output import emit, reserved_stdout
 from steppe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from steppe.core.config import Resolved
+    from steppe.loops.result import RunResult
+    from steppe.records.view import RunView
 
 
 @experiment
@@ -23,22 +30,41 @@ def train(layers: Layers, as_json: bool) -> None:
 
     if not any("env" in layer for _, layer in layers):
         raise ConfigError('no environment given: steppe train ENV, or env = "…" in a --config file')
-    resolved = resolve(*layers)
-    from steppe.cli.live import showing, summary_text
+    result = _run(resolve(*layers), as_json=as_json)
+    traceback = result.fault.details.get("traceback") if result.fault else None
+    if traceback:
+        print(traceback, file=sys.stderr)
+    if result.summary["state"] == "FAILED" and result.message:
+        print(f"steppe: {result.message}", file=sys.stderr)
+    raise typer.Exit(exit_code(result.summary))
+
+
+def _run(resolved: Resolved, *, as_json: bool) -> RunResult:
+    from steppe.cli.live import showing
+    from steppe.cli.summary import summary_text
     from steppe.loops.main import run_experiment
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
         with showing() as show:
-            summary = run_experiment(resolved, observers=[show])
+            views: list[RunView] = []
+
+            def observe(view: RunView) -> None:
+                views[:] = [view]
+                show(view)
+
+            result = run_experiment(resolved, observers=[observe])
+            for view in views:  # once more, now that the run has its final state
+                view.refresh()
+                show(view)
         if as_json:
-            emit(summary, stdout)
+            emit(result.summary, stdout)
         else:
-            print(summary_text(summary), flush=True)
-    raise typer.Exit(exit_code(summary))
+            print(summary_text(result.summary, result.path), flush=True)
+    return result
 
 
-def exit_code(summary: dict[str, Any]) -> int:
+def exit_code(summary: Mapping[str, Any]) -> int:
     """0 for a run that ended as asked (also by `steppe stop`), 1 for a failed one, 130 for one that was interrupted."""
     if summary["state"] == "STOPPED" and summary.get("reason") == "interrupted":
         return 130

@@ -1,0 +1,56 @@
+"""What came of a run, in a few lines for people. Machines get the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from steppe.cli.glyphs import count, decimal, duration, shares_in_words, spread
+
+
+def summary_text(summary: Mapping[str, Any], directory: Path) -> str:
+    """State and reason, returns, speed, where the time went, and where everything is kept."""
+    rows = list(_rows(summary, directory))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join([_headline(summary), *(f"  {label:<{width}}  {text}" for label, text in rows)])
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    reason = f" ({summary['reason']})" if summary.get("reason") else ""
+    return (
+        f"{summary['state']}{reason}: {summary['env']} with {summary['algo']}, {summary['runtime']}/{summary['mode']}, "
+        f"actors {summary['actors']}, envs {summary['envs']}, seed {summary['seed']}"
+    )
+
+
+def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, str]]:
+    if summary.get("eval_return_mean") is not None:
+        judged = spread(summary["eval_return_mean"], summary["eval_return_std"])
+        yield "evaluation", f"{judged} over {count(summary['eval_episodes'])} episodes"
+    yield "training", f"{decimal(summary['train_return_mean'])} mean return at the end"
+    if summary.get("time_to_target_s") is not None:
+        yield "target", f"reached after {duration(summary['time_to_target_s'])}"
+    yield (
+        "work",
+        f"{count(summary['env_steps'])} steps, {count(summary['updates'])} updates, version {count(summary['version'])}",
+    )
+    times = f"{duration(summary['train_s'])} of training, {duration(summary['wall_s'])} in all"
+    yield "speed", f"{count(summary['steps_per_s'])} steps/s; {times}"
+    if summary.get("lag_max") is not None:
+        lag = f"mean {decimal(summary['lag_mean'])}, max {count(summary['lag_max'])}"
+        yield "lag", f"{lag}; {count(summary['dropped_segments'])} dropped, {count(summary['actor_restarts'])} restarts"
+    for role, shares in (summary.get("time_shares") or {}).items():
+        yield role, shares_in_words(shares)
+    yield "run", str(directory)
+    yield from _places(directory)
+
+
+def _places(directory: Path) -> Iterator[tuple[str, str]]:
+    if (directory / "tb").is_dir():
+        yield "curves", f"tensorboard --logdir {directory / 'tb'}"
+    numbered = sorted((directory / "checkpoints").glob("[0-9]*"))
+    if numbered:
+        yield "checkpoint", str(numbered[-1])
+    if any((directory / "recordings").glob("*")):
+        yield "recordings", str(directory / "recordings")
