@@ -1,0 +1,25 @@
+"""Every Board keeps the same promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from steppe.records.store import Store
+from steppe.testing.board import BoardConformance
+from steppe.transport.local import LocalBoard
+
+pytestmark = pytest.mark.integration
+
+
+class TestStore(BoardConformance):
+    @pytest.fixture
+    def board(self, tmp_path):
+        store = Store(tmp_path / "run.sqlite")
+        yield store
+        store.close()
+
+
+class TestLocalBoard(BoardConformance):
+    @pytest.fixture
+    def board(self):
+        return LocalBoard()
