@@ -1,0 +1,153 @@
+"""The sum tree against NumPy, exact probabilities and a plain rebuild."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from steppe.replay.sumtree import BLOCK, SumTree
+
+pytestmark = pytest.mark.unit
+
+SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 257, 1000, 4097]
+
+
+def filled(leaves, num_parts=1):
+    """A tree over `leaves`, written in pieces of uneven length."""
+    capacity = len(leaves) // num_parts
+    tree = SumTree(capacity, num_parts)
+    for part in range(num_parts):
+        own = np.asarray(leaves[part * capacity : (part + 1) * capacity], np.float32)
+        start = 0
+        while start < capacity:
+            length = min(capacity - start, 7 + start % 40)
+            tree.fill(part, start, own[start : start + length])
+            start += length
+    return tree
+
+
+def frequencies(tree, count, size, seed, first=0, last=None):
+    slots, drawn = tree.descend(np.random.default_rng(seed).random(count), first, last or len(tree.leaves))
+    np.testing.assert_array_equal(drawn, tree.leaves[slots // tree.capacity, slots % tree.capacity])
+    return np.bincount(slots, minlength=size)
+
+
+def chi_square_p(observed, probabilities):
+    """Bins that expect fewer than ten draws are joined."""
+    expected = probabilities * observed.sum()
+    assert not observed[probabilities == 0].any()
+    small = expected < 10
+    seen = np.append(observed[~small], observed[small].sum())
+    wanted = np.append(expected[~small], expected[small].sum())
+    keep = wanted > 0
+    return stats.chisquare(seen[keep], wanted[keep] * seen[keep].sum() / wanted[keep].sum()).pvalue
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_total_is_the_sum_of_the_leaves(size):
+    stream = np.random.default_rng(size)
+    leaves = stream.random(size).astype(np.float32)
+    tree = filled(leaves)
+    assert tree.totals[0] == pytest.approx(math.fsum(leaves.tolist()), rel=1e-14)
+    slots = stream.integers(0, size, 50)
+    values = stream.random(50).astype(np.float32)
+    tree.assign(slots, values)
+    for slot, value in zip(slots, values, strict=True):  # of duplicates the last one counts
+        leaves[slot] = value
+    np.testing.assert_array_equal(tree.leaves[0, :size], leaves)
+    assert tree.totals[0] == pytest.approx(math.fsum(leaves.tolist()), rel=1e-14)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_node_is_the_sum_of_what_lies_below(size):
+    tree = filled(np.random.default_rng(size).random(size))
+    width, level = (
+        -(-size // BLOCK),
+        np.add.reduceat(tree.leaves[0].astype(np.float64), range(0, -(-size // 16) * 16, 16)),
+    )
+    for offset in tree.levels:
+        np.testing.assert_allclose(tree.nodes[0, offset : offset + width], level, rtol=1e-14)
+        padded = np.zeros(-(-width // 4) * 4)
+        padded[:width] = level
+        level, width = padded.reshape(-1, 4).sum(axis=1), len(padded) // 4
+    assert len(level) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 3), st.lists(st.integers(0, 2**31), min_size=1, max_size=12))
+def test_history_leaves_no_trace(size, num_parts, seeds):
+    """After any updates the tree equals, bit for bit, one built from its leaves at once."""
+    tree = SumTree(size, num_parts)
+    for seed in seeds:
+        stream = np.random.default_rng(seed)
+        values = (10.0 ** stream.uniform(-30, 30, size)).astype(np.float32)
+        if seed % 2:
+            tree.assign(stream.integers(0, size * num_parts, size), values)
+        else:
+            start = int(stream.integers(0, size))
+            tree.fill(int(stream.integers(0, num_parts)), start, values[: size - start])
+    nodes = tree.nodes.copy()
+    tree.rebuild()
+    assert tree.nodes.tobytes() == nodes.tobytes()
+    fresh = SumTree(size, num_parts)
+    for part in range(num_parts):
+        fresh.fill(part, 0, tree.leaves[part, :size].copy())
+    assert fresh.nodes.tobytes() == nodes.tobytes()
+
+
+@pytest.mark.parametrize("size", [5, 16, 100, 1000])
+def test_draws_follow_the_leaves(size):
+    leaves = np.random.default_rng(size).exponential(size=size).astype(np.float32)
+    observed = frequencies(filled(leaves), 200_000, size, seed=1)
+    assert chi_square_p(observed, leaves.astype(np.float64) / leaves.astype(np.float64).sum()) > 1e-3
+
+
+def test_draws_over_several_parts_follow_the_leaves():
+    leaves = np.random.default_rng(3).exponential(size=3 * 70).astype(np.float32)
+    leaves[70:140] *= 0.01
+    tree = filled(leaves, num_parts=3)
+    probabilities = leaves.astype(np.float64)
+    assert chi_square_p(frequencies(tree, 200_000, 210, seed=2), probabilities / probabilities.sum()) > 1e-3
+    only = np.where(np.arange(210) // 70 == 1, probabilities, 0)
+    observed = frequencies(tree, 100_000, 210, seed=3, first=1, last=2)
+    assert chi_square_p(observed, only / only.sum()) > 1e-3
+
+
+def test_small_leaves_beside_large_ones():
+    """4,096 leaves of 1 beside one of 3e7: a float32 sum would lose most of them (adding 1 to 3e7 changes nothing)."""
+    leaves = np.ones(4097, np.float32)
+    leaves[0] = 3e7
+    tree = filled(leaves)
+    assert tree.totals[0] == 3e7 + 4096
+    draws = np.linspace(3e7 / (3e7 + 4096), 1, 200_000, endpoint=False)  # only where the small ones lie
+    slots, _ = tree.descend(draws, 0, 1)
+    counts = np.bincount(slots, minlength=4097)[1:]
+    assert counts.sum() >= 199_999
+    assert counts.min() >= 47
+    assert counts.max() <= 50
+
+
+def test_leaves_of_zero_are_never_drawn():
+    stream = np.random.default_rng(0)
+    for size in (3, 16, 200, 2000):
+        leaves = stream.random(size).astype(np.float32) * (stream.random(size) < 0.1)
+        leaves[size // 2] = 0.5
+        tree = filled(leaves)
+        almost_one = np.nextafter(1.0, 0.0)
+        draws = np.concatenate(
+            [stream.random(20_000), [0.0, almost_one], np.cumsum(leaves, dtype=np.float64) / tree.totals]
+        )
+        slots, _ = tree.descend(np.minimum(draws, almost_one), 0, 1)
+        assert (leaves[slots] > 0).all()
+
+
+def test_draws_are_in_the_order_of_the_leaves():
+    """The inverse of the cumulative sum, as NumPy computes it."""
+    leaves = np.random.default_rng(8).integers(0, 5, 500).astype(np.float32)  # small integers: all sums are exact
+    draws = np.random.default_rng(9).random(5000)
+    slots, _ = filled(leaves).descend(draws, 0, 1)
+    bounds = np.cumsum(leaves, dtype=np.float64)
+    np.testing.assert_array_equal(slots, np.searchsorted(bounds, draws * bounds[-1], side="right"))
