@@ -140,9 +140,9 @@ class _Walk:
 
     def _observation(self, raw: Any, where: str) -> None:
         space = self.env.observation_space
-        if space.contains(raw):
-            # Bounds that are infinite contain infinity, and no comparison with NaN fails a Box in every version.
-            if isinstance(space, gym.spaces.Box) and not np.isfinite(np.asarray(raw, np.float64)).all():
+        box = isinstance(space, gym.spaces.Box)
+        if (not box or isinstance(raw, (np.ndarray, np.generic))) and space.contains(raw):
+            if box and not np.isfinite(raw).all():  # infinite bounds contain infinity
                 self._say(f"the observation from {where} has a NaN or an infinity: {_short(raw)}")
             return
         self._say(f"the observation from {where} is outside its space {space}: {_reason(space, raw)}")
