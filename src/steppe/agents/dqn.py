@@ -38,7 +38,7 @@ class QNetwork(nn.Module):
             raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
         self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
-        self.torso, features = build_torso(config.network, spec, config.hidden, "relu")
+        self.torso, features = build_torso(config.network, spec, config.hidden or (), "relu")
         num_actions = spec.action.sizes[0]
         self.head = DuelingHead(features, num_actions) if config.dueling else nn.Linear(features, num_actions)
         self.register_buffer("epsilon", torch.tensor(config.epsilon_start, dtype=torch.float64))
@@ -55,7 +55,7 @@ class DQN(TorchAgent):
 
     def __init__(self, config: DQNConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "dqn")
-        self.config = config
+        self.config = config = config.fitted(spec, 1, None)[0]
         self.num_actions = spec.action.sizes[0]
         self.network = build_seeded(seed, lambda: QNetwork(config, spec))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)

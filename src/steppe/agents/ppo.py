@@ -40,9 +40,9 @@ class ActorCritic(nn.Module):
         is_box = spec.action.kind == "box"
         self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
-        self.torso, features = build_torso(config.network, spec, config.hidden, "tanh")
+        self.torso, features = build_torso(config.network, spec, config.hidden or (), "tanh")
         own = config.network == "mlp" or (config.network == "auto" and not spec.is_image)
-        self.value_torso = build_torso(config.network, spec, config.hidden, "tanh")[0] if own else None
+        self.value_torso = build_torso(config.network, spec, config.hidden or (), "tanh")[0] if own else None
         self.policy = linear(features, width // 2 if is_box else width, gain=0.01)
         self.value = linear(features, 1, gain=1.0)
         self.log_std = nn.Parameter(torch.zeros(width // 2)) if is_box else None
@@ -79,7 +79,7 @@ class PPO(TorchAgent):
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "ppo")
-        self.config = config
+        self.config = config = config.fitted(spec, 1, None)[0]
         self.choices = distribution_for(spec.action)
         self.network = build_seeded(seed, lambda: ActorCritic(config, spec, self.choices.width))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
@@ -107,7 +107,7 @@ class PPO(TorchAgent):
         if self.config.anneal:
             if progress.total_steps is None:
                 raise ConfigError("anneal=true needs a run with a number of steps: give --steps, or set anneal=false")
-            self.learning_rate = self.config.learning_rate * (1.0 - progress.fraction)
+            self.learning_rate = (self.config.learning_rate or 0.0) * (1.0 - progress.fraction)
 
     def learn(self, batch: Batch) -> Learned:
         """All epochs over one rollout."""
@@ -117,7 +117,7 @@ class PPO(TorchAgent):
         totals, norms, updates = np.zeros(len(_STATS)), 0.0, 0
         for _ in range(self.config.epochs):
             before, done = totals[3], updates
-            for rows in _minibatches(stream.permutation(len(rollout)), self.config.minibatch_size or 512):
+            for rows in _minibatches(stream.permutation(len(rollout)), self.config.minibatch_size or len(rollout)):
                 totals += self._backward(rollout, rows)
                 norms += self._step()
                 updates += 1

@@ -23,7 +23,7 @@ class TorchAgent:
         self.env_steps = 0
         self.seed = seed
         self.flat = flat
-        self.learning_rate = config.learning_rate
+        self.learning_rate = config.learning_rate or 0.0  # a fitted configuration has one
         self._stream = seeding.generator(seed, "act")
         self._max_grad_norm = config.max_grad_norm
         self._adam_eps = adam_eps
