@@ -55,7 +55,7 @@ class Store:
         rows = self.capacity * self.num_parts
         try:
             self.columns = {f.name: np.zeros((rows, *f.shape), f.dtype) for f in fields}
-        except MemoryError:
+        except (MemoryError, ValueError):  # ValueError: more bytes than an address can say
             need = rows * sum(f.nbytes for f in fields)
             raise ConfigError(
                 f"{rows:,} experiences need {need:,} bytes, which cannot be had: lower the size"
