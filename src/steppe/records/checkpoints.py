@@ -10,6 +10,7 @@ before it is used.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -29,6 +30,7 @@ from steppe.core.weights import Weights
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
 FORMAT = 1
+_GAP_BYTES = 4096
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 _NUMBER = re.compile(r"\d{8,}")
 
@@ -120,7 +122,7 @@ def save_weights(path: Path, weights: Weights) -> None:
 
 
 def load_weights(path: Path) -> Weights:
-    """Weights from a file of `save_weights`, or from any safetensors file in its own order; DamagedFile if it is not one."""
+    """Weights from a file of `save_weights`; DamagedFile when it is not one."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -133,51 +135,46 @@ def weights_bytes(weights: Weights) -> bytes:
     from safetensors.numpy import save
 
     rows = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
-    metadata = {
-        "format": str(FORMAT),
-        "counters": json.dumps(codec.counters(weights)),
-        "layout": json.dumps(rows),
-        "sha256": weights.sha256(),
-    }
-    return bytes(save({name: np.ascontiguousarray(array) for name, array in weights.arrays().items()}, metadata))
+    about = json.dumps({"format": FORMAT, "counters": codec.counters(weights), "layout": rows})
+    return bytes(save(weights.arrays(), {"steppe": about, "sha256": _digest(about, weights)}))
 
 
 def weights_from(data: bytes, where: str) -> Weights:
-    """Weights from the bytes of a safetensors file, checked against their own layout and hash where they carry them."""
+    """Weights from the bytes of a safetensors file, checked against the layout and hash in its metadata."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
         arrays = load(data)
-        metadata = _metadata(data)
-        if "layout" not in metadata:
-            return Weights.from_arrays(arrays)
-        weights = _laid_out(arrays, metadata)
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        if "steppe" not in metadata:
+            raise ValueError("its metadata does not say that Steppe wrote it")
+        weights = _laid_out(arrays, json.loads(metadata["steppe"]))
+        if _digest(metadata["steppe"], weights) != metadata.get("sha256"):
+            raise ValueError("it does not match its sha256")
     except (SafetensorError, msgspec.MsgspecError, *_BROKEN) as error:
         raise DamagedFile(f"{where} is damaged: {error}") from None
-    if weights.sha256() != metadata.get("sha256"):
-        raise DamagedFile(f"{where} is damaged: the weights do not match their sha256")
     return weights
 
 
-def _laid_out(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> Weights:
-    if int(metadata["format"]) > FORMAT:
-        raise ValueError(f"format {metadata['format']} is newer than {FORMAT}, the newest this version of Steppe reads")
-    rows = json.loads(metadata["layout"])
+def _laid_out(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Weights:
+    if about["format"] > FORMAT:
+        raise ValueError(f"format {about['format']} is newer than {FORMAT}, the newest this version of Steppe reads")
+    rows = about["layout"]
     layout = codec.checked_layout(rows, max((row[3] + arrays[row[0]].nbytes for row in rows), default=0))
+    # The places come from the file: no more memory than its arrays and the widest gap between cache lines.
+    if layout.nbytes > sum(array.nbytes for array in arrays.values()) + _GAP_BYTES * len(rows):
+        raise ValueError("its layout has holes that are too wide")
     buffer = np.zeros(layout.nbytes, np.uint8)
     for entry, view in zip(layout.entries, layout.views(buffer).values(), strict=True):
         if arrays[entry.name].shape != entry.shape or arrays[entry.name].dtype != entry.dtype:
             raise ValueError(f"{entry.name!r} is not as the layout says")
         view[...] = arrays[entry.name]
-    return Weights(layout, buffer, **codec.checked_counters(json.loads(metadata["counters"])))
+    return Weights(layout, buffer, **codec.checked_counters(about["counters"]))
 
 
-def _metadata(data: bytes) -> dict[str, str]:
-    """The free metadata of a safetensors file, whose head `load` has already checked."""
-    head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    found: dict[str, str] = head.get("__metadata__", {})
-    return found
+def _digest(about: str, weights: Weights) -> str:
+    return hashlib.sha256(about.encode() + bytes.fromhex(weights.sha256())).hexdigest()
 
 
 def _load(number: int, path: Path) -> Checkpoint:
@@ -210,10 +207,12 @@ def _newest(directory: Path) -> Checkpoint | None:
 
 
 def _describe(number: int, path: Path, *, best: bool) -> CheckpointInfo:
-    age = time.time() - path.stat().st_mtime
-    size = sum(file.stat().st_size for file in path.iterdir())
     try:
+        age = time.time() - path.stat().st_mtime
+        size = sum(file.stat().st_size for file in path.iterdir())
         counters = _load(number, path).counters
+    except FileNotFoundError:
+        return CheckpointInfo(path, number, 0.0, 0, best, damage=f"{path} was removed while it was read")
     except DamagedFile as error:
         return CheckpointInfo(path, number, age, size, best, damage=str(error))
     return CheckpointInfo(path, number, age, size, best, counters)

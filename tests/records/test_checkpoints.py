@@ -1,0 +1,246 @@
+"""Checkpoints: exact, pruned, never torn; damage is named and the one before is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from steppe.core import codec, durable
+from steppe.core.errors import DamagedFile
+from steppe.core.weights import Weights
+from steppe.records.checkpoints import Checkpoints, load_weights, save_weights, weights_bytes, weights_from
+
+pytestmark = pytest.mark.integration
+
+
+def some_weights(value: float = 1.0, version: int = 3) -> Weights:
+    named = {
+        "b.weight": np.full((2, 3), value, np.float32),
+        "a.count": np.array(7, np.int64),
+        "a.flags": np.array([True, False, True]),
+        "norm": np.array([0.5, -value]),
+    }
+    return Weights.from_arrays(named).stamped(version=version, updates=30, env_steps=300, episodes=5, train_s=1.25)
+
+
+STATE = {
+    "optimizer": {"moments": np.arange(6, dtype=np.float32), "step": 12},
+    "rng": np.random.PCG64(3).state,
+    "streams": [np.random.PCG64(4).state, None, (1, 2.5)],
+}
+
+
+def flip(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_a_checkpoint_comes_back_exactly(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    assert checkpoints.latest() is None
+    path = checkpoints.save(some_weights(), STATE, {"env_steps": 300, "score": 1.5})
+    found = checkpoints.latest()
+    assert found.path == path
+    assert found.damaged == ()
+    assert found.counters == {"env_steps": 300, "score": 1.5}
+    assert found.weights.layout == some_weights().layout
+    assert found.weights.sha256() == some_weights().sha256()
+    stamps = ("version", "updates", "env_steps", "episodes", "train_s")
+    assert [getattr(found.weights, name) for name in stamps] == [3, 30, 300, 5, 1.25]
+    assert np.array_equal(found.state["optimizer"]["moments"], STATE["optimizer"]["moments"])
+    assert found.state["rng"] == STATE["rng"]
+    assert found.state["streams"][2] == [1, 2.5]
+
+
+def test_only_the_newest_are_kept_and_numbers_grow(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    best = checkpoints.save_best(some_weights(9.0), 10.0)
+    names = [checkpoints.save(some_weights(k), {}, {"k": k}).name for k in range(5)]
+    assert names == sorted(set(names))
+    assert sorted(os.listdir(tmp_path)) == sorted([*names[-2:], "best"])
+    assert checkpoints.latest().counters == {"k": 4}
+    assert best.exists()
+    assert Checkpoints(tmp_path, keep=2).save(some_weights(), {}, {}).name > names[-1]
+
+
+def test_the_best_replaces_the_best_before_it(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.best() is None
+    checkpoints.save_best(some_weights(1.0, version=1), 10.0)
+    checkpoints.save_best(some_weights(2.0, version=5), 20.0)
+    best = checkpoints.best()
+    assert best.counters["score"] == 20.0
+    assert best.weights.version == 5
+    assert len(os.listdir(tmp_path / "best")) == 1
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.bin", "counters.json", "manifest.json"])
+def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, name):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for k in range(3):
+        checkpoints.save(some_weights(k), STATE, {"k": k})
+    newest = checkpoints.latest().path
+    flip(newest / name, 5)
+    found = checkpoints.latest()
+    assert found.counters == {"k": 1}
+    assert len(found.damaged) == 1
+    assert str(newest / name) in found.damaged[0]
+    (found.path / name).unlink()
+    found = checkpoints.latest()
+    assert found.counters == {"k": 0}
+    assert "missing" in found.damaged[1]
+
+
+def test_when_none_is_whole_all_are_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for k in range(2):
+        flip(checkpoints.save(some_weights(k), {}, {}) / "state.bin", 3)
+    with pytest.raises(DamagedFile, match=r"00000002.*00000001"):
+        checkpoints.latest()
+
+
+def test_a_newer_format_is_passed_over_with_its_reason(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(some_weights(), {}, {"k": 0})
+    manifest = checkpoints.save(some_weights(), {}, {"k": 1}) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 9}))
+    found = checkpoints.latest()
+    assert found.counters == {"k": 0}
+    assert "format 9" in found.damaged[0]
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(some_weights(1), {}, {"k": 0})
+    real = os.fsync
+    calls = []
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(durable.os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(some_weights(2), {}, {"k": 1})
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["00000001"]
+    assert checkpoints.latest().counters == {"k": 0}
+
+
+def test_a_killed_writer_leaves_a_whole_newest_checkpoint(tmp_path):
+    script = (
+        "import sys, numpy as np; from pathlib import Path\n"
+        "from steppe.core.weights import Weights; from steppe.records.checkpoints import Checkpoints\n"
+        "checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)\n"
+        "for k in range(10**9):\n"
+        "    weights = Weights.from_arrays({'w': np.full(20_000, k, np.float32)})\n"
+        "    checkpoints.save(weights, {'w': np.full(20_000, k, np.float32)}, {'k': k})\n"
+        "    if k == 4: print('ready', flush=True)\n"
+    )
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+        assert writer.stdout.readline() == b"ready\n"
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+        found = Checkpoints(tmp_path, keep=2).latest()
+        assert found.damaged == ()
+        assert found.counters["k"] >= 4
+        assert (found.weights.arrays()["w"] == found.counters["k"]).all()
+        assert (found.state["w"] == found.counters["k"]).all()
+    Checkpoints(tmp_path, keep=2).save(some_weights(), {}, {})
+    assert len(os.listdir(tmp_path)) == 2  # what the killed ones left aside is gone
+
+
+def test_the_list_shows_size_age_and_health(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    first = checkpoints.save(some_weights(), STATE, {"k": 0})
+    second = checkpoints.save(some_weights(), STATE, {"k": 1})
+    checkpoints.save_best(some_weights(), 12.0)
+    flip(first / "state.bin", 40)
+    os.utime(second, (1_000_000, 1_000_000))
+    infos = checkpoints.list()
+    assert [(info.number, info.best) for info in infos] == [(1, False), (2, False), (1, True)]
+    assert "state.bin" in infos[0].damage
+    assert infos[1].damage is None
+    assert infos[1].counters == {"k": 1}
+    assert infos[1].age_s > 1_000_000
+    assert infos[1].size_bytes == sum(file.stat().st_size for file in second.iterdir())
+    assert infos[2].counters["score"] == 12.0
+
+
+def test_keeping_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="keep=0"):
+        Checkpoints(tmp_path, keep=0)
+
+
+def test_other_tools_read_our_weights(tmp_path):
+    save_weights(tmp_path / "w.safetensors", some_weights())
+    arrays = load_file(tmp_path / "w.safetensors")
+    assert np.array_equal(arrays["b.weight"], np.ones((2, 3), np.float32))
+    assert arrays["a.count"] == 7
+
+
+def test_the_layout_keeps_its_order(tmp_path):
+    save_weights(tmp_path / "w", some_weights())
+    back = load_weights(tmp_path / "w")
+    assert [entry.name for entry in back.layout.entries] == ["b.weight", "a.count", "a.flags", "norm"]
+    assert back.layout == some_weights().layout
+    assert back.sha256() == some_weights().sha256()
+
+
+def test_a_layout_with_its_own_places_is_kept(tmp_path):
+    from steppe.core.weights import Entry, Layout
+
+    layout = Layout((Entry("x", (2,), "float32", 0), Entry("y", (1,), "float32", 64)))
+    buffer = np.zeros(68, np.uint8)
+    buffer[64:] = np.array([2.5], np.float32).view(np.uint8)
+    save_weights(tmp_path / "w", Weights(layout, buffer))
+    assert load_weights(tmp_path / "w").layout == layout
+    assert load_weights(tmp_path / "w").arrays()["y"][0] == 2.5
+
+
+def test_a_file_of_another_tool_is_refused(tmp_path):
+    save_file({"x": np.arange(4, dtype=np.float32)}, tmp_path / "w")
+    with pytest.raises(DamagedFile, match="Steppe wrote it"):
+        load_weights(tmp_path / "w")
+
+
+def loaded(data: bytes) -> Weights | None:
+    try:
+        return weights_from(data, "these bytes")
+    except DamagedFile:
+        return None
+
+
+def test_no_flipped_bit_of_a_weights_file_changes_what_is_loaded():
+    whole, sound = weights_bytes(some_weights()), some_weights()
+    refused = 0
+    for place in range(len(whole)):
+        for bit in (0, 2, 5, 7):
+            found = loaded(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            refused += found is None
+            if found is not None:  # a flip in what has no meaning, such as white space
+                assert found.sha256() == sound.sha256()
+                assert codec.counters(found) == codec.counters(sound)
+                assert found.layout == sound.layout
+    assert refused > 0.9 * 4 * len(whole)
+
+
+def test_every_truncation_of_a_weights_file_is_damage():
+    whole = weights_bytes(some_weights())
+    assert all(loaded(whole[:length]) is None for length in range(len(whole)))
+
+
+def test_a_missing_weights_file_is_named(tmp_path):
+    with pytest.raises(DamagedFile, match="nowhere"):
+        load_weights(tmp_path / "nowhere")
