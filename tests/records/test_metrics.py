@@ -1,0 +1,155 @@
+"""Curves, read back with tools of others: json and TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.records.metrics import Recorder
+
+pytestmark = pytest.mark.integration
+
+
+def training(env_steps=1000, **keys) -> TrainingReport:
+    return TrainingReport(run="r", **{"version": 2, "updates": 8, "env_steps": env_steps, "train_s": 2.0, **keys})
+
+
+def actor(episodes, number=0) -> ActorReport:
+    return ActorReport(run="r", actor=number, epoch=0, version=2, sequence=3, env_steps=500, episodes=episodes)
+
+
+def evaluation(**keys) -> EvaluationReport:
+    values = {"version": 2, "updates": 8, "env_steps": 1500, "train_s": 2.5, "returns": [1.0, 3.0], "lengths": [4, 5]}
+    verdict = {"return_mean": 2.0, "return_std": 1.0, "duration_s": 0.5, "weights_sha256": "00"}
+    return EvaluationReport(run="r", **{**values, **verdict, **keys})
+
+
+def lines(directory):
+    return [
+        json.loads(line, parse_constant=pytest.fail) for line in (directory / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def scalars(directory) -> dict[str, list[tuple[int, float]]]:
+    """Read the event files record by record: length, checksum, protocol buffer."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted((directory / "tb").iterdir()):
+        for raw in RawEventFileLoader(str(file)).Load():
+            event = Event.FromString(raw)
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_every_report_is_a_line(tmp_path):
+    recorder = Recorder(tmp_path)
+    sent = [training(lags={0: 3}), actor([(5.0, 6)]), evaluation()]
+    for report in sent:
+        recorder.record(report)
+    found = lines(tmp_path)  # before close: a line is there as soon as record returns
+    recorder.close()
+    recorder.close()
+    assert [line.pop("kind") for line in found] == ["training", "actor", "evaluation"]
+    assert TrainingReport.read(found[0]) == sent[0]
+    assert ActorReport.read(found[1]) == sent[1]
+    assert EvaluationReport.read(found[2]) == sent[2]
+
+
+def test_numbers_that_are_not_finite_survive_in_strict_json(tmp_path):
+    recorder = Recorder(tmp_path)
+    recorder.record(training(stats={"a": math.nan, "b": math.inf, "c": -math.inf}))
+    recorder.close()
+    line = lines(tmp_path)[0]
+    assert line["stats"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity"}
+    back = TrainingReport.read(line)
+    assert math.isnan(back.stats["a"])
+    assert (back.stats["b"], back.stats["c"]) == (math.inf, -math.inf)
+    assert math.isnan(scalars(tmp_path)["loss/a"][0][1])
+
+
+def test_curves_over_environment_steps(tmp_path):
+    recorder = Recorder(tmp_path)
+    recorder.record(actor([(10.0, 4)]))
+    recorder.record(actor([(20.0, 8)], number=1))
+    phases = {"learn": 1.5, "wait": 0.5}
+    recorder.record(training(1000, stats={"policy": 0.5}, lags={0: 3, 2: 1}, dropped={"stale": 2}, phases=phases))
+    recorder.record(training(4000, train_s=3.0, phases={"learn": 1.6, "wait": 1.4}, memory={"fill": 0.25}))
+    recorder.record(evaluation(env_steps=5000))
+    recorder.close()
+    found = scalars(tmp_path)
+    assert found["train/return_mean"] == [(1000, 15.0), (4000, 15.0)]
+    assert found["train/length_mean"] == [(1000, 6.0), (4000, 6.0)]
+    assert found["loss/policy"] == [(1000, 0.5)]
+    assert found["lag/mean"] == [(1000, 0.5)]
+    assert found["lag/max"] == [(1000, 2.0)]
+    assert found["dropped/stale"] == [(1000, 2.0)]
+    assert found["memory/fill"] == [(4000, 0.25)]
+    assert found["time/steps_per_s"] == [(1000, 500.0), (4000, 3000.0)]
+    assert found["time/learn"] == [(1000, 0.75), (4000, pytest.approx(0.1))]
+    assert found["eval/return_mean"] == [(5000, 2.0)]
+    assert found["eval/return_std"] == [(5000, 1.0)]
+
+
+def test_the_training_return_looks_back_on_a_hundred_episodes(tmp_path):
+    recorder = Recorder(tmp_path)
+    recorder.record(actor([(1000.0, 1)] * 50))
+    recorder.record(actor([(3.0, 1)] * 100))
+    recorder.record(training())
+    recorder.close()
+    assert scalars(tmp_path)["train/return_mean"] == [(1000, 3.0)]
+
+
+def test_a_killed_recorder_leaves_every_line_and_event(tmp_path):
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from steppe.core.reports import TrainingReport; from steppe.records.metrics import Recorder\n"
+        "recorder = Recorder(Path(sys.argv[1]))\n"
+        "for k in range(1, 21):\n"
+        "    recorder.record(TrainingReport(run='r', version=k, updates=k, env_steps=k, train_s=1.0))\n"
+        "print('recorded', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"recorded\n"
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    assert [line["env_steps"] for line in lines(tmp_path)] == list(range(1, 21))
+    assert [step for step, _ in scalars(tmp_path)["train/updates"]] == list(range(1, 21))
+
+
+def test_a_second_recorder_goes_on_after_half_a_line(tmp_path):
+    first = Recorder(tmp_path)
+    first.record(training(1))
+    first.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "trai')
+    second = Recorder(tmp_path)
+    second.record(training(2))
+    second.close()
+    raw = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["env_steps"] for line in (raw[0], raw[2])] == [1, 2]
+    assert len(raw) == 3
+
+
+def test_recording_imports_neither_torch_nor_tensorflow(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from steppe.records.metrics import Recorder\n"
+        "from steppe.core.reports import TrainingReport\n"
+        "recorder = Recorder(Path(sys.argv[1]))\n"
+        "recorder.record(TrainingReport(run='r', version=1, updates=1, env_steps=1, train_s=1.0))\n"
+        "recorder.close()\n"
+        "print([name for name in ('torch', 'tensorflow') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
