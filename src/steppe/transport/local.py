@@ -47,6 +47,8 @@ class LocalWeights:
         newest = self._newest.get(policy)
         if newest is not None and weights.version <= newest.version:
             raise ValueError(f"version {weights.version} is not newer than {newest.version}")
+        if newest is not None:
+            weights.require(newest.layout, "those published before")
         self._newest[policy] = weights.copy()
 
     def newer_than(self, policy: str, version: int) -> Weights | None:

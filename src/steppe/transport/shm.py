@@ -48,18 +48,32 @@ def make_room(run: str, nbytes: int) -> Path:
     The maker holds a lock on it for life, by which `sweep` knows abandoned rooms. A write past the end of a full
     filesystem would be a bus error, hence the check beforehand.
     """
-    bases = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    base = next((base for base in bases if base.is_dir() and shutil.disk_usage(base).free > nbytes), None)
+    bases = [base for base in (Path("/dev/shm"), Path(tempfile.gettempdir())) if base.is_dir()]
+    for base in bases:
+        sweep(base)
+    base = next((base for base in bases if shutil.disk_usage(base).free > nbytes), None)
     if base is None:
         raise UsageError(
             f"{nbytes >> 20} MiB of shared memory are needed: free some, or use fewer actors, envs or steps"
         )
-    sweep(base)
-    room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=base))
-    owner = os.open(room / "owner", os.O_CREAT | os.O_RDWR, 0o600)
+    while True:
+        room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=base))
+        if (owner := _own(room)) is not None:
+            _owners[room] = owner
+            return room
+
+
+def _own(room: Path) -> int | None:
+    """Lock a new room; None when another process swept it in the moment before the lock was ours."""
+    try:
+        owner = os.open(room / "owner", os.O_CREAT | os.O_RDWR, 0o600)
+    except FileNotFoundError:
+        return None
     fcntl.flock(owner, fcntl.LOCK_EX)
-    _owners[room] = owner
-    return room
+    if (room / "owner").exists():
+        return owner
+    os.close(owner)
+    return None
 
 
 def remove_room(room: Path) -> None:
@@ -79,13 +93,16 @@ def sweep(base: Path) -> None:
             remove_room(path.parent)
 
 
-def _map(path: Path, size: int | None = None) -> mmap.mmap:
-    """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched."""
+def _map(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
+    """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched, unless they
+    are reserved: then a full filesystem is an OSError here and not a bus error later."""
     flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0)
     handle = os.open(path, flags, 0o600)
     try:
         if size is not None:
             os.ftruncate(handle, size)
+            if reserve:
+                os.posix_fallocate(handle, 0, size)
         return mmap.mmap(handle, os.fstat(handle).st_size)
     finally:
         os.close(handle)
@@ -153,6 +170,7 @@ class ShmChannel:
         create: bool = False,
     ) -> None:
         self._run, self._slots = run, slots_per_actor
+        self._held: dict[int, int] = {}  # actor → the slot it is filling
         num_slots = num_actors * slots_per_actor
         table_bytes = -(-num_slots * 64 // _PAGE) * _PAGE
         stride = -(-spec.nbytes // _PAGE) * _PAGE
@@ -166,9 +184,12 @@ class ShmChannel:
         self._writers = [Bell(room / f"bell-actor-{actor}") for actor in range(num_actors)]
 
     def blank(self, actor: int) -> Segment | None:
-        own = range(actor * self._slots, (actor + 1) * self._slots)
-        free = next((slot for slot in own if self._table[slot, self._STATE] == self.FREE), None)
-        return None if free is None else self._segments[free]
+        if actor not in self._held:
+            free = np.flatnonzero(self._states(actor) == self.FREE)
+            if not len(free):
+                return None
+            self._held[actor] = actor * self._slots + int(free[0])
+        return self._segments[self._held[actor]]
 
     def offer(self, segment: Segment) -> bool:
         header = segment.header
@@ -179,15 +200,14 @@ class ShmChannel:
         row[self._SCHEMA] = header.schema
         _fence()
         row[self._STATE] = self.READY
+        self._held.pop(segment.slot // self._slots, None)
         self._reader.ring()
         return True
 
     def poll(self) -> Segment | None:
-        ready = np.flatnonzero(self._table[:, self._STATE] == self.READY)
-        if not len(ready):
+        slot = self._oldest()
+        if slot is None:
             return None
-        slot = int(ready[np.argmin(self._table[ready, self._TICKET])])
-        _fence()
         _, _, epoch, sequence, version, _, schema, _ = self._table[slot].tolist()
         self._table[slot, self._STATE] = self.TAKEN
         segment = self._segments[slot]
@@ -199,6 +219,25 @@ class ShmChannel:
         _fence()
         self._table[segment.slot, self._STATE] = self.FREE
         self._writers[segment.slot // self._slots].ring()
+
+    def close(self) -> None:
+        """Close the bells; the memory is unmapped with the last segment that is still in use."""
+        for bell in (self._reader, *self._writers):
+            bell.close()
+
+    def _states(self, actor: int) -> np.ndarray:
+        return self._table[actor * self._slots : (actor + 1) * self._slots, self._STATE]
+
+    def _oldest(self) -> int | None:
+        """The slot that was offered first. A look at all slots takes time: an actor may have filled one that was passed
+        already and then the one seen, so that actor's slots are looked at once more."""
+        ready = np.flatnonzero(self._table[:, self._STATE] == self.READY)
+        if not len(ready):
+            return None
+        actor = int(ready[np.argmin(self._table[ready, self._TICKET])]) // self._slots
+        _fence()
+        own = actor * self._slots + np.flatnonzero(self._states(actor) == self.READY)
+        return int(own[np.argmin(self._table[own, self._TICKET])])
 
 
 class ShmWeights:
@@ -228,6 +267,11 @@ class ShmWeights:
         for bell in self._bells:
             bell.ring()
 
+    def close(self) -> None:
+        """Close the bells; the memory is unmapped with its last user."""
+        for bell in self._bells or ():
+            bell.close()
+
     def newer_than(self, policy: str, version: int) -> Weights | None:
         file = self._open(policy)
         return None if file is None else file.newer_than(version)
@@ -245,7 +289,11 @@ class ShmWeights:
         draft = path.with_suffix(f".{os.getpid()}")
         layout = msgspec.json.encode(weights.layout.entries)
         size = _PAGE + -(-len(layout) // _PAGE) * _PAGE + self._SLOTS * -(-weights.layout.nbytes // _PAGE) * _PAGE
-        mapped = _map(draft, size)
+        try:
+            mapped = _map(draft, size, reserve=True)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise UsageError(f"{size >> 20} MiB of shared memory for weights: {error.strerror}; free some") from None
         words = np.frombuffer(mapped, np.int64, _PAGE // 8)
         words[1], words[2] = -1, len(layout)
         mapped[_PAGE : _PAGE + len(layout)] = layout
