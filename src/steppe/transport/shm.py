@@ -51,13 +51,13 @@ def make_room(run: str, nbytes: int) -> Path:
     bases = [base for base in (Path("/dev/shm"), Path(tempfile.gettempdir())) if base.is_dir()]
     for base in bases:
         sweep(base)
-    base = next((base for base in bases if shutil.disk_usage(base).free > nbytes), None)
-    if base is None:
+    large = [base for base in bases if shutil.disk_usage(base).free > nbytes]
+    if not large:
         raise UsageError(
             f"{nbytes >> 20} MiB of shared memory are needed: free some, or use fewer actors, envs or steps"
         )
     while True:
-        room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=base))
+        room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=large[0]))
         if (owner := _own(room)) is not None:
             _owners[room] = owner
             return room
