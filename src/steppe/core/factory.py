@@ -8,17 +8,21 @@ script under another name and stopping at the first training call (`loading_main
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 from steppe.core.errors import FactoryError
 
-MAIN_PATH = "_STEPPE_MAIN_PATH"
+Script = tuple[str, str]  # path and package of the file that was run
+
 _IMPORTED_MAIN = "__steppe_main__"
 _local: dict[str, Any] = {}
+_script: Script | None = None  # the user's, where this process is not the one that runs it
 _loading_main = False
 
 
@@ -32,7 +36,7 @@ def reference(thing: Callable[..., Any] | str) -> str:
         return thing
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if module and name and "<" not in name and _lookup(module, name) is thing:
-        return f"{'__main__' if module == _IMPORTED_MAIN else module}:{name}"
+        return f"{'__main__' if module.endswith(_IMPORTED_MAIN) else module}:{name}"
     for text, known in _local.items():
         if known is thing:
             return text
@@ -71,13 +75,26 @@ def require_portable(text: str, what: str) -> None:
             f"{what} is {thing!r}, which another process cannot import: define it with `def` at the top level of a "
             "module (or of your script), or use runtime='inline'"
         )
+    if text.startswith("__main__:") and main_script() is None:
+        raise FactoryError(
+            f"{what} is {text.removeprefix('__main__:')!r} of a session without a file, which another process cannot "
+            "import: put it into a module, or use runtime='inline'"
+        )
 
 
-def remember_main() -> None:
-    """Tell the processes that inherit this environment where the user's script is."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if path:
-        os.environ.setdefault(MAIN_PATH, os.path.abspath(path))
+def main_script() -> Script | None:
+    """Where the user's script is, for another process to `adopt_main`; None in a session without one."""
+    if _script is not None:
+        return _script
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    return (os.path.abspath(path), getattr(main, "__package__", None) or "") if path else None
+
+
+def adopt_main(script: Script | None) -> None:
+    """Look for `__main__:name` in the script of the process that started this one."""
+    global _script
+    _script = script
 
 
 def stop_if_loading_main() -> None:
@@ -101,24 +118,32 @@ def _lookup(module: str, name: str) -> Any:
 
 def _main() -> Any:
     """The user's script: this process's own, or imported for its definitions where this is another process."""
-    global _loading_main
-    path = os.environ.get(MAIN_PATH)
-    own = sys.modules["__main__"]
-    own_path = getattr(own, "__file__", None)
-    if path is None or (own_path is not None and os.path.abspath(own_path) == path):
-        return own
-    if _IMPORTED_MAIN not in sys.modules:
-        spec = importlib.util.spec_from_file_location(_IMPORTED_MAIN, path)
+    if _script is None:
+        return sys.modules["__main__"]
+    path, package = _script
+    name = f"{package}.{_IMPORTED_MAIN}" if package else _IMPORTED_MAIN  # so that its relative imports work
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise FactoryError(f"cannot import the script {path!r}: move the function into a module of its own")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[_IMPORTED_MAIN] = module
-        sys.path.insert(0, os.path.dirname(path))
-        _loading_main = True
-        try:
-            spec.loader.exec_module(module)
-        except MainReached:
-            pass
-        finally:
-            _loading_main = False
-    return sys.modules[_IMPORTED_MAIN]
+        if not package:
+            sys.path.insert(0, os.path.dirname(path))
+        sys.modules[name] = module
+        _run_definitions(module, spec.loader)
+    return sys.modules[name]
+
+
+def _run_definitions(module: types.ModuleType, loader: importlib.abc.Loader) -> None:
+    """Run a script up to its first training call."""
+    global _loading_main
+    _loading_main = True
+    try:
+        loader.exec_module(module)
+    except MainReached:
+        pass
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    finally:
+        _loading_main = False

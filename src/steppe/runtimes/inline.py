@@ -26,11 +26,19 @@ class InlineHandle:
     def __init__(self, plan: Plan, directory: RunDirectory, parts: Parts | None = None) -> None:
         self._asked = dict.fromkeys(("actor", "learner", "manager"), RUN)
         self._clock = RunClock()
+        self._roles: dict[str, list[Role]] = {}
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(borrowed_torch(plan.config.flow.threads))
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._stack.close)
+            self._build(plan, directory, parts)
+            on_error.pop_all()
+        self._training = Turns([*self._roles["actor"], *self._roles["learner"]])
+        self._beside = Turns(self._roles["manager"])
+
+    def _build(self, plan: Plan, directory: RunDirectory, parts: Parts | None) -> None:
         channel = LocalChannel(plan.segment, plan.config.actors, plan.slots_per_actor)
         weights = LocalWeights()
-        self._roles: dict[str, list[Role]] = {}
         for spec in plan.roles:
             context = Context(
                 directory.id,
@@ -43,8 +51,6 @@ class InlineHandle:
                 plan.config.flow.trace_spans,
             )
             self._roles.setdefault(spec.kind, []).append(build_role(plan, spec, directory, context, parts))
-        self._training = Turns([*self._roles["actor"], *self._roles["learner"]])
-        self._beside = Turns(self._roles["manager"])
 
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
@@ -69,9 +75,11 @@ class InlineHandle:
     def close(self, timeout_s: float) -> None:
         for kind in self._asked:
             self.ask(kind, STOP)
-        self._training.close()
-        self._beside.close()
-        self._stack.close()
+        try:
+            self._training.close()
+            self._beside.close()
+        finally:
+            self._stack.close()
 
     def _num_live(self) -> int:
         return len(self._training.live) + len(self._beside.live)

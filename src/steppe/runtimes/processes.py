@@ -38,15 +38,26 @@ from steppe.transport.shm import Bell, Control, ShmChannel, ShmWeights, make_roo
 WEIGHTS_BYTES = 64 << 20  # room to keep free for weights, whose size only the learner knows
 IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05}  # bells wake actors; windows and evaluations go by time
 FAULT_EXIT = 70
+Surroundings = tuple[str, dict[str, str], factory.Script | None]  # directory, environment variables, user's script
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TERM_GRACE_S = 8.0  # for the supervisor, which heard the same signal, to end a process in good order
 
 
 def warm_up() -> None:
     """Start the fork server and its imports now, while the caller does something else."""
+    from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
     _context().set_forkserver_preload(["steppe.runtimes.preload"])
-    with _without_main():
-        ensure_running()
+    resource_tracker.ensure_running()  # here already: starting it unblocks the signals that are blocked below
+    # Stop signals reach the whole group. The server inherits this mask: it must outlive the end it helps to bring about,
+    # and while it imports it has no handlers of its own yet.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        with _without_main():
+            ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def launch(plan: Plan, directory: RunDirectory) -> ProcessHandle:
@@ -62,6 +73,7 @@ class ProcessHandle:
         self._room = make_room(directory.id, plan.channel_bytes + WEIGHTS_BYTES)
         self._processes: dict[str, BaseProcess] = {}
         self._faults: dict[str, Fault] = {}
+        self._bells: list[Bell] = []
         try:
             self._start(plan)
         except BaseException:
@@ -71,14 +83,15 @@ class ProcessHandle:
     def _start(self, plan: Plan) -> None:
         self._control = Control(self._room / "control", create=True)
         config = plan.config
-        ShmChannel(self._room, plan.segment, self._directory.id, config.actors, plan.slots_per_actor, create=True)
+        slots = plan.slots_per_actor
+        ShmChannel(self._room, plan.segment, self._directory.id, config.actors, slots, create=True).close()
         self._bells = [Bell(self._room / f"bell-{role.name}") for role in plan.roles]
         self._places = plan.places()
         warm_up()
-        factory.remember_main()
         order = msgspec.json.encode({"config": flatten(config), "spec": asdict(plan.spec)})
+        surroundings = (os.getcwd(), dict(os.environ), factory.main_script())
         for place in self._places:
-            arguments = (order, place, str(self._room), str(self._directory.path), os.environ.get(factory.MAIN_PATH))
+            arguments = (order, place, str(self._room), str(self._directory.path.resolve()), surroundings)
             process = _context().Process(target=_live, args=arguments, name=f"steppe-{place}", daemon=True)
             with _without_main():
                 process.start()
@@ -88,15 +101,15 @@ class ProcessHandle:
         live = [process.sentinel for process in self._processes.values() if process.is_alive()]
         if live:
             multiprocessing.connection.wait(live, timeout_s)
-        for place, process in self._processes.items():
-            if process.exitcode not in (None, 0) and place not in self._faults:
-                self._faults[place] = self._explain(place, process)
 
     def ended(self, kind: str) -> bool:
         places = [place for place, roles in self._places.items() if any(role.kind == kind for role in roles)]
         return all(self._processes[place].exitcode is not None for place in places)
 
     def faults(self) -> list[Fault]:
+        for place, process in self._processes.items():
+            if process.exitcode not in (None, 0) and place not in self._faults:
+                self._faults[place] = self._explain(place, process)
         return list(self._faults.values())
 
     def ask(self, kind: str, what: int) -> None:
@@ -105,25 +118,31 @@ class ProcessHandle:
             bell.ring()
 
     def close(self, timeout_s: float) -> None:
-        if self._processes:
-            for kind in ("actor", "learner", "manager"):
-                self.ask(kind, STOP)
-        deadline = time.monotonic() + timeout_s
-        for process in self._processes.values():
-            process.join(max(0.0, deadline - time.monotonic()))
-        for process in self._processes.values():
-            if process.is_alive():
-                process.kill()
-                process.join()
-        remove_room(self._room)
+        try:
+            if self._processes:
+                for kind in ("actor", "learner", "manager"):
+                    self.ask(kind, STOP)
+            deadline = time.monotonic() + timeout_s
+            for process in self._processes.values():
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # also when a second Ctrl-C ends the waiting
+            for process in self._processes.values():
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+            while self._bells:
+                self._bells.pop().close()
+            remove_room(self._room)
 
     def _explain(self, place: str, process: BaseProcess) -> Fault:
         """What a process said before it ended, or what can be said of one that could not say anything."""
-        for _, record in reversed(self._directory.store.read(EVENTS)):
-            event = EventReport.read(record)
-            if event.kind == "fault" and event.details.get("place") == place:
-                told = event.details
-                return Fault(event.role, told["reason"], told["message"], told["details"])
+        after = 0
+        while page := self._directory.store.read(EVENTS, after):
+            after = page[-1][0]
+            for event in (EventReport.read(record) for _, record in page):
+                if event.kind == "fault" and event.details.get("place") == place:
+                    told = event.details
+                    return Fault(event.role, told["reason"], told["message"], told["details"])
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return Fault(place, "role_died", f"the process of {place} {how}; its output is in logs/{place}.log")
@@ -144,13 +163,13 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _live(order: bytes, place: str, room: str, directory: str, main_path: str | None) -> None:
+def _live(order: bytes, place: str, room: str, directory: str, surroundings: Surroundings) -> None:
     """A process's whole life: build the roles of one place and let them take turns until they are done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _end_unless_asked)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    if main_path:
-        os.environ[factory.MAIN_PATH] = main_path
+    _settle(*surroundings)
     run = RunDirectory.open(Path(directory))
     _redirect_output(run.path / "logs" / f"{place}.log")
     turns = Turns([])
@@ -166,6 +185,22 @@ def _live(order: bytes, place: str, room: str, directory: str, main_path: str | 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(FAULT_EXIT if turns.faults else 0)  # nothing is left to do, and torch's threads need no farewell
+
+
+def _settle(directory: str, environ: dict[str, str], script: factory.Script | None) -> None:
+    """Take over what may have changed since the fork server started."""
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environ)
+    factory.adopt_main(script)
+
+
+def _end_unless_asked(number: int, frame: types.FrameType | None) -> None:
+    """On SIGTERM: mostly it went to the whole group, and the supervisor is about to ask for a good end."""
+    signal.signal(number, signal.SIG_DFL)
+    timer = threading.Timer(TERM_GRACE_S, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 def _work(plan: Plan, place: str, room: Path, run: RunDirectory, turns: Turns) -> None:
