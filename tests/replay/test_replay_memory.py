@@ -158,10 +158,11 @@ def test_segments_and_pools_that_do_not_fit():
     other = SegmentSpec(4, 3, SPEC.obs, SPEC.action)
     with pytest.raises(UsageError, match="does not fit"):
         memory_of().add([ScriptedActor(other).segment()])
-    pool = ReplayBufferPool(1, 10)
-    pool.add_experiences([{"state": 1}])
-    with pytest.raises(UsageError, match="other columns than the agent needs"):
-        ReplayMemory(SPEC, pool, Draws(1), stream=np.random.default_rng())
+    used, keyed = ReplayBufferPool(1, 10), ReplayBufferPool(1, 10, experience_keys=["state", "reward"])
+    used.add_experiences([{"state": 1}])
+    for pool in (used, keyed):
+        with pytest.raises(UsageError, match="other columns than the agent needs"):
+            ReplayMemory(SPEC, pool, Draws(1), stream=np.random.default_rng())
     with pytest.raises(ConfigError, match="batches of 8 cannot be drawn from 4"):
         memory_of(capacity=4)
 

@@ -136,11 +136,10 @@ def test_leaves_of_zero_are_never_drawn():
         leaves = stream.random(size).astype(np.float32) * (stream.random(size) < 0.1)
         leaves[size // 2] = 0.5
         tree = filled(leaves)
-        almost_one = np.nextafter(1.0, 0.0)
-        draws = np.concatenate(
-            [stream.random(20_000), [0.0, almost_one], np.cumsum(leaves, dtype=np.float64) / tree.totals]
-        )
-        slots, _ = tree.descend(np.minimum(draws, almost_one), 0, 1)
+        leaves[-1] = 0
+        tree.assign(np.array([size - 1]), leaves[-1:])
+        bounds = np.cumsum(leaves, dtype=np.float64) / tree.totals  # 1 and beyond: where rounding may lead
+        slots, _ = tree.descend(np.concatenate([stream.random(20_000), bounds, [0.0, 1.0, 1.0 + 1e-12]]), 0, 1)
         assert (leaves[slots] > 0).all()
 
 

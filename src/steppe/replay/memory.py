@@ -48,9 +48,11 @@ class ReplayMemory:
         capacity = pool.num_buffers * pool.buffer_capacity
         if draws.batch_size > capacity:
             raise ConfigError(f"batches of {draws.batch_size} cannot be drawn from {capacity} transitions")
-        if not pool.store.fields:
+        names = {f.name for f in fields}
+        keys_fit = pool.experience_keys is None or set(pool.experience_keys) == names
+        if keys_fit and not pool.store.fields:
             pool.store.allocate(fields)
-        if {f.name: f for f in pool.store.fields} != {f.name: f for f in fields}:
+        if not keys_fit or {f.name: f for f in pool.store.fields} != {f.name: f for f in fields}:
             wanted = ", ".join(f.name for f in fields)
             raise UsageError(f"the pool has other columns than the agent needs ({wanted}): give it no experience_keys")
         self._out = {f.name: np.empty((draws.batch_size, *f.shape), f.dtype) for f in fields}
