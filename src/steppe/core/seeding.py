@@ -26,3 +26,10 @@ def generator(seed: int, *names: Name) -> np.random.Generator:
 def integer(seed: int, *names: Name) -> int:
     """A 31-bit seed for libraries that take a single number, from one named stream."""
     return int(sequence(seed, *names).generate_state(1, np.uint32)[0] >> 1)
+
+
+def env_seeds(seeds: np.random.SeedSequence, num_envs: int) -> list[int]:
+    """The 31-bit number that each of `num_envs` copies is seeded with; `seeds` itself is left as it was."""
+    keys = [(*seeds.spawn_key, index) for index in range(num_envs)]
+    children = [np.random.SeedSequence(seeds.entropy, spawn_key=key, pool_size=seeds.pool_size) for key in keys]
+    return [int(child.generate_state(1, np.uint32)[0] >> 1) for child in children]

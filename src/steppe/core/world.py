@@ -21,8 +21,11 @@ class World(Protocol):
     num_envs: int
     starts: np.ndarray  # bool [B]
 
-    def reset(self, obs: np.ndarray) -> None:
-        """Begin new episodes everywhere and write the first observations into `obs` [B, …]."""
+    def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
+        """Begin new episodes everywhere and write the first observations into `obs` [B, …].
+
+        With `seeds`, everything random from here on depends on them alone; without, it goes on from where it was.
+        """
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
         """Act once everywhere.

@@ -15,6 +15,7 @@ import numpy as np
 
 from steppe.core.errors import EnvironmentFault
 from steppe.core.experience import Segment
+from steppe.core.seeding import env_seeds
 from steppe.core.specs import EnvSpec
 from steppe.envs.frames import Frames
 from steppe.envs.rendering import image_of
@@ -25,7 +26,7 @@ Env = gym.Env[Any, Any]
 
 
 class LoopWorld:
-    """B environments stepped one after the other; each is seeded once and then follows its own random numbers."""
+    """B environments stepped one after the other; each is seeded and then follows its own random numbers."""
 
     def __init__(
         self,
@@ -48,8 +49,10 @@ class LoopWorld:
         self._ledger = ledger
         self._seeded = False
 
-    def reset(self, obs: np.ndarray) -> None:
-        """Begin new episodes everywhere; only the first call seeds."""
+    def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
+        """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
+        if seeds is not None:
+            self.seeds, self._seeded = env_seeds(seeds, self.num_envs), False
         self._ledger.restart()
         for index in range(self.num_envs):
             self._begin(index, obs, None if self._seeded else self.seeds[index])

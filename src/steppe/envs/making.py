@@ -18,6 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 from steppe.core import factory
 from steppe.core.config import EnvConfig
 from steppe.core.errors import ConfigError, SteppeError, UsageError, WorldError
+from steppe.core.seeding import env_seeds
 from steppe.core.specs import EnvSpec
 from steppe.core.world import World
 from steppe.envs.finding import Source, find
@@ -52,13 +53,6 @@ def probe(env: str, config: EnvConfig) -> EnvSpec:
         return world.spec
     finally:
         world.close()
-
-
-def env_seeds(seed: np.random.SeedSequence, num_envs: int) -> list[int]:
-    """The number that each copy is seeded with; `seed` itself is left as it was."""
-    keys = [(*seed.spawn_key, index) for index in range(num_envs)]
-    children = [np.random.SeedSequence(seed.entropy, spawn_key=key, pool_size=seed.pool_size) for key in keys]
-    return [int(child.generate_state(1, np.uint32)[0] >> 1) for child in children]
 
 
 def _loop(

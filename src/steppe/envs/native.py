@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from steppe.core.errors import EnvironmentFault, WorldError
 from steppe.core.experience import Segment
+from steppe.core.seeding import env_seeds
 from steppe.core.specs import EnvSpec
 from steppe.envs.frames import Frames
 from steppe.envs.rendering import image_of
@@ -57,8 +58,10 @@ class NativeWorld:
         self._ledger = ledger
         self._seeded = False
 
-    def reset(self, obs: np.ndarray) -> None:
-        """Begin new episodes everywhere; only the first call seeds."""
+    def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
+        """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
+        if seeds is not None:
+            self.seeds, self._seeded = env_seeds(seeds, 1), False
         self._ledger.restart()
         self.ended.fill(False)
         self.starts.fill(True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from steppe.core import seeding
 from steppe.core.agent import Policy
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
@@ -31,10 +32,13 @@ class Evaluation:
 
 
 class Judge:
-    """A world for evaluating in. One judge evaluates many weights, each on fresh episodes."""
+    """A world for evaluating in. One judge evaluates many weights, each on episodes of its own.
 
-    def __init__(self, world: World, policy: Policy, stream: np.random.Generator, *, max_steps: int = 100_000) -> None:
-        self.world, self.policy, self.stream, self.max_steps = world, policy, stream, max_steps
+    What is random in an evaluation depends on `seed` and the policy's version alone, not on evaluations before it.
+    """
+
+    def __init__(self, world: World, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
+        self.world, self.policy, self.seed, self.max_steps = world, policy, seed, max_steps
         spec = SegmentSpec(1, world.num_envs, world.spec.obs, world.spec.action.field)
         self._row = Segment.blank(spec)
 
@@ -45,8 +49,7 @@ class Judge:
         result = Evaluation()
         quota = np.full(self.world.num_envs, episodes // self.world.num_envs)
         quota[: episodes % self.world.num_envs] += 1
-        self.policy.begin(self.world.num_envs, self.stream)
-        self.world.reset(self._row["obs"][0])
+        self._begin()
         self.world.take_finished()
         filming = record
         for _ in range(self.max_steps):
@@ -67,6 +70,11 @@ class Judge:
             self._count_unfinished(result, quota)
         return result
 
+    def _begin(self) -> None:
+        names = ("judge", self.policy.version)
+        self.policy.begin(self.world.num_envs, seeding.generator(self.seed, *names, "policy"))
+        self.world.reset(self._row["obs"][0], seeding.sequence(self.seed, *names, "env"))
+
     def _step(self, *, explore: bool) -> np.ndarray:
         obs = self._row["obs"]
         action = self.policy.act(obs[0], self.world.starts, explore=explore)["action"]
@@ -77,6 +85,6 @@ class Judge:
     def _count_unfinished(self, result: Evaluation, quota: np.ndarray) -> None:
         """Episodes that never end count with what they have after `max_steps`."""
         for left, (total, length) in zip(quota, self.world.unfinished(), strict=True):
-            if left:
+            if left and length:  # an episode that has not begun says nothing
                 result.returns.append(total)
                 result.lengths.append(length)

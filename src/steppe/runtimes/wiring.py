@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from steppe.agents import make_agent
 from steppe.agents.device import resolve_device
 from steppe.core import seeding
@@ -109,5 +107,4 @@ def make_judge(plan: Plan, policy: Agent, *, seed: int | None = None, render: bo
         seeding.sequence(seed, "judge", "env"),
         render=record,
     )
-    stream: np.random.Generator = seeding.generator(seed, "judge", "policy")
-    return Judge(world, policy, stream, max_steps=config.evaluation.max_episode_steps)
+    return Judge(world, policy, seed, max_steps=config.evaluation.max_episode_steps)
