@@ -74,6 +74,10 @@ def test_the_picture_fits_any_terminal(view, width, height):
     assert 1 <= len(lines) < height
     assert all(len(line) <= width for line in lines)
     assert "RUNNING" in lines[0]
+    whole = {"where the time goes": "learner", "actors": "actor 1", "events": "restart"}
+    for heading, last in whole.items():  # a section is shown whole or not at all
+        assert heading not in lines or any(last in line for line in lines[lines.index(heading) :])
+    assert height < 50 or whole.keys() <= set(lines)
 
 
 def test_a_narrow_terminal_keeps_the_figures_and_loses_the_bars(view):

@@ -230,18 +230,19 @@ class PlainLines:
 def showing(stream: IO[str] | None = None) -> Iterator[Callable[[RunView], None]]:
     """A function that shows a view: the picture in a terminal, plain lines without escape codes elsewhere."""
     stream = stream or sys.stderr
-    if not stream.isatty() or os.environ.get("TERM") == "dumb":
-        yield PlainLines(stream)
-        return
-    from rich.live import Live
+    with _terminated_is_interrupted():
+        if not stream.isatty() or os.environ.get("TERM") == "dumb":
+            yield PlainLines(stream)
+            return
+        from rich.live import Live
 
-    with _terminated_is_interrupted(), Live(console=Console(file=stream), auto_refresh=False) as live:
-        yield lambda view: live.update(render(view), refresh=True)
+        with Live(console=Console(file=stream), auto_refresh=False) as live:
+            yield lambda view: live.update(render(view), refresh=True)
 
 
 @contextmanager
 def _terminated_is_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that the cursor comes back."""
+    """SIGTERM unwinds like Ctrl-C, so that the cursor comes back; a run that is under way answers both signals itself."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
