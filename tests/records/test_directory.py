@@ -151,6 +151,21 @@ def test_of_two_processes_that_make_one_run_only_one_succeeds(root):
     assert RunDirectory.open("same").config().seed == winner
 
 
+def test_a_run_that_a_rival_finished_while_we_waited_for_the_lock_is_kept(root, monkeypatch):
+    real = RunDirectory.acquire
+
+    def late(directory):
+        monkeypatch.setattr(RunDirectory, "acquire", real)
+        create(name="same", seed=1).release()
+        real(directory)
+
+    monkeypatch.setattr(RunDirectory, "acquire", late)
+    with pytest.raises(RunExists):
+        create(name="same", seed=2)
+    assert RunDirectory.open("same").config().seed == 1
+    RunDirectory.open("same").acquire()  # the loser let go of it
+
+
 def test_a_second_process_cannot_write_until_the_first_is_dead(root):
     directory = create(name="one")
     directory.release()

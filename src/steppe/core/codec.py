@@ -222,14 +222,12 @@ class _Reader:
     def _array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         start = self.position + -self.position % _ALIGN
         self.position = start + _size(name, shape)
-        if self.position > len(self._view):
-            raise ValueError("an array is larger than what is left of the message")
         array = self._values(name, shape, self._view[start : self.position])
         return array.copy() if self._copy else array
 
     def _values(self, name: str, shape: tuple[int, ...], raw: memoryview) -> np.ndarray:
         if len(raw) != _size(name, shape):
-            raise ValueError("a scalar of the wrong size")
+            raise ValueError(f"{len(raw)} bytes cannot be {name}{list(shape)}")
         if name == "bool" and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
             raise ValueError("a truth value that is neither 0 nor 1")
         return np.ndarray(shape, _DTYPES[name], buffer=raw)
