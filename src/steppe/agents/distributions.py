@@ -74,8 +74,8 @@ class Gaussian:
         low = np.array(action.low or [-math.inf] * size, np.float64)
         high = np.array(action.high or [math.inf] * size, np.float64)
         bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
-        self._middle = np.where(bounded, 0.5 * low + 0.5 * high, 0.0)
-        self._extent = np.where(bounded, 0.5 * high - 0.5 * low, 1.0)
+        low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        self._middle, self._extent = 0.5 * low + 0.5 * high, 0.5 * high - 0.5 * low
 
     def sample(self, outputs: np.ndarray, stream: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
         shape = (len(outputs), self.width // 2)
