@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from steppe.core.agent import Policy
-from steppe.core.errors import EnvironmentFault
 from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.links import ACTORS
 from steppe.core.reports import ActorReport
@@ -67,15 +66,11 @@ class Actor:
         obs = segment["obs"]
         obs[0] = self._obs
         for t in range(segment.spec.num_steps):
-            self.phases.switch("policy")
-            for name, values in self.policy.act(obs[t], self.world.starts).items():
-                segment.columns[name][t] = values
-            self.phases.switch("env")
-            self._world_step(segment, t)
+            self._step(segment, t)
             if self.context.ending:
                 return None
         self.phases.switch("other")
-        require_finite(segment, segment.spec.num_steps, self.name)
+        require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
         self.env_steps += segment.num_valid
         segment.header = SegmentHeader(
@@ -86,20 +81,31 @@ class Actor:
 
     def close(self) -> None:
         """Say goodbye on the board and close the environments."""
-        self._report("stopped")
-        self.world.close()
+        try:
+            self._report("stopped")
+        finally:
+            self.world.close()
 
     def _begin(self) -> None:
         if not self._begun:
             self.world.reset(self._obs)
             self._begun = True
 
-    def _world_step(self, segment: Segment, t: int) -> None:
+    def _step(self, segment: Segment, t: int) -> None:
+        """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
         try:
+            self.phases.switch("policy")
+            for name, values in self.policy.act(segment["obs"][t], self.world.starts).items():
+                segment.columns[name][t] = values
+            self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)
-        except EnvironmentFault:
-            require_finite(segment, t, self.name)  # a NaN that came first is the better explanation
+        except Exception:
+            require_finite(segment, t, self._where)
             raise
+
+    @property
+    def _where(self) -> str:
+        return f"{self.name}, segment {self.sequence}"
 
     def _report_if_due(self) -> None:
         if self.context.clock() - self._reported_s >= REPORT_EVERY_S:

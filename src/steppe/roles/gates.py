@@ -109,16 +109,17 @@ class Window:
             self._waiting.append(segment)
         if not self._waiting:
             return []
-        if len(self._waiting) < self._num_actors and self._clock() - self._opened_s < self._window_s:
+        here = {segment.header.actor for segment in self._waiting if segment.header is not None}
+        if len(here) < self._num_actors and self._clock() - self._opened_s < self._window_s:
             return []
         taken, self._waiting = self._waiting, []
         return [segment for segment in taken if self._keep(segment, version)]
 
     def _keep(self, segment: Segment, version: int) -> bool:
         assert segment.header is not None
-        fresh = version - segment.header.version <= self._max_lag
-        if self.ledger.accept(segment) and fresh:
-            return True
-        self.ledger.dropped["too_old"] += not fresh
+        if self.ledger.accept(segment):
+            if version - segment.header.version <= self._max_lag:
+                return True
+            self.ledger.dropped["too_old"] += 1
         self._channel.release(segment)
         return False

@@ -45,7 +45,7 @@ class Learner:
         self.phases = Phases("wait", "sample", "learn", "publish", "other")
         self.lags: Counter[int] = Counter()
         self._unpublished = 0
-        self._first_step_s: float | None = None
+        self._first_step_s = math.inf
         self._last_update_s = 0.0
         self._stats: defaultdict[str, list[float]] = defaultdict(list)
         self._reported_s = self._saved_s = context.clock()
@@ -79,8 +79,7 @@ class Learner:
         self.phases.switch("sample")
         for segment in segments:
             assert segment.header is not None
-            if self._first_step_s is None:
-                self._first_step_s = segment.header.started_s
+            self._first_step_s = min(self._first_step_s, segment.header.started_s)
             self.lags[self.version - segment.header.version] += 1
             self.env_steps += segment.num_valid
             self.episodes += int((segment.cut & segment["valid"]).sum())
@@ -131,7 +130,7 @@ class Learner:
     @property
     def train_s(self) -> float:
         """Seconds from the first environment step to the last update."""
-        return 0.0 if self._first_step_s is None else max(0.0, self._last_update_s - self._first_step_s)
+        return max(0.0, self._last_update_s - self._first_step_s)
 
     def close(self) -> None:
         """Write everything down one last time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -46,7 +47,7 @@ class Manager:
         self.archive, self.context = archive, context
         self._make_judge = make_judge
         self._judge: Judge | None = None
-        self._judged_version = -1
+        self._seen_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
         self._best = -float("inf")
         self._cursors = {TRAINING: 0, ACTORS: 0}
@@ -59,14 +60,16 @@ class Manager:
             self.done = True
             return False
         recorded = self._record_if_due()
-        weights = self.context.weights.newer_than(POLICY, -1 if asked == FINISH else self._judged_version)
         if asked == FINISH:
             self.done = True
-        elif weights is None or not self._due(weights):
-            return recorded
-        if weights is not None:
-            self.judge(weights, final=asked == FINISH)
-        return True
+        weights = self.context.weights.newer_than(POLICY, -1 if self.done else self._seen_version)
+        if weights is None:
+            return recorded or self.done
+        self._seen_version = weights.version  # what was not due once will not be later
+        if self.done or self._due(weights):
+            self.judge(weights, final=self.done)
+            return True
+        return recorded
 
     def judge(self, weights: Weights, *, final: bool) -> None:
         """Evaluate these weights and write the verdict down."""
@@ -83,7 +86,6 @@ class Manager:
         )
         if evaluation is None:
             return
-        self._judged_version = weights.version
         self._next_steps = weights.env_steps + self.config.every_steps
         self._next_episodes = weights.episodes + (self.config.every_episodes or math.inf)
         self.context.span("evaluate", started_s, version=weights.version)
@@ -118,10 +120,11 @@ class Manager:
 
     def close(self) -> None:
         """Record what is still unrecorded."""
-        self._record()
-        if self._judge is not None:
-            self._judge.world.close()
-        self.archive.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.archive.close)
+            if self._judge is not None:
+                stack.callback(self._judge.world.close)
+            self._record()
 
     def _due(self, weights: Weights) -> bool:
         return weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
