@@ -194,6 +194,18 @@ def test_make_memory_reads_the_configuration():
     assert not uniform.pool.use_prioritized
 
 
+def test_a_pool_of_ones_own_is_used_in_place():
+    pool = ReplayBufferPool(2, 50, use_prioritized=True)
+    memory = make_memory(DQNConfig(batch_size=4), SPEC, stream=np.random.default_rng(0), total_steps=9, pool=pool)
+    memory.add([ScriptedActor(SPEC).segment()])
+    assert pool.get_total_experiences() == 15
+    assert memory.sample().weights is not None
+    with pytest.raises(ConfigError, match="use_prioritized=True"):
+        make_memory(
+            DQNConfig(prioritized=True), SPEC, stream=np.random.default_rng(0), total_steps=9, pool=ReplayBufferPool()
+        )
+
+
 def test_a_configuration_of_ones_own_needs_a_size():
     class Config(AgentConfig):
         memory = "replay"
@@ -212,7 +224,8 @@ def test_a_configuration_of_ones_own_needs_a_size():
 def test_what_the_machine_cannot_hold_is_refused(monkeypatch):
     spec = SegmentSpec(2, 1, FieldSpec("obs", (4, 84, 84), "uint8"), FieldSpec("action", (), "int64"))
     with pytest.raises(
-        ConfigError, match=r"buffer_size=1,000,000,000 needs 52\d{3}\.\d GiB .* GiB of memory are available"
+        ConfigError,
+        match=r"replay of 1,000,000,000 transitions \(buffer_size\) needs 52\d{3}\.\d GiB .* GiB of memory are available",
     ):
         make_memory(DQNConfig(buffer_size=10**9), spec, stream=np.random.default_rng(0), total_steps=None)
     row = 2 * 4 * 84 * 84 + 8 + 4 + 1 + 4

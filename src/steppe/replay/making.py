@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from steppe.core.algorithms import AgentConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import SegmentSpec
 from steppe.replay.rollout import Rollout
+
+if TYPE_CHECKING:
+    from steppe.replay.pool import ReplayBufferPool
 
 SHARE = 0.9  # of the memory that is available now
 TREE_BYTES = 5  # of a transition's priority, in leaves and nodes
@@ -24,8 +28,12 @@ def make_memory(
     stream: np.random.Generator,
     total_steps: int | None,
     num_actors: int = 1,
+    pool: ReplayBufferPool | None = None,
 ) -> Memory:
-    """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig)."""
+    """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig).
+
+    A pool of the caller's is used in place: its capacity, kind and alpha are then the ones that count.
+    """
     if agent.memory == "rollout":
         return Rollout(spec)
     from steppe.replay.memory import Draws, ReplayMemory  # numba: only where it is needed
@@ -38,13 +46,18 @@ def make_memory(
         raise ConfigError(
             f"{type(agent).__name__} has memory = 'replay' but no field {missing[0]}: extend DQNConfig or add it"
         )
-    size, prioritized = int(given["buffer_size"]), bool(given.get("prioritized", False))
+    prioritized = bool(given.get("prioritized", False))
+    if pool is not None and prioritized and not pool.use_prioritized:
+        raise ConfigError("prioritized=true needs a pool made with use_prioritized=True")
+    size = int(given["buffer_size"]) if pool is None else pool.num_buffers * pool.buffer_capacity
     row_bytes = sum(f.nbytes for f in transition_fields(spec)) + TREE_BYTES * prioritized
     open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
-    _require_room(size, row_bytes, (size + open_rows) * row_bytes)
+    if pool is None or not pool.store.fields:
+        _require_room(size, row_bytes, (size + open_rows) * row_bytes)
     known = ("batch_size", "learning_starts", "samples_per_insert", "n_step", "gamma", "beta")
     draws = Draws(**{name: given[name] for name in known if name in given}, total_steps=total_steps)
-    pool = ReplayBufferPool(1, size, use_prioritized=prioritized, alpha=float(given.get("alpha", 0.6)))
+    if pool is None:
+        pool = ReplayBufferPool(1, size, use_prioritized=prioritized, alpha=float(given.get("alpha", 0.6)))
     return ReplayMemory(spec, pool, draws, stream=stream)
 
 
@@ -66,7 +79,7 @@ def _require_room(size: int, row_bytes: int, need: int) -> None:
     if need > SHARE * available:
         fitting = int(SHARE * available / row_bytes)
         raise ConfigError(
-            f"buffer_size={size:,} needs {need / 2**30:.1f} GiB ({row_bytes:,} bytes each), but {available / 2**30:.1f} GiB "
+            f"a replay of {size:,} transitions (buffer_size) needs {need / 2**30:.1f} GiB ({row_bytes:,} bytes each), but {available / 2**30:.1f} GiB "
             f"of memory are available: at most about {fitting:,} transitions fit"
         )
 
