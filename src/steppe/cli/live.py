@@ -204,7 +204,11 @@ def flowing(label: str, pieces: Sequence[Text], width: int) -> list[Text]:
 
 def plain_line(view: RunView) -> str:
     """A run in one line, for logs."""
-    of_total = f"/{count(view.total_steps)} ({percent(view.env_steps / view.total_steps)})" if view.total_steps else ""
+    of_total = (
+        f"/{count(view.total_steps)} ({percent(min(1.0, view.env_steps / view.total_steps))})"
+        if view.total_steps
+        else ""
+    )
     return (
         f"{view.state}  {duration(view.train_s)}  steps {count(view.env_steps)}{of_total}  "
         f"return {decimal(view.train_return_mean)}  evaluation {_judged(view)}  {count(view.steps_per_s)} steps/s  "
