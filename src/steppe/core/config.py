@@ -23,6 +23,14 @@ DEFAULT_STEPS = 1_000_000
 RESERVED = {"STEPPE_RUNS"}  # where runs are kept: not part of a run's configuration
 
 
+def known_device(value: str) -> str:
+    """The word for a device if it is one; whether the machine has it is for agents/device.py to see."""
+    kind, _, index = value.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise ValueError("must be auto, cpu, cuda or cuda:n")
+    return value
+
+
 class EnvConfig(Frozen):
     """How the world is made and wrapped."""
 
@@ -56,6 +64,12 @@ class FlowConfig(Frozen):
         0, description="Pieces of work per role whose times go into the event log, for timelines."
     )
     threads: Positive = Field(1, description="torch threads of each role; changing it changes results bitwise.")
+    actor_device: str = Field("cpu", description="Where actors compute actions: cpu, cuda, cuda:n or auto.")
+
+    @field_validator("actor_device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        return known_device(value)
 
 
 class EvalConfig(Frozen):
@@ -107,10 +121,7 @@ class RunConfig(Frozen):
     @field_validator("device")
     @classmethod
     def _device(cls, value: str) -> str:
-        kind, _, index = value.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-            raise ValueError("must be auto, cpu, cuda or cuda:n")
-        return value
+        return known_device(value)
 
     def model_post_init(self, _: Any) -> None:
         mode = self.mode or ("single" if self.actors == 1 else "sync")

@@ -110,6 +110,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def start(self) -> Path:
+        """What the learner begins with, in the form of checkpoints; absent where it begins afresh."""
+        return self.path / "start"
+
+    @property
     def recordings(self) -> Path:
         return self.path / "recordings"
 

@@ -11,7 +11,7 @@ from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
 from steppe.core.world import World
 from steppe.envs.finite import require_finite
-from steppe.roles.context import PAUSE, POLICY, Context
+from steppe.roles.context import PAUSE, POLICY, RESTART, Context
 from steppe.roles.gates import Gate
 
 REPORT_EVERY_S = 2.0
@@ -87,7 +87,7 @@ class Actor:
             self.world.close()
 
     def _begin(self) -> None:
-        if not self._begun:
+        if not self._begun or self.context.asked() == RESTART:
             self.world.reset(self._obs)
             self._begun = True
 

@@ -9,7 +9,7 @@ from steppe.core.links import EVENTS, Board, Channel, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.timing import RunClock
 
-RUN, PAUSE, FINISH, STOP = range(4)  # go on; rest; end in good order; end now
+RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # go on; with new episodes; rest; end in good order; end now
 POLICY = "policy"  # the name under which weights are published
 
 
@@ -22,7 +22,7 @@ class Context:
     channel: Channel
     weights: WeightStore
     board: Board
-    asked: Callable[[], int]  # RUN, PAUSE, FINISH or STOP
+    asked: Callable[[], int]  # one of the words above
     clock: RunClock
     trace_spans: int = 0
     _spans: list[EventReport] = field(default_factory=list)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from steppe.core.links import Role
@@ -27,24 +26,21 @@ class InlineHandle:
         self._asked = dict.fromkeys(("actor", "learner", "manager"), RUN)
         self._clock = RunClock()
         self._roles: dict[str, list[Role]] = {}
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(borrowed_torch(plan.config.flow.threads))
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(self._stack.close)
+        self._threads = plan.config.flow.threads
+        with borrowed_torch(self._threads):
             self._build(plan, directory, parts)
-            on_error.pop_all()
-        self._training = Turns([*self._roles["actor"], *self._roles["learner"]])
-        self._beside = Turns(self._roles["manager"])
+        self._training = Turns([*self._roles["actor"], *self._roles.get("learner", ())])
+        self._beside = Turns(self._roles.get("manager", []))
 
     def _build(self, plan: Plan, directory: RunDirectory, parts: Parts | None) -> None:
-        channel = LocalChannel(plan.segment, plan.config.actors, plan.slots_per_actor)
-        weights = LocalWeights()
+        self.channel = LocalChannel(plan.segment, plan.config.actors, plan.slots_per_actor)
+        self.weights = LocalWeights()
         for spec in plan.roles:
             context = Context(
                 directory.id,
                 spec.name,
-                channel,
-                weights,
+                self.channel,
+                self.weights,
                 directory.store,
                 lambda kind=spec.kind: self._asked[kind],  # type: ignore[misc]
                 self._clock,
@@ -55,16 +51,21 @@ class InlineHandle:
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         before = self._num_live()
-        while time.monotonic() < until and self._num_live() == before:
-            busy = self._training.once()
-            started = time.monotonic()
-            busy = self._beside.once() or busy
-            self._clock.exclude(time.monotonic() - started)
-            if not busy:
-                sleep_briefly()
+        with borrowed_torch(self._threads):
+            while time.monotonic() < until and self._num_live() == before:
+                busy = self._training.once()
+                started = time.monotonic()
+                busy = self._beside.once() or busy
+                self._clock.exclude(time.monotonic() - started)
+                if not busy:
+                    sleep_briefly()
+
+    def await_segment(self, timeout_s: float) -> None:
+        with borrowed_torch(self._threads):
+            self._training.once()
 
     def ended(self, kind: str) -> bool:
-        return all(role.done for role in self._roles[kind])
+        return all(role.done for role in self._roles.get(kind, ()))
 
     def faults(self) -> list[Fault]:
         return self._training.faults + self._beside.faults
@@ -75,11 +76,9 @@ class InlineHandle:
     def close(self, timeout_s: float) -> None:
         for kind in self._asked:
             self.ask(kind, STOP)
-        try:
+        with borrowed_torch(self._threads):
             self._training.close()
             self._beside.close()
-        finally:
-            self._stack.close()
 
     def _num_live(self) -> int:
         return len(self._training.live) + len(self._beside.live)

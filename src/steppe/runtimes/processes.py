@@ -74,6 +74,7 @@ class ProcessHandle:
         self._processes: dict[str, BaseProcess] = {}
         self._faults: dict[str, Fault] = {}
         self._bells: list[Bell] = []
+        self._links: list[ShmChannel | ShmWeights] = []
         try:
             self._start(plan)
         except BaseException:
@@ -84,7 +85,9 @@ class ProcessHandle:
         self._control = Control(self._room / "control", create=True)
         config = plan.config
         slots = plan.slots_per_actor
-        ShmChannel(self._room, plan.segment, self._directory.id, config.actors, slots, create=True).close()
+        self.channel = ShmChannel(self._room, plan.segment, self._directory.id, config.actors, slots, create=True)
+        self.weights = ShmWeights(self._room, tuple(role.name for role in plan.roles if role.kind == "actor"))
+        self._links = [self.channel, self.weights]
         self._bells = [Bell(self._room / f"bell-{role.name}") for role in plan.roles]
         self._places = plan.places()
         warm_up()
@@ -101,6 +104,9 @@ class ProcessHandle:
         live = [process.sentinel for process in self._processes.values() if process.is_alive()]
         if live:
             multiprocessing.connection.wait(live, timeout_s)
+
+    def await_segment(self, timeout_s: float) -> None:
+        self.channel.wait(timeout_s)
 
     def ended(self, kind: str) -> bool:
         places = [place for place, roles in self._places.items() if any(role.kind == kind for role in roles)]
@@ -132,6 +138,8 @@ class ProcessHandle:
                     process.join()
             while self._bells:
                 self._bells.pop().close()
+            while self._links:
+                self._links.pop().close()
             remove_room(self._room)
 
     def _explain(self, place: str, process: BaseProcess) -> Fault:

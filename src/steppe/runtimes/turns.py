@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError
-from steppe.core.links import Role
+from steppe.core.links import Channel, Role, WeightStore
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,23 @@ class Handle(Protocol):
         """The roles that ended early, first one first."""
 
     def ask(self, kind: str, what: int) -> None:
-        """Tell all roles of a kind to FINISH or STOP."""
+        """Tell all roles of a kind to RUN, PAUSE, FINISH or STOP (roles/context.py)."""
 
     def close(self, timeout_s: float) -> None:
         """Bring down what is still up, by force after `timeout_s`, and leave nothing behind."""
+
+
+class Reading(Handle, Protocol):
+    """A launched plan without a learner: the caller reads the channel and publishes the weights."""
+
+    @property
+    def channel(self) -> Channel: ...
+
+    @property
+    def weights(self) -> WeightStore: ...
+
+    def await_segment(self, timeout_s: float) -> None:
+        """Let the actors work; returns when a segment may have come, or after about this long."""
 
 
 class Turns:
@@ -98,18 +111,21 @@ def prepare_torch(threads: int) -> None:
     torch.set_flush_denormal(True)
 
 
+_lenders: list[int] = []  # the thread counts to give back, innermost last
+
+
 @contextlib.contextmanager
 def borrowed_torch(threads: int) -> Iterator[None]:
-    """`prepare_torch` for a process that is not ours: settings are given back."""
+    """`prepare_torch` for a process that is not ours: settings are given back. May be nested."""
     import torch
 
-    before = torch.get_num_threads()
+    _lenders.append(torch.get_num_threads())
     prepare_torch(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-        torch.set_flush_denormal(False)
+        torch.set_num_threads(_lenders.pop())
+        torch.set_flush_denormal(bool(_lenders))
 
 
 def sleep_briefly() -> None:

@@ -51,7 +51,7 @@ def _actor(plan: Plan, role: RoleSpec, context: Context) -> Actor:
     config = plan.config
     seeds = seeding.sequence(config.seed, "actor", role.index, "env")
     world = make_world(config.env, config.environment, plan.num_envs, seeds)
-    policy = _agent(plan, "cpu")
+    policy = _agent(plan, resolve_device(config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_envs, stream, actor=role.index, num_actors=config.actors)
     return Actor(role.index, world, policy, Lockstep() if plan.lockstep else Free(), context)
@@ -59,7 +59,7 @@ def _actor(plan: Plan, role: RoleSpec, context: Context) -> Actor:
 
 def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
     config = plan.config
-    agent = parts.agent or _agent(plan, resolve_device(config.device))
+    agent = parts.agent or _begun(_agent(plan, resolve_device(config.device)), directory)
     memory = parts.memory or make_memory(
         config.agent,
         plan.segment,
@@ -86,6 +86,15 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters)
 
     return Learner(agent, memory, intake, limits, save, context)
+
+
+def _begun(agent: Agent, directory: RunDirectory) -> Agent:
+    """The agent as the run's directory says it begins: fresh, or with what another run or the caller taught it."""
+    start = Checkpoints(directory.start).latest()
+    if start is not None:
+        agent.load(start.weights)
+        agent.restore(start.state["agent"])
+    return agent
 
 
 def _manager(plan: Plan, directory: RunDirectory, context: Context) -> Manager:

@@ -220,6 +220,10 @@ class ShmChannel:
         self._table[segment.slot, self._STATE] = self.FREE
         self._writers[segment.slot // self._slots].ring()
 
+    def wait(self, timeout_s: float) -> None:
+        """For the reader: return when a segment may have come, or after `timeout_s`."""
+        self._reader.wait(timeout_s)
+
     def close(self) -> None:
         """Close the bells; the memory is unmapped with the last segment that is still in use."""
         for bell in (self._reader, *self._writers):
