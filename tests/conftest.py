@@ -1,0 +1,94 @@
+"""What holds for every test: runs go to a directory of its own, and it leaves no process, thread or shared memory behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+
+import pytest
+
+PATIENCE_S = 10.0  # for what is ending just now
+
+
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
+    threads, children, rooms = set(threading.enumerate()), descendants(), set(_rooms())
+    yield
+    late = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in late:
+        thread.join(PATIENCE_S)
+    left = [f"thread {thread.name}" for thread in late if thread.is_alive()]
+    deadline = time.monotonic() + PATIENCE_S
+    while (strays := descendants() - children) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left += [f"process {pid} ({_command(pid)})" for pid in strays]
+    left += [f"room {room}" for room in _own_rooms(set(_rooms()) - rooms, tmp_path)]
+    assert not left, "left behind: " + ", ".join(left)
+
+
+def descendants() -> set[int]:
+    """This process's children and theirs, without multiprocessing's own two servers and what has ended."""
+    found, waiting = set(), [os.getpid()]
+    servers = _servers()
+    while waiting:
+        for child in _children(waiting.pop()):
+            waiting.append(child)
+            if child not in servers and _alive(child):
+                found.add(child)
+    return found
+
+
+def _servers() -> set[int | None]:
+    from multiprocessing import forkserver, resource_tracker
+
+    return {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+
+
+def _children(pid: int) -> list[int]:
+    lists = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            lists.append(path.read_text())
+        except OSError:
+            continue  # the thread has ended
+    return [int(word) for text in lists for word in text.split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+    except OSError:
+        return "ended since"
+
+
+def _rooms() -> list[Path]:
+    return list(Path("/dev/shm").glob("steppe-*"))
+
+
+def _own_rooms(rooms: set[Path], tmp_path: Path) -> list[Path]:
+    """Those of runs that were made in this test; other tests may be running beside this one."""
+    if not rooms:
+        return []
+    from steppe.transport import shm
+
+    runs = [path.parent.name[:40] for path in tmp_path.rglob("run.json")]
+    return [
+        room for room in rooms if room in shm._owners or any(room.name.startswith(f"steppe-{run}-") for run in runs)
+    ]
