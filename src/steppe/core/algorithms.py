@@ -22,7 +22,9 @@ SCHEDULE_STEPS = 100_000  # what schedules run over where a run has no fixed num
 class Frozen(BaseModel):
     """Configuration never changes after it is made, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
+    )
 
 
 class AgentConfig(Frozen):
