@@ -1,0 +1,221 @@
+"""What every Channel must do, as a suite to inherit; contents are compared with copies that were made independently.
+
+class TestMine(ChannelConformance):
+    @contextmanager
+    def make(self, num_actors, slots_per_actor): yield MyChannel(self.spec, self.run, num_actors, slots_per_actor)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.links import Channel
+from steppe.core.specs import FieldSpec, SegmentSpec
+
+SPEC = SegmentSpec(
+    num_steps=4,
+    num_envs=3,
+    obs=FieldSpec("obs", (5,), "float32"),
+    action=FieldSpec("action", (), "int64"),
+    extras=(FieldSpec("logp", (), "float32"), FieldSpec("hidden", (2, 7), "float64")),
+)
+Columns = dict[str, np.ndarray]
+
+
+class ChannelConformance:
+    """Inherit, implement `make`, and `beside` where a channel is opened again in each process."""
+
+    spec = SPEC
+    run = "conformance"
+
+    def make(self, num_actors: int, slots_per_actor: int) -> AbstractContextManager[Channel]:
+        """A new channel for segments of `spec` in the run named `run`, as the reader holds it."""
+        raise NotImplementedError
+
+    def beside(self, channel: Channel) -> Channel:
+        """The same channel as a writer elsewhere holds it."""
+        return channel
+
+    def test_a_new_channel_is_empty(self) -> None:
+        with self.make(2, 1) as channel:
+            assert channel.poll() is None
+
+    def test_what_is_offered_arrives_whole_and_once(self) -> None:
+        with self.make(1, 2) as reader:
+            writer = self.beside(reader)
+            for sequence in range(5):
+                expected = send(writer, self.run, 0, sequence)
+                segment = reader.poll()
+                require_equal(segment, expected, header(self.run, 0, sequence))
+                assert reader.poll() is None, "the same segment came twice"
+                assert segment is not None
+                reader.release(segment)
+                assert reader.poll() is None, "a released segment came again"
+
+    def test_a_header_arrives_as_it_was(self) -> None:
+        with self.make(3, 1) as reader:
+            writer = self.beside(reader)
+            given = SegmentHeader(self.run, 2, epoch=3, sequence=2**40, version=2**33 + 1, started_s=1.25e9 + 1 / 3)
+            send(writer, self.run, 2, 0, given)
+            segment = reader.poll()
+            assert segment is not None
+            assert segment.header == given
+
+    def test_one_writers_segments_come_in_order(self) -> None:
+        with self.make(1, 3) as reader:
+            writer = self.beside(reader)
+            sent = deque(send(writer, self.run, 0, sequence) for sequence in range(3))
+            for sequence in range(3, 12):  # slots are taken up again in an order of the channel's own choice
+                self._receive(reader, sent.popleft(), 0, sequence - 3)
+                sent.append(send(writer, self.run, 0, sequence))
+            for sequence in range(9, 12):
+                self._receive(reader, sent.popleft(), 0, sequence)
+
+    def test_a_full_share_holds_back_its_writer_alone(self) -> None:
+        with self.make(2, 2) as reader:
+            one, other = self.beside(reader), self.beside(reader)
+            sent = [send(one, self.run, 0, sequence) for sequence in range(2)]
+            assert one.blank(0) is None, "more segments than slots_per_actor"
+            assert other.blank(1) is not None, "one writer crowded out another"
+            segment = reader.poll()
+            require_equal(segment, sent[0], header(self.run, 0, 0))
+            assert one.blank(0) is None, "a segment was given back while it was being read"
+            assert segment is not None
+            reader.release(segment)
+            send(one, self.run, 0, 2)
+            assert one.blank(0) is None, "one release made room for two"
+
+    def test_a_blank_stays_the_same_until_it_is_offered(self) -> None:
+        with self.make(1, 2) as reader:
+            writer = self.beside(reader)
+            send(writer, self.run, 0, 0)
+            blank = writer.blank(0)
+            assert blank is not None
+            expected = fill(blank, 0, 1)
+            first = reader.poll()
+            assert first is not None
+            reader.release(first)  # another slot is free now, and may be the channel's favourite
+            again = writer.blank(0)
+            assert again is not None
+            require_equal(again, expected, None)
+            assert np.shares_memory(again["obs"], blank["obs"])
+
+    def test_what_is_being_read_is_left_alone(self) -> None:
+        with self.make(2, 2) as reader:
+            writer = self.beside(reader)
+            expected = send(writer, self.run, 0, 0)
+            held = reader.poll()
+            send(writer, self.run, 0, 1)
+            send(writer, self.run, 1, 0)
+            send(writer, self.run, 1, 1)
+            reader.poll()
+            require_equal(held, expected, header(self.run, 0, 0))
+
+    def test_released_in_any_order(self) -> None:
+        with self.make(1, 3) as reader:
+            writer = self.beside(reader)
+            sent = [send(writer, self.run, 0, sequence) for sequence in range(3)]
+            held = [reader.poll() for _ in range(3)]
+            for sequence in (1, 2, 0):
+                segment = held[sequence]
+                require_equal(segment, sent[sequence], header(self.run, 0, sequence))
+                assert segment is not None
+                reader.release(segment)
+            fresh = [send(writer, self.run, 0, sequence) for sequence in range(3, 6)]
+            for sequence, expected in enumerate(fresh, start=3):
+                self._receive(reader, expected, 0, sequence)
+
+    def test_a_random_life_of_several_writers(self) -> None:
+        """Blank, offer, poll and release in any order, beside a model of plain queues."""
+        num_actors, slots = 3, 2
+        stream = np.random.default_rng(5)
+        with self.make(num_actors, slots) as reader:
+            writers = [self.beside(reader) for _ in range(num_actors)]
+            life = _Life(self.run, num_actors)
+            for _ in range(600):
+                actor = int(stream.integers(num_actors))
+                if stream.random() < 0.5:
+                    life.write(writers[actor], actor, slots)
+                elif stream.random() < 0.5 and life.held:
+                    reader.release(life.held.pop(int(stream.integers(len(life.held))))[0])
+                else:
+                    life.read(reader)
+            assert min(life.sequences) > 10
+
+    def _receive(self, reader: Channel, expected: Columns, actor: int, sequence: int) -> None:
+        segment = reader.poll()
+        require_equal(segment, expected, header(self.run, actor, sequence))
+        assert segment is not None
+        reader.release(segment)
+
+
+class _Life:
+    """What a channel should hold, in plain queues."""
+
+    def __init__(self, run: str, num_actors: int) -> None:
+        self.run = run
+        self.sequences = [0] * num_actors
+        self.sent: list[deque[Columns]] = [deque() for _ in range(num_actors)]
+        self.held: list[tuple[Segment, int]] = []  # with the reader, and whose they are
+
+    def write(self, writer: Channel, actor: int, slots: int) -> None:
+        used = len(self.sent[actor]) + sum(whose == actor for _, whose in self.held)
+        if used == slots:
+            assert writer.blank(actor) is None
+            return
+        self.sent[actor].append(send(writer, self.run, actor, self.sequences[actor]))
+        self.sequences[actor] += 1
+
+    def read(self, reader: Channel) -> None:
+        segment = reader.poll()
+        if segment is None:
+            assert not any(self.sent), "segments are waiting, but nothing was polled"
+            return
+        assert segment.header is not None
+        actor = segment.header.actor
+        sequence = self.sequences[actor] - len(self.sent[actor])
+        require_equal(segment, self.sent[actor].popleft(), header(self.run, actor, sequence))
+        self.held.append((segment, actor))
+
+
+def header(run: str, actor: int, sequence: int) -> SegmentHeader:
+    """The header under which `send` sends."""
+    return SegmentHeader(run, actor, epoch=1, sequence=sequence, version=sequence // 2, started_s=sequence + 0.5)
+
+
+def fill(segment: Segment, actor: int, sequence: int) -> Columns:
+    """Random contents that only this actor's segment of this number has; returns a copy that shares nothing with it."""
+    stream = np.random.default_rng([actor, sequence])
+    contents = {}
+    for name, column in segment.columns.items():
+        values = (
+            stream.random(column.shape) < 0.5 if column.dtype == np.bool_ else 1e6 * stream.normal(size=column.shape)
+        )
+        contents[name] = values.astype(column.dtype)
+        column[...] = contents[name]
+    return contents
+
+
+def send(writer: Channel, run: str, actor: int, sequence: int, given: SegmentHeader | None = None) -> Columns:
+    """Fill a blank and offer it; returns its contents as an independent copy."""
+    segment = writer.blank(actor)
+    assert segment is not None, f"no blank for actor {actor}, whose share is not full"
+    contents = fill(segment, actor, sequence)
+    segment.header = given or header(run, actor, sequence)
+    assert writer.offer(segment), "a segment that came from `blank` was refused"
+    return contents
+
+
+def require_equal(segment: Segment | None, expected: Columns, head: SegmentHeader | None) -> None:
+    """The segment is there, with these contents and, unless None, this header."""
+    assert segment is not None, "nothing was polled"
+    assert segment.columns.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(segment[name], values, err_msg=name)
+        assert segment[name].dtype == values.dtype
+    if head is not None:
+        assert segment.header == head
