@@ -13,6 +13,7 @@ SteppeError
 │   ├── EnvironmentFault     the user's environment raised; carries seed, step and last action
 │   ├── NotFinite            NaN or infinity in observations, rewards or losses
 │   └── RoleDied             a process ended without saying why
+├── CannotResume           a world's snapshot that does not bring this world where it was: begin new episodes
 └── DamagedFile            bytes that are not what their checksum or schema says
 """
 
@@ -93,6 +94,10 @@ class RoleDied(RunFailed):
     """A process of the run ended without saying why."""
 
     reason = "role_died"
+
+
+class CannotResume(SteppeError):
+    """A snapshot does not fit a world, or repeating its episode led elsewhere; the world must be reset."""
 
 
 class DamagedFile(SteppeError):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
+from steppe.core.agent import Tree
 from steppe.core.experience import Segment
 from steppe.core.specs import EnvSpec
+
+# What a snapshot can promise: the state itself; the actions to repeat, compared with what was seen last; or nothing,
+# so that a resumed run begins new episodes.
+ResumeKind = Literal["exact", "replay", "episode-boundary"]
 
 
 class World(Protocol):
@@ -45,6 +50,19 @@ class World(Protocol):
 
     def render(self) -> np.ndarray | None:
         """The first environment as an RGB image [height, width, 3], where it can."""
+
+    @property
+    def resume_kind(self) -> ResumeKind:
+        """How a run in this world can be resumed, known once it has been reset."""
+
+    def snapshot(self) -> Tree | None:
+        """Everything the next steps depend on, in memory of its own, or None when that cannot be had now."""
+
+    def restore(self, state: Tree) -> None:
+        """Go where a world of the same configuration was at its `snapshot()`; no matter how this one was seeded.
+
+        Raises CannotResume when that is impossible; then the world must be `reset`.
+        """
 
     def close(self) -> None:
         """Close every environment."""

@@ -13,13 +13,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from steppe.core.agent import Tree
 from steppe.core.errors import EnvironmentFault
 from steppe.core.experience import Segment
 from steppe.core.seeding import env_seeds
 from steppe.core.specs import EnvSpec
+from steppe.core.world import ResumeKind
 from steppe.envs.frames import Frames
 from steppe.envs.rendering import image_of
 from steppe.envs.rewards import Ledger
+from steppe.envs.snapshots import LoopSnapshots, WorldState
 from steppe.envs.spaces import ActionRule, ObservationRule
 
 Env = gym.Env[Any, Any]
@@ -42,12 +45,15 @@ class LoopWorld:
         self.starts = np.ones(len(envs), np.bool_)
         self.seeds = seeds
         self._envs = envs
-        self._steps = [env.step for env in envs]
+        self._snapshots = LoopSnapshots(envs)
+        self._steps, self._resets = self._snapshots.steps, self._snapshots.resets
         self._put = observations.put
         self._put_first = observations.restart if isinstance(observations, Frames) else observations.put_checked
         self._actions = actions
         self._ledger = ledger
         self._seeded = False
+        frames = observations.memory if isinstance(observations, Frames) else None
+        self._state = WorldState(self, self._snapshots, ledger, {"starts": self.starts, "frames": frames})
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
@@ -56,6 +62,8 @@ class LoopWorld:
         self._ledger.restart()
         for index in range(self.num_envs):
             self._begin(index, obs, None if self._seeded else self.seeds[index])
+        if not self._seeded:
+            self._snapshots.settle()
         self._seeded = True
         self.starts.fill(True)
 
@@ -99,6 +107,19 @@ class LoopWorld:
         """The first environment as an RGB image, where it was made for that."""
         return image_of(self._envs[0])
 
+    @property
+    def resume_kind(self) -> ResumeKind:
+        """How a run in this world can be resumed, known once it has been reset."""
+        return self._snapshots.kind
+
+    def snapshot(self) -> Tree | None:
+        """Everything the next steps depend on; None before the first reset, or when it cannot be had."""
+        return self._state.take() if self._seeded else None
+
+    def restore(self, state: Tree) -> None:
+        """Go where the world of a snapshot was; raises CannotResume."""
+        self._state.give(state)
+
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
         with ExitStack() as stack:
@@ -107,7 +128,7 @@ class LoopWorld:
 
     def _begin(self, index: int, obs: np.ndarray, seed: int | None) -> None:
         try:
-            raw, _ = self._envs[index].reset() if seed is None else self._envs[index].reset(seed=seed)
+            raw, _ = self._resets[index]() if seed is None else self._resets[index](seed=seed)
             self._put_first(obs, index, raw)
         except Exception as error:
             raise self._fault(error, index, 0, None) from error

@@ -13,13 +13,16 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from steppe.core.agent import Tree
 from steppe.core.errors import EnvironmentFault, WorldError
 from steppe.core.experience import Segment
 from steppe.core.seeding import env_seeds
 from steppe.core.specs import EnvSpec
+from steppe.core.world import ResumeKind
 from steppe.envs.frames import Frames
 from steppe.envs.rendering import image_of
 from steppe.envs.rewards import Ledger
+from steppe.envs.snapshots import Snapshots, WorldState
 from steppe.envs.spaces import ActionRule, ObservationRule
 
 
@@ -57,6 +60,10 @@ class NativeWorld:
         self._actions = actions
         self._ledger = ledger
         self._seeded = False
+        self._snapshots = Snapshots([env])
+        frames = self._frames.memory if self._frames else None
+        arrays = {"starts": self.starts, "ended": self.ended, "frames": frames}
+        self._state = WorldState(self, self._snapshots, ledger, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
@@ -70,6 +77,8 @@ class NativeWorld:
             batch, _ = self._env.reset() if self._seeded else self._env.reset(seed=self.seeds[0])
         except Exception as error:
             raise self._fault(error, None) from error
+        if not self._seeded:
+            self._snapshots.settle()
         self._seeded = True
         self._write(obs, batch)
 
@@ -90,7 +99,7 @@ class NativeWorld:
         self.starts[...] = resetting
         following = columns["obs"][t + 1]
         self._write(following, batch)
-        self.ended = columns["terminated"][t] | columns["truncated"][t]
+        np.logical_or(columns["terminated"][t], columns["truncated"][t], out=self.ended)
         for index in np.flatnonzero(self.ended).tolist():
             columns["final_obs"][t, index] = following[index]
             ledger.end(index)
@@ -106,6 +115,21 @@ class NativeWorld:
     def render(self) -> np.ndarray | None:
         """The first environment as an RGB image, where the world was made for that."""
         return image_of(self._env)
+
+    @property
+    def resume_kind(self) -> ResumeKind:
+        """How a run in this world can be resumed, known once it has been reset."""
+        return self._snapshots.kind
+
+    def snapshot(self) -> Tree | None:
+        """Everything the next steps depend on; None before the first reset, or when it cannot be had."""
+        state = self._state.take() if self._seeded else None
+        return None if state is None else {**state, "steps": self.steps}
+
+    def restore(self, state: Tree) -> None:
+        """Go where the world of a snapshot was; raises CannotResume."""
+        self._state.give(state)
+        self.steps = int(state["steps"])
 
     def close(self) -> None:
         """Close the environments."""

@@ -1,0 +1,380 @@
+"""Reads an environment into a tree that core/codec.py can pack: its attributes, those of its wrappers, random streams.
+
+Types are kept exactly, because a float32 that comes back as a Python float gives other results. Everything mutable is
+numbered as it is met, so what two attributes share is still shared afterwards. What cannot be read raises Unreadable;
+what is no state (functions, classes, registrations, windows) is left as the new environment has it, and named in the
+tree. State outside the objects (globals, class attributes, files) is not seen. rebuilding.py is the way back.
+"""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import logging
+import random
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.vector import VectorEnv
+from numpy.lib.array_utils import byte_bounds
+
+from steppe.core.agent import Tree
+from steppe.core.errors import EnvironmentFault
+
+TAG = "~"
+SCALARS = [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+SCALARS += [np.float16, np.float32, np.float64, np.complex64, np.complex128]
+PLAIN = frozenset([type(None), bool, int, float, str, bytes, *SCALARS])
+STREAMS = ("_np_random", "observation_space", "action_space", "env")  # read beside an environment's own snapshot()
+_NUMBERS = frozenset(np.dtype(kind).name for kind in SCALARS)
+_LEFT = (type, ModuleType, Registration, logging.Logger, np.ufunc, np.dtype)
+_ENVS = (gym.Env, VectorEnv)
+_FLAT_SPACES = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+# Tables that these very classes never change once made: only their digest is kept, to see that the new ones are equal.
+_TABLES = {
+    "gymnasium.envs.toy_text.taxi.TaxiEnv": ("P", "desc", "initial_state_distrib", "locs", "locs_colors"),
+    "gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv": ("P", "desc", "initial_state_distrib"),
+    "gymnasium.envs.toy_text.cliffwalking.CliffWalkingEnv": ("P", "_cliff", "initial_state_distrib"),
+}
+_FACTS: dict[type, Facts] = {}
+
+
+class Unreadable(Exception):
+    """Something a snapshot cannot take; the message says what and where."""
+
+
+class Digests:
+    """Digests of tables, each computed once for as long as the attributes hold the same objects."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[list[Any], str]] = {}
+
+    def of(self, obj: Any, names: tuple[str, ...]) -> str:
+        values = [vars(obj).get(name) for name in names]
+        held, digest = self._known.get(id(obj), ([], ""))
+        if len(held) != len(values) or any(one is not other for one, other in zip(held, values, strict=True)):
+            # Text is quick for tables of thousands of tuples, and shows types; only arrays would be shortened.
+            told = [(v.dtype.str, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in values]
+            digest = hashlib.sha256(repr(told).encode()).hexdigest()
+            self._known[id(obj)] = (values, digest)
+        return digest
+
+
+class Reading:
+    """One walk over objects that may share parts; with `partial`, environments keep what cannot be read to themselves."""
+
+    def __init__(self, digests: Digests | None = None, *, partial: bool = False) -> None:
+        self._digests = digests or Digests()
+        self._partial = partial
+        self._numbers: dict[int, int] = {}
+        self._held: list[Any] = []  # keeps what was met alive, so that no address is used twice
+        self._memory: dict[int, list[tuple[int, int]]] = {}  # by owner, the bytes that arrays see
+        self._claims: list[int] = []
+
+    def object(self, obj: Any, *, partial: bool = False) -> Tree:
+        """A plain Python object as its attributes, or as its own `snapshot()` if it has that."""
+        kind = facts(type(obj))
+        if not kind.plain:
+            raise Unreadable(f"a {kind.name}")
+        if kind.compiled and not (partial or kind.own):
+            raise Unreadable(f"a {kind.name}, which works with {kind.compiled}, a compiled module")
+        seen = self.seen(obj)
+        if seen is not None:
+            return seen
+        tree: Tree = {TAG: "object", "class": kind.name}
+        attributes = vars(obj)
+        if kind.own:
+            tree["own"] = self._own(obj)
+            attributes = {name: attributes[name] for name in STREAMS if name in attributes}
+        if kind.tables:
+            tree["digest"] = self._digests.of(obj, kind.tables)
+        if partial:
+            tree["partial"] = True
+        tree["values"], tree["left"] = self._attributes(obj, attributes, kind.tables, partial=partial)
+        return tree
+
+    def value(self, value: Any) -> Any:
+        """Anything but an object with attributes of its own."""
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        read = _READERS.get(kind)
+        if read is not None:
+            return read(self, value)
+        if issubclass(kind, Enum):
+            return _enum(value)
+        seen = self._numbers.get(id(value))
+        if seen is not None:
+            return {TAG: "same", "as": seen}
+        raise Unreadable(f"a {class_name(kind)}")
+
+    def seen(self, value: Any) -> Tree | None:
+        """A reference if `value` was met before; else it gets the next number."""
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return {TAG: "same", "as": number}
+        self._numbers[id(value)] = len(self._held)
+        self._held.append(value)
+        return None
+
+    def claim(self, array: np.ndarray) -> None:
+        """Arrays that are windows on the same bytes would come apart, so each byte may be seen once."""
+        owner: Any = array
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        mine = (0, 2**64) if owner is array else byte_bounds(array)
+        taken = self._memory.setdefault(id(owner), [])
+        if any(mine[0] < end and begin < mine[1] for begin, end in taken):
+            raise Unreadable("an array that shares its memory with another")
+        taken.append(mine)
+        self._claims.append(id(owner))
+
+    def _attributes(
+        self, obj: Any, attributes: dict[str, Any], tables: tuple[str, ...], *, partial: bool
+    ) -> tuple[Tree, dict[str, str]]:
+        values: Tree = {}
+        left: dict[str, str] = {}
+        settings = isinstance(obj, RecordConstructorArgs)
+        for name, value in attributes.items():
+            kind = type(value)
+            if kind in PLAIN:
+                values[name] = value
+            elif (settings and name == "_saved_kwargs") or self._is_left(value, kind):
+                left[name] = class_name(kind)
+            elif name not in tables:
+                self._into(values, left if partial else None, obj, name, value)
+        return values, left
+
+    def _into(self, values: Tree, left: dict[str, str] | None, obj: Any, name: str, value: Any) -> None:
+        """Read one attribute; if that is impossible, it goes to `left` where there is one."""
+        met, claimed = len(self._held), len(self._claims)
+        try:
+            values[name] = self._attribute(value)
+        except Unreadable as reason:
+            if left is None:
+                raise Unreadable(f"{type(obj).__qualname__}.{name} holds {reason}") from None
+            self._forget(met, claimed)
+            left[name] = class_name(type(value))
+
+    def _attribute(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _READERS or issubclass(kind, Enum):
+            return self.value(value)
+        if isinstance(value, gym.Space):
+            return self._space(value)
+        return self.object(value, partial=self._partial and isinstance(value, _ENVS))
+
+    def _forget(self, met: int, claimed: int) -> None:
+        for value in self._held[met:]:
+            del self._numbers[id(value)]
+        for owner in self._claims[claimed:]:
+            self._memory[owner].pop()
+        del self._held[met:], self._claims[claimed:]
+
+    def _is_left(self, value: Any, kind: type) -> bool:
+        if kind is FunctionType:
+            return _keeps_nothing(value)
+        if kind is MethodType:
+            return isinstance(value.__self__, (*_ENVS, type)) or id(value.__self__) in self._numbers
+        if kind is BuiltinFunctionType:
+            return value.__self__ is None or isinstance(value.__self__, ModuleType)
+        return isinstance(value, _LEFT) or kind.__module__.partition(".")[0] == "pygame"
+
+    def _space(self, space: gym.Space[Any]) -> Tree:
+        return self.seen(space) or {TAG: "space", "streams": [self.value(part._np_random) for part in spaces_in(space)]}
+
+    def _own(self, obj: Any) -> Any:
+        try:
+            state = obj.snapshot()
+        except Exception as error:
+            whose = f"{class_name(type(obj))}.snapshot()"
+            details: dict[str, object] = {"traceback": "".join(traceback.format_exception(error))}
+            raise EnvironmentFault(f"{whose} raised {type(error).__name__}: {error}", details) from error
+        if state is None:
+            raise Unreadable(f"a {class_name(type(obj))} whose snapshot() declined")
+        return self.value(state)
+
+
+def spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """A space and the spaces it is made of: each draws from a stream of its own."""
+    yield space
+    if type(space) in _FLAT_SPACES:
+        return
+    for held in vars(space).values():
+        parts = held.values() if isinstance(held, dict) else held if isinstance(held, tuple | list) else [held]
+        for part in parts:
+            if isinstance(part, gym.Space):
+                yield from spaces_in(part)
+
+
+class _Plain:
+    """What an ordinary class looks like in memory."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What reading must know of a class, found out once."""
+
+    name: str
+    plain: bool  # instances keep all they know in `__dict__`: no slots, no part written in C
+    own: bool  # it has the `snapshot()` and `restore(state)` that users may write for their environments
+    compiled: str | None  # a compiled module it works with: state may be in there, behind a mere number
+    tables: tuple[str, ...]  # attributes that are only compared
+
+
+def facts(kind: type) -> Facts:
+    """What is known of a class."""
+    if kind not in _FACTS:
+        layouts = [(k.__basicsize__, k.__itemsize__, k.__dictoffset__, k.__weakrefoffset__) for k in (kind, _Plain)]
+        own = callable(getattr(kind, "snapshot", None)) and callable(getattr(kind, "restore", None))
+        name = class_name(kind)
+        _FACTS[kind] = Facts(name, layouts[0] == layouts[1], own, _compiled(kind), _TABLES.get(name, ()))
+    return _FACTS[kind]
+
+
+def class_name(kind: type) -> str:
+    """`module.Class`."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _compiled(kind: type) -> str | None:
+    """The first compiled module among the globals of the modules that a class is written in."""
+    for base in kind.__mro__:
+        for held in vars(sys.modules.get(base.__module__, object)).values():
+            spec = held.__spec__ if isinstance(held, ModuleType) else None
+            if isinstance(getattr(spec, "loader", None), ExtensionFileLoader) and not _harmless(held.__name__):
+                return str(held.__name__)
+    return None
+
+
+def _harmless(module: str) -> bool:
+    return module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
+
+
+def _keeps_nothing(function: FunctionType) -> bool:
+    """Whether a function remembers nothing between calls in the variables around it."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    constant = (*PLAIN, *_LEFT, *_ENVS, gym.Space, FunctionType, np.ndarray)
+    return all(isinstance(value, constant) for value in cells) and not _rebinds(function.__code__)
+
+
+@cache
+def _rebinds(code: CodeType) -> bool:
+    """Whether code assigns to a variable of the function around it (`nonlocal`)."""
+    return any(line.opname == "STORE_DEREF" and line.argval in code.co_freevars for line in dis.get_instructions(code))
+
+
+def _list(reading: Reading, value: list[Any]) -> Any:
+    return reading.seen(value) or _items(reading, value)
+
+
+def _items(reading: Reading, values: Any) -> list[Any]:
+    return list(values) if PLAIN.issuperset(map(type, values)) else [reading.value(item) for item in values]
+
+
+def _tuple(reading: Reading, value: tuple[Any, ...]) -> Any:
+    return {TAG: "tuple", "items": _items(reading, value)}
+
+
+def _deque(reading: Reading, value: deque[Any]) -> Any:
+    return reading.seen(value) or {TAG: "deque", "most": value.maxlen, "items": _items(reading, value)}
+
+
+def _dict(reading: Reading, value: dict[Any, Any]) -> Any:
+    seen = reading.seen(value)
+    if seen is not None:
+        return seen
+    if TAG not in value and all(type(key) is str for key in value):
+        return {key: reading.value(item) for key, item in value.items()}
+    return {TAG: "dict", "items": [[reading.value(key), reading.value(item)] for key, item in value.items()]}
+
+
+def _set(reading: Reading, value: set[Any] | frozenset[Any]) -> Any:
+    seen = reading.seen(value)
+    if seen is not None:
+        return seen
+    # Iterating over a set follows its history: only one that looks the same when built anew can be given back.
+    if list(type(value)(list(value))) != list(value):
+        raise Unreadable(f"a {type(value).__name__} whose order depends on how it was filled")
+    return {TAG: type(value).__name__, "items": _items(reading, value)}
+
+
+def _array(reading: Reading, value: np.ndarray) -> Any:
+    seen = reading.seen(value)
+    if seen is not None:
+        return seen
+    reading.claim(value)
+    dtype = value.dtype
+    if dtype.kind in "SU":
+        return {TAG: "text", "dtype": dtype.str, "shape": list(value.shape), "bytes": value.tobytes()}
+    if dtype.name not in _NUMBERS or not dtype.isnative:
+        raise Unreadable(f"an array of {dtype}")
+    if value.flags.c_contiguous:
+        return value.copy()
+    # The order of axes in memory decides in which order NumPy adds.
+    axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
+    return {TAG: "axes", "axes": axes, "array": value.transpose(axes).copy()}
+
+
+def _generator(reading: Reading, value: np.random.Generator) -> Any:
+    seen = reading.seen(value)
+    if seen is not None:
+        return seen
+    source = value.bit_generator
+    origin = source.seed_seq
+    if type(origin) is not np.random.SeedSequence:
+        raise Unreadable(f"a random stream seeded by a {class_name(type(origin))}")
+    seeds = [origin.entropy, list(origin.spawn_key), origin.pool_size, origin.n_children_spawned]
+    return {TAG: "generator", "state": source.state, "seeds": [reading.value(part) for part in seeds]}
+
+
+def _random_state(reading: Reading, value: np.random.RandomState) -> Any:
+    return reading.seen(value) or {TAG: "RandomState", "state": value.get_state(legacy=False)}
+
+
+def _python_random(reading: Reading, value: random.Random) -> Any:
+    seen = reading.seen(value)
+    if seen is not None:
+        return seen
+    version, words, gauss = value.getstate()
+    return {TAG: "Random", "version": version, "words": np.array(words, np.uint64), "gauss": gauss}
+
+
+def _text(reading: Reading, value: np.str_) -> Any:
+    return {TAG: "str_", "text": str(value)}
+
+
+def _enum(value: Enum) -> Any:
+    name = value.name
+    if "<locals>" in type(value).__qualname__:
+        raise Unreadable(f"a {class_name(type(value))}, which another process cannot find")
+    if name is None or type(value).__members__.get(name) is not value:
+        raise Unreadable(f"a combined {class_name(type(value))}")
+    return {TAG: "enum", "module": type(value).__module__, "class": type(value).__qualname__, "name": name}
+
+
+_READERS: dict[type, Callable[[Reading, Any], Any]] = {
+    list: _list,
+    tuple: _tuple,
+    deque: _deque,
+    dict: _dict,
+    set: _set,
+    frozenset: _set,
+    np.ndarray: _array,
+    np.str_: _text,
+    np.random.Generator: _generator,
+    np.random.RandomState: _random_state,
+    random.Random: _python_random,
+}

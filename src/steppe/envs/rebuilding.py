@@ -1,0 +1,218 @@
+"""Writes what reading.py read into an environment made anew: same configuration, after its first reset.
+
+Objects are filled in place and never created, so a tree cannot bring in a class that the environment does not use.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from steppe.core.agent import Tree
+from steppe.core.errors import CannotResume, EnvironmentFault
+from steppe.envs.reading import PLAIN, TAG, Digests, class_name, facts, spaces_in
+
+_SOURCES = {
+    kind.__name__: kind
+    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+
+
+class Rebuilding:
+    """One walk over a tree; objects met on the way are numbered as `Reading` numbered them."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def fill(self, live: Any, tree: Tree) -> None:
+        """Give `live` the attributes in `tree`; raises CannotResume where they do not fit it."""
+        if tree.get(TAG) == "same":
+            if self.made[tree["as"]] is not live:
+                raise CannotResume(f"a {class_name(type(live))} is shared otherwise than in the snapshot")
+            return
+        if tree.get(TAG) != "object" or tree["class"] != class_name(type(live)) or not facts(type(live)).plain:
+            raise CannotResume(f"the snapshot holds a {tree.get('class')} where there is a {class_name(type(live))}")
+        self.made.append(live)
+        own = self.value(tree["own"]) if "own" in tree else None
+        _check_left(live, tree)
+        self._fill_values(live, tree)
+        if "own" in tree:
+            _restore_own(live, own)
+
+    def value(self, tree: Any) -> Any:
+        """A fresh value of exactly the type that was read."""
+        kind = type(tree)
+        if kind in PLAIN:
+            return tree
+        if kind is np.ndarray:
+            return self.keep(tree.copy())
+        if kind is list:
+            made = self.keep([])
+            made.extend(self.items(tree))
+            return made
+        if TAG in tree:
+            return _BUILDERS[tree[TAG]](self, tree)
+        named = self.keep({})
+        named.update((name, self.value(item)) for name, item in tree.items())
+        return named
+
+    def keep(self, value: Any) -> Any:
+        """Number a value in the order of reading."""
+        self.made.append(value)
+        return value
+
+    def items(self, trees: list[Any]) -> list[Any]:
+        """The values in a container."""
+        return trees if PLAIN.issuperset(map(type, trees)) else [self.value(item) for item in trees]
+
+    def _fill_values(self, live: Any, tree: Tree) -> None:
+        attributes = vars(live)
+        for name, item in tree["values"].items():
+            attributes[name] = self._attribute(attributes.get(name), item)
+        if "own" in tree or tree.get("partial"):
+            return
+        for name in attributes.keys() - tree["values"].keys() - tree["left"].keys() - set(facts(type(live)).tables):
+            del attributes[name]
+
+    def _attribute(self, live: Any, tree: Any) -> Any:
+        tag = tree.get(TAG) if type(tree) is dict else None
+        if tag == "object":
+            self.fill(live, tree)
+            return live
+        if tag == "space":
+            self._space(live, tree)
+            return live
+        return self.value(tree)
+
+    def _space(self, live: Any, tree: Tree) -> None:
+        parts = list(spaces_in(live)) if isinstance(live, gym.Space) else []
+        if len(parts) != len(tree["streams"]):
+            raise CannotResume(f"the snapshot belongs to another space than {live}")
+        self.keep(live)
+        for part, stream in zip(parts, tree["streams"], strict=True):
+            part._np_random = self.value(stream)
+
+
+def _check_left(live: Any, tree: Tree) -> None:
+    """What was not read must be there in its own right, and equal as far as that is known."""
+    if "digest" in tree and tree["digest"] != Digests().of(live, facts(type(live)).tables):
+        raise CannotResume(f"this {class_name(type(live))} was made with other tables than the one in the snapshot")
+    if tree.get("partial"):
+        return
+    for name, kind in tree["left"].items():
+        if name not in vars(live) or class_name(type(vars(live)[name])) != kind:
+            raise CannotResume(f"{type(live).__qualname__}.{name} should be a {kind}, which a snapshot cannot hold")
+
+
+def _restore_own(live: Any, state: Any) -> None:
+    try:
+        live.restore(state)
+    except Exception as error:
+        whose = f"{class_name(type(live))}.restore()"
+        details: dict[str, object] = {"traceback": "".join(traceback.format_exception(error))}
+        raise EnvironmentFault(f"{whose} raised {type(error).__name__}: {error}", details) from error
+
+
+def _same(building: Rebuilding, tree: Tree) -> Any:
+    return building.made[tree["as"]]
+
+
+def _tuple(building: Rebuilding, tree: Tree) -> Any:
+    return tuple(building.items(tree["items"]))
+
+
+def _deque(building: Rebuilding, tree: Tree) -> Any:
+    made = building.keep(deque(maxlen=tree["most"]))
+    made.extend(building.items(tree["items"]))
+    return made
+
+
+def _dict(building: Rebuilding, tree: Tree) -> Any:
+    made = building.keep({})
+    made.update((building.value(key), building.value(item)) for key, item in tree["items"])
+    return made
+
+
+def _set(building: Rebuilding, tree: Tree) -> Any:
+    made: set[Any] = building.keep(set())
+    made.update(building.items(tree["items"]))
+    return made
+
+
+def _frozenset(building: Rebuilding, tree: Tree) -> Any:
+    place = len(building.made)
+    building.keep(None)
+    building.made[place] = frozenset(building.items(tree["items"]))
+    return building.made[place]
+
+
+def _text(building: Rebuilding, tree: Tree) -> Any:
+    dtype = np.dtype(tree["dtype"])
+    if dtype.kind not in "SU":
+        raise CannotResume(f"an array of text cannot have the dtype {dtype}")
+    return building.keep(np.ndarray(tree["shape"], dtype, tree["bytes"]).copy())
+
+
+def _axes(building: Rebuilding, tree: Tree) -> Any:
+    return building.keep(tree["array"].copy().transpose(np.argsort(tree["axes"])))
+
+
+def _generator(building: Rebuilding, tree: Tree) -> Any:
+    place = len(building.made)
+    building.keep(None)
+    entropy, spawn_key, pool_size, spawned = (building.value(part) for part in tree["seeds"])
+    seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=spawned)
+    source = _SOURCES[tree["state"]["bit_generator"]](seeds)
+    source.state = tree["state"]
+    building.made[place] = np.random.Generator(source)
+    return building.made[place]
+
+
+def _random_state(building: Rebuilding, tree: Tree) -> Any:
+    made = building.keep(np.random.RandomState(0))
+    made.set_state(tree["state"])
+    return made
+
+
+def _python_random(building: Rebuilding, tree: Tree) -> Any:
+    made = building.keep(random.Random(0))
+    made.setstate((tree["version"], tuple(tree["words"].tolist()), tree["gauss"]))
+    return made
+
+
+def _str(building: Rebuilding, tree: Tree) -> Any:
+    return np.str_(tree["text"])
+
+
+def _enum(building: Rebuilding, tree: Tree) -> Any:
+    kind: Any = sys.modules.get(tree["module"])
+    for name in tree["class"].split("."):
+        kind = vars(kind).get(name) if isinstance(kind, type | type(sys)) else None
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise CannotResume(f"there is no enumeration {tree['class']} in {tree['module']}")
+    return kind[tree["name"]]
+
+
+_BUILDERS: dict[str, Callable[[Rebuilding, Tree], Any]] = {
+    "same": _same,
+    "tuple": _tuple,
+    "deque": _deque,
+    "dict": _dict,
+    "set": _set,
+    "frozenset": _frozenset,
+    "text": _text,
+    "axes": _axes,
+    "generator": _generator,
+    "RandomState": _random_state,
+    "Random": _python_random,
+    "str_": _str,
+    "enum": _enum,
+}
