@@ -80,6 +80,6 @@ class EvaluationReport(Report, kw_only=True):
 class EventReport(Report, kw_only=True):
     """Something that happened: state changes, faults, checkpoints, restarts, spans for timelines."""
 
-    kind: str  # state | fault | checkpoint | restart | span | command | note
+    kind: str  # state | fault | checkpoint | restart | span | command | metric | note
     role: str = ""
     details: dict[str, Any] = {}

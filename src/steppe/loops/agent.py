@@ -1,22 +1,329 @@
-"""DistributedAgent: an algorithm with its settings; the agent itself is built when it meets a world."""
+"""DistributedAgent: an algorithm with its settings; the agent itself is built when it meets a world.
+
+Dictionaries in and out here, batches and flat weights beneath (batches.py, weights.py). Building the agent imports torch;
+describing it does not, so the process that supervises a run never needs it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from steppe.core import seeding
+from steppe.core.agent import Agent, Learned, Progress
 from steppe.core.algorithms import AgentConfig
+from steppe.core.checked import checked
 from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError, RunNotFound, UsageError
+from steppe.core.experience import Batch, Segment, SegmentHeader
+from steppe.core.specs import EnvSpec, SegmentSpec
+from steppe.loops.batches import columns_of, segment_of, transitions
+from steppe.loops.collecting import Recipe
+from steppe.loops.environment import DistributedEnvironment
+from steppe.loops.settings import algorithm_name, choose_device, decide
+from steppe.loops.weights import flat_gradient, named_gradient, with_arrays
+from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import borrowed_torch
+
+THREADS = 1  # as in a run (flow.threads): more would change results bitwise
 
 
+@dataclass
+class _Tally:
+    """What the agent learned from since it was made, or since the last reset."""
+
+    batches: int = 0
+    updates: int = 0
+    experiences: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+
+    def add(self, learned: Learned, experiences: int) -> None:
+        self.batches += 1
+        self.updates += learned.updates
+        self.experiences += experiences
+        self.last = dict(learned.stats)
+        for name, value in learned.stats.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+
+@checked
 class DistributedAgent:
-    """What learns. Building it imports torch; describing it does not."""
+    """What acts and learns: an algorithm by name, `module:Class`, class, or an agent that is already made.
 
-    def __init__(self, algo: str, config: AgentConfig, device: str) -> None:
-        self.algo, self.config, self.device = algo, config, device
+    The numbers keep the meaning that they have in Q-learning: `update_frequency` environment steps per update of
+    `batch_size` transitions, `target_update_frequency` environment steps between copies into the target network. For `ppo`
+    `batch_size` is the minibatch, and the last two mean nothing. `config` has further settings of the algorithm by name,
+    or all of them as an AgentConfig. `bind` it to an environment before using it by itself; a MainLoop does that.
+    """
+
+    def __init__(
+        self,
+        algorithm: str | type | Agent,
+        learning_rate: float = 0.001,
+        batch_size: int = 32,
+        update_frequency: int = 4,
+        target_update_frequency: int = 100,
+        use_gpu: bool = False,
+        device: str | None = None,
+        *,
+        config: AgentConfig | Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        given = {
+            "learning_rate": learning_rate,
+            "batch_size": batch_size,
+            "update_frequency": update_frequency,
+            "target_update_frequency": target_update_frequency,
+        }
+        self.algo = algorithm_name(algorithm)
+        self.config, decided = decide(algorithm, given, config)
+        self.device, self.seed = choose_device(device, use_gpu=use_gpu), seed
+        self.decided = {f"agent.{name}": value for name, value in decided.items()} | {"algo": self.algo}
+        self.decided |= {"device": self.device} | ({} if seed is None else {"seed": seed})
+        self._agent: Agent | None = algorithm if isinstance(algorithm, Agent) else None
+        self._world: DistributedEnvironment | EnvSpec | None = None
+        self._source: RunDirectory | None = None  # a run whose weights are still to be taken
+        self._env_steps, self._paid_steps = 0, 0.0
+        self._tally = _Tally()
 
     @classmethod
     def of(cls, config: RunConfig) -> DistributedAgent:
-        return cls(config.algo, config.agent, config.device)
+        """The agent of a run's configuration, exactly."""
+        agent = cls(config.algo, config=config.agent, seed=config.seed)
+        agent.device = agent.decided["device"] = config.device  # whether there is a GPU is seen when the agent is built
+        return agent
+
+    def bind(self, environment_or_spec: DistributedEnvironment | EnvSpec) -> Self:
+        """Meet the world to act in. The agent is built with its first use; then its world cannot change any more."""
+        if self._world is not None and self.built and _spec(environment_or_spec) != self.spec:
+            raise UsageError(
+                f"this agent was built for {self.spec.id}: make another DistributedAgent for another world"
+            )
+        self._world = environment_or_spec
+        return self
+
+    def settle(self, config: AgentConfig, seed: int) -> None:
+        """Take over the settings that a run's configuration adds; an agent that is already built keeps its own."""
+        if not self.built:
+            self.config, self.seed = config, seed
+
+    @property
+    def built(self) -> bool:
+        """Whether there are weights already, or a run to take them from."""
+        return self._agent is not None or self._source is not None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The world that the agent is bound to."""
+        if self._world is None:
+            raise UsageError(
+                "this agent has not met a world yet: call bind(environment) first, or give it to a MainLoop"
+            )
+        return _spec(self._world)
+
+    @property
+    def agent(self) -> Agent:
+        """The agent itself, in this process; built here if it was not, with the weights of the last run if there was one."""
+        if self._agent is None:
+            from steppe.agents import make_agent, resolve_device
+
+            spec, world = self.spec, self._world
+            workers = (
+                (world.num_workers, world.envs_per_worker) if isinstance(world, DistributedEnvironment) else (1, None)
+            )
+            self.config, _ = self.config.fitted(spec, *workers)
+            seed, device = seeding.integer(self.seed or 0, "agent"), resolve_device(self.device)
+            self._agent = make_agent(self.algo, self.config, spec, seed=seed, device=device)
+        if self._source is not None:
+            source, self._source = self._source, None
+            _teach(self._agent, source)
+        return self._agent
+
+    def recipe(self, environment: DistributedEnvironment) -> Recipe:
+        """What workers in that environment need to act; binds an agent that has met no world yet."""
+        if self._world is None:
+            self.bind(environment)
+        return Recipe(self.algo, self.config, self.agent.weights())
+
+    def learn_from_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Improve from one batch and return its statistics.
+
+        Replay agents take flat transitions (obs, action, reward, next_obs, terminated), and answer with `priorities` if the
+        batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value.
+        """
+        with borrowed_torch(THREADS):
+            if self.config.memory == "rollout":
+                return self._learn_rollout(batch)
+            self._pass_time(self._batch_size() / float(getattr(self.config, "samples_per_insert", 1.0)))
+            return self._learn(self._transitions(batch))
+
+    def update_policy(self, experiences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Improve from experiences in the order in which they happened, as `generate_experiences` returns them.
+
+        A replay agent goes through them once, in minibatches of its batch size, shuffled.
+        """
+        columns = columns_of(experiences)
+        with borrowed_torch(THREADS):
+            if self.config.memory == "rollout":
+                return self._learn_rollout(columns)
+            self._observe(segment_of(columns, self.spec, self.config.columns(self.spec)))
+            rows = len(experiences)
+            order = seeding.generator(self.seed or 0, "update_policy", self._tally.batches).permutation(rows)
+            metrics: dict[str, Any] = {}
+            for part in np.array_split(order, -(-rows // self._batch_size())):
+                metrics = self._learn(self._transitions({name: column[part] for name, column in columns.items()}))
+            return metrics
+
+    def get_policy_parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the weights by name."""
+        return {name: array.copy() for name, array in self.agent.weights().arrays().items()}
+
+    def set_policy_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """Take over weights by name: all of them, in the shapes that `get_policy_parameters` gives."""
+        self.agent.load(with_arrays(self.agent.weights(), parameters))
+
+    def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The gradient of the loss on a batch by parameter, unclipped; the weights stay as they are."""
+        agent = self.agent
+        with borrowed_torch(THREADS):
+            gradient = agent.gradients(
+                self._rollout(batch) if self.config.memory == "rollout" else self._transitions(batch)
+            )
+        return named_gradient(agent.weights(), gradient)
+
+    def apply_gradients(self, gradients: Mapping[str, np.ndarray]) -> None:
+        """One optimizer step with gradients by parameter."""
+        agent = self.agent
+        with borrowed_torch(THREADS):
+            agent.apply(flat_gradient(agent.weights(), gradients))
+        self._tally.updates += 1
+
+    def evaluate_policy(self, num_episodes: int = 10, *, seed: int = 0, explore: bool = False) -> dict[str, Any]:
+        """Play whole episodes in fresh environments, with a copy of the policy: learning goes on undisturbed."""
+        from steppe.loops.evaluation import judge_weights, verdict
+
+        if num_episodes < 1:
+            raise ConfigError(f"num_episodes={num_episodes}: must be at least 1")
+        weights, world = self.agent.weights(), self._world
+        if not isinstance(world, DistributedEnvironment):
+            raise UsageError(
+                "only an agent that is bound to a DistributedEnvironment can be evaluated: bind(environment)"
+            )
+        config = RunConfig(env=world.env, algo=self.algo, environment=world.config, agent=self.config, seed=seed)
+        evaluation = judge_weights(config, self.spec, weights, episodes=num_episodes, explore=explore)
+        return verdict(evaluation)
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write weights, optimizer and everything else that the next update depends on into the directory `path`."""
+        agent = self.agent
+        state = {"agent": agent.state(), "algo": self.algo, "spec": asdict(self.spec), "env_steps": self._env_steps}
+        counters = {"batches": self._tally.batches, "updates": self._tally.updates}
+        Checkpoints(Path(path), 1).save(agent.weights(), state, counters)
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Go on exactly where `save_checkpoint` was; an agent that has met no world yet takes the checkpoint's."""
+        found = Checkpoints(Path(path), 1).latest()
+        if found is None:
+            raise RunNotFound(f"{path} holds no checkpoint of an agent")
+        if found.state.get("algo") != self.algo:
+            raise UsageError(f"{path} is a checkpoint of {found.state.get('algo')!r}, but this agent is {self.algo!r}")
+        if self._world is None:
+            self.bind(msgspec.convert(found.state["spec"], EnvSpec))
+        self.agent.load(found.weights)
+        self.agent.restore(found.state["agent"])
+        self._env_steps = int(found.state["env_steps"])
+        self._tally.batches, self._tally.updates = found.counters["batches"], found.counters["updates"]
+
+    def get_training_stats(self) -> dict[str, Any]:
+        """What was learned from by calls of this object: counts, means since the last reset, and the newest values.
+
+        A run of a MainLoop keeps its own records.
+        """
+        tally = self._tally
+        return {
+            "algorithm": self.algo,
+            "batches": tally.batches,
+            "updates": tally.updates,
+            "experiences": tally.experiences,
+            "env_steps": self._env_steps,
+            "means": {name: total / tally.batches for name, total in tally.sums.items()} if tally.batches else {},
+            "last": dict(tally.last),
+        }
+
+    def reset_training_stats(self) -> None:
+        """Begin to count anew; what was learned stays."""
+        self._tally = _Tally()
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
-        """Take the weights that a run ended with."""
+        """Go on from where a run ended; its weights are read when they are first needed."""
+        self.config = plan.config.agent
+        if directory.result.exists() or Checkpoints(directory.checkpoints).latest() is not None:
+            self._source = directory
+
+    def observe(self, experiences: Sequence[Mapping[str, Any]]) -> None:
+        """Let running statistics, exploration and target network follow new experiences, without learning from them."""
+        with borrowed_torch(THREADS):
+            self._observe(segment_of(columns_of(experiences), self.spec, self.config.columns(self.spec)))
+        self._paid_steps += len(experiences)
+
+    def _learn_rollout(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        segment = segment_of(batch, self.spec, self.config.columns(self.spec))
+        self._observe(segment)
+        return self._learn(Batch(segment.columns), segment.num_valid)
+
+    def _learn(self, batch: Batch, experiences: int | None = None) -> dict[str, Any]:
+        learned = self.agent.learn(batch)
+        self._tally.add(learned, len(batch["reward"]) if experiences is None else experiences)
+        metrics: dict[str, Any] = {**learned.stats, "updates": learned.updates}
+        return metrics if batch.indices is None else metrics | {"priorities": learned.priorities}
+
+    def _observe(self, segment: Segment) -> None:
+        self._env_steps += segment.num_valid
+        self.agent.observe(segment, Progress(self._env_steps))
+
+    def _pass_time(self, steps: float) -> None:
+        """A draw from replay stands for the steps that pay for it: exploration and target network follow them.
+
+        Steps that were observed in person are not counted twice.
+        """
+        unpaid = steps - self._paid_steps
+        self._paid_steps = max(0.0, -unpaid)
+        if unpaid <= 0:
+            return
+        self._env_steps += max(1, round(unpaid))
+        spec = SegmentSpec(1, 1, self.spec.obs, self.spec.action.field, self.config.columns(self.spec))
+        nothing = Segment.blank(spec)  # no valid row
+        nothing.header = SegmentHeader("", 0, 0, 0, 0)
+        self.agent.observe(nothing, Progress(self._env_steps))
+
+    def _rollout(self, batch: Mapping[str, np.ndarray]) -> Batch:
+        return Batch(segment_of(batch, self.spec, self.config.columns(self.spec)).columns)
+
+    def _transitions(self, batch: Mapping[str, np.ndarray]) -> Batch:
+        return transitions(batch, self.spec, self.config.gamma)
+
+    def _batch_size(self) -> int:
+        return int(getattr(self.config, "batch_size", 32))
+
+
+def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:
+    return world if isinstance(world, EnvSpec) else world.spec
+
+
+def _teach(agent: Agent, run: RunDirectory) -> None:
+    """Give an agent what a run ended with: the weights it is judged by, or else its newest checkpoint with all its state."""
+    from steppe.loops.evaluation import result_weights
+
+    weights = result_weights(run)
+    newest = Checkpoints(run.checkpoints).latest()
+    agent.load(weights)
+    if newest is not None and newest.weights.sha256() == weights.sha256():
+        agent.restore(newest.state["agent"])

@@ -1,19 +1,65 @@
-"""DistributedEnvironment: a world described once, and experience from several workers at a time."""
+"""DistributedEnvironment: a world described once, and experience from several workers at a time.
+
+The workers are the actors of every other run (roles/actor.py), in processes of their own where those can find the
+environment and the policy by name, in this process otherwise. They start with the first call that needs them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal, Self
 
-from steppe.core import factory
-from steppe.core.config import EnvConfig
+import numpy as np
+
+from steppe.core import factory, seeding
+from steppe.core.agent import Agent
+from steppe.core.algorithms import AgentConfig
+from steppe.core.checked import checked
+from steppe.core.config import EnvConfig, FlowConfig, RunConfig
+from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
+from steppe.core.weights import Weights
 from steppe.envs import probe
+from steppe.loops.collecting import (
+    ROUND_STEPS,
+    Collector,
+    Cook,
+    Experience,
+    Recipe,
+    gather_episodes,
+    gather_steps,
+)
+from steppe.loops.settings import algorithm_name, choose_device, decide
+from steppe.loops.weights import with_arrays
+
+RECENT = 100  # episodes that return_mean and length_mean look back on
 
 
+class _Shutting:
+    """Hands out the workers; whatever interrupts a round leaves them out of step, so they are ended."""
+
+    def __init__(self, environment: DistributedEnvironment, collector: Collector) -> None:
+        self._environment, self._collector = environment, collector
+
+    def __enter__(self) -> Collector:
+        return self._collector
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            self._environment.shutdown()
+
+
+@checked
 class DistributedEnvironment:
-    """An environment by id or factory, with `num_workers` actors in it."""
+    """An environment by id or factory, with `num_workers` actors in it.
+
+    `use_gpu` and `device` say where the workers compute actions. The same seed gives the same experience, whether the
+    workers are processes or not. `shutdown` ends them; so do leaving a `with` block and the end of the program.
+    """
 
     def __init__(
         self,
@@ -23,12 +69,165 @@ class DistributedEnvironment:
         device: str | None = None,
         *,
         config: EnvConfig | None = None,
+        envs_per_worker: int | None = None,
+        runtime: Literal["inline", "processes"] | None = None,
+        seed: int | None = None,
     ) -> None:
+        if num_workers < 1 or (envs_per_worker is not None and envs_per_worker < 1):
+            raise ConfigError(
+                f"there must be at least one worker with one environment, not {num_workers=}, {envs_per_worker=}"
+            )
         self.env = factory.reference(env_factory)
-        self.num_workers = num_workers
+        self.num_workers, self.envs_per_worker = num_workers, envs_per_worker
+        self.device = choose_device(device, use_gpu=use_gpu)
         self.config = config or EnvConfig()
+        self.runtime, self.seed = runtime, seed
+        self.decided: dict[str, Any] = _decided(self, config)
+        self._workers: tuple[AgentConfig, str, Collector] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._launches = 0
+        self._parameters: dict[str, np.ndarray] = {}
+        self._restart = True
+        self._steps, self._episodes = 0, 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
 
     @cached_property
     def spec(self) -> EnvSpec:
         """What the world looks like to an agent; makes one environment and closes it."""
         return probe(self.env, self.config)
+
+    def settle(self, config: EnvConfig) -> None:
+        """Make the world another way from now on: what a MainLoop's configuration added."""
+        if config != self.config:
+            self.shutdown()
+            self.config = config
+            self.__dict__.pop("spec", None)
+
+    def generate_experiences(
+        self, policy: Cook | Agent, num_episodes: int, max_steps_per_episode: int = 1000
+    ) -> list[dict[str, Any]]:
+        """Play whole episodes with a policy: one dictionary per step, episode after episode.
+
+        Each has obs, action, reward, next_obs, terminated, truncated, what the policy notes besides (logp, value, …) and
+        the number of its episode. A longer episode is cut after `max_steps_per_episode` steps, as truncated. Every worker
+        plays an equal share, so short episodes are not favoured.
+        """
+        if num_episodes < 1 or max_steps_per_episode < 1:
+            raise ConfigError(f"at least one episode of one step, not {num_episodes=}, {max_steps_per_episode=}")
+        recipe = self._recipe(policy)
+        with self._collecting(recipe) as collector:
+            episodes = gather_episodes(collector, self._weights(recipe), num_episodes, max_steps_per_episode)
+        self._restart = True
+        for number, steps in enumerate(episodes):
+            self._book(steps)
+            for step in steps:
+                step["episode"] = number
+        return [step for steps in episodes for step in steps]
+
+    def generate_batch_experiences(self, policy: Cook | Agent, batch_size: int) -> dict[str, np.ndarray]:
+        """`batch_size` steps as arrays, an equal share from every worker, whose episodes go on from call to call.
+
+        Steps of one worker follow each other in order, then come the next one's.
+        """
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size}: must be at least 1")
+        recipe = self._recipe(policy)
+        with self._collecting(recipe) as collector:
+            batch = gather_steps(collector, self._weights(recipe), batch_size, restart=self._restart)
+        self._restart = False
+        self._steps += batch_size
+        self._episodes += int((batch["terminated"] | batch["truncated"]).sum())
+        return batch
+
+    def update_policy(self, new_policy_params: Mapping[str, np.ndarray]) -> None:
+        """Use these parameters in place of the policy's own in later calls; an empty dictionary gives it its own back."""
+        self._parameters = {name: np.array(value) for name, value in new_policy_params.items()}
+
+    def reset_environments(self) -> None:
+        """Abandon every episode under way: the next experience begins with first steps."""
+        self._restart = True
+
+    def get_environment_stats(self) -> dict[str, Any]:
+        """Workers, steps and episodes so far, and the mean return and length of the newest whole episodes."""
+        returns, lengths = zip(*self._recent, strict=True) if self._recent else ((), ())
+        collector = self._workers[2] if self._workers else None
+        return {
+            "env": self.env,
+            "num_workers": self.num_workers,
+            "envs_per_worker": self.envs_per_worker or 1,
+            "running": collector is not None,
+            "runtime": collector.plan.config.runtime if collector else self.runtime,
+            "device": self.device,
+            "steps": self._steps,
+            "episodes": self._episodes,
+            "return_mean": float(np.mean(returns)) if returns else None,
+            "length_mean": float(np.mean(lengths)) if lengths else None,
+        }
+
+    def shutdown(self) -> None:
+        """End the workers; the next call that needs them starts new ones."""
+        self._workers, self._restart = None, True
+        if self._finalizer is not None:
+            self._finalizer()
+            self._finalizer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.shutdown()
+
+    def _recipe(self, policy: Cook | Agent) -> Recipe:
+        factory.stop_if_loading_main()
+        if isinstance(policy, Cook):
+            return policy.recipe(self)
+        config, _ = decide(policy, {}, None)
+        return Recipe(algorithm_name(policy), config, policy.weights())
+
+    def _weights(self, recipe: Recipe) -> Weights:
+        return with_arrays(recipe.weights, self._parameters) if self._parameters else recipe.weights
+
+    def _collecting(self, recipe: Recipe) -> _Shutting:
+        """The workers for a recipe, started if there are none; a failure on the way ends them."""
+        if self._workers is not None and self._workers[:2] != (recipe.config, recipe.algo):
+            self.shutdown()
+        if self._workers is None:
+            collector = Collector(self._run_config(recipe), self.spec, runtime=self.runtime)
+            self._finalizer = weakref.finalize(self, collector.close)
+            self._workers = recipe.config, recipe.algo, collector
+            self._launches += 1
+        return _Shutting(self, self._workers[2])
+
+    def _run_config(self, recipe: Recipe) -> RunConfig:
+        seed = self.seed or 0
+        return RunConfig(
+            env=self.env,
+            algo=recipe.algo,
+            mode="sync",
+            actors=self.num_workers,
+            envs=self.envs_per_worker or 1,
+            seed=seeding.integer(seed, "workers", self._launches) if self._launches else seed,
+            environment=self.config,
+            agent=recipe.config.model_copy(update={"segment_steps": ROUND_STEPS}),
+            flow=FlowConfig(actor_device=self.device),
+        )
+
+    def _book(self, steps: list[Experience]) -> None:
+        self._steps += len(steps)
+        self._episodes += 1
+        self._recent.append((float(sum(float(step["reward"]) for step in steps)), len(steps)))
+
+
+def _decided(environment: DistributedEnvironment, config: EnvConfig | None) -> dict[str, Any]:
+    """The configuration keys that the caller decided, for a MainLoop."""
+    decided: dict[str, Any] = {
+        "env": environment.env,
+        "actors": environment.num_workers,
+        "flow.actor_device": environment.device,
+        "envs": environment.envs_per_worker,
+        "runtime": environment.runtime,
+        "seed": environment.seed,
+    }
+    if config is not None:
+        decided |= {f"environment.{name}": value for name, value in config.model_dump().items()}
+    return {key: value for key, value in decided.items() if value is not None or key.startswith("environment.")}

@@ -32,10 +32,13 @@ class RunResult:
         """Raise what ended the run early, with the traceback of where it happened."""
         if self.fault is None:
             return
-        traceback = str(self.fault.details.get("traceback", "")).rstrip()
-        error = _ERRORS.get(self.fault.reason, RunFailed)(
-            f"{self.message}\n\n{traceback}" if traceback else self.message
-        )
-        if isinstance(error, EnvironmentFault):
-            error.details = self.fault.details
-        raise error
+        raise error_of(self.fault)
+
+
+def error_of(fault: Fault) -> RunFailed:
+    """The exception that a fault amounts to here, with the traceback of where it happened in its message."""
+    traceback = str(fault.details.get("traceback", "")).rstrip()
+    error = _ERRORS.get(fault.reason, RunFailed)(f"{fault.message}\n\n{traceback}" if traceback else fault.message)
+    if isinstance(error, EnvironmentFault):
+        error.details = fault.details
+    return error

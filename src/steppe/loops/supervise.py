@@ -5,17 +5,20 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from steppe.core.config import RunConfig
+from steppe.core.errors import UsageError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.roles.context import FINISH, STOP
+from steppe.roles.context import FINISH, PAUSE, RUN, STOP
 from steppe.runtimes.turns import Fault, Handle
 
 TICK_S = 0.2
@@ -64,18 +67,28 @@ class Interrupts:
 
 
 class Supervisor:
-    """One run under watch. `stop` may be called from another thread."""
+    """One run under watch. `stop`, `pause` and `resume` may be called from another thread."""
 
     def __init__(self, handle: Handle, directory: RunDirectory, config: RunConfig, interrupts: Interrupts) -> None:
         self.handle, self.directory, self.config, self.interrupts = handle, directory, config, interrupts
         self.view = RunView(directory)
         self._stop: Outcome | None = None
+        self._pause_wanted = self._paused = False
+        self._recording = True  # while the manager is there to write metrics down
         self._command_cursor = 0
         interrupts.on_first = self._hurry
 
     def stop(self, reason: str, message: str = "") -> None:
         """Ask the run to end in good order."""
         self._stop = Outcome("STOPPED", reason, message)
+
+    def pause(self) -> None:
+        """Let actors and learner rest."""
+        self._pause_wanted = True
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._pause_wanted = False
 
     def run(self, observers: Sequence[Observer]) -> Outcome:
         """Watch until the run is over, then bring everything down."""
@@ -110,11 +123,20 @@ class Supervisor:
         if self.view.target_reached:
             return Outcome("SUCCEEDED", "target_reached")
         self._obey()
+        self._rest_or_go_on()
         if self._stop is not None:
             return self._stop
         if self.handle.ended("learner"):
             return self._completed()
         return None
+
+    def _rest_or_go_on(self) -> None:
+        if self._pause_wanted == self._paused:
+            return
+        self._paused = self._pause_wanted
+        for kind in ("actor", "learner"):
+            self.handle.ask(kind, PAUSE if self._paused else RUN)
+        self.directory.store.set_status("PAUSED" if self._paused else "RUNNING")
 
     def _completed(self) -> Outcome:
         done = "steps_done" if self.config.steps is not None else "episodes_done"
@@ -126,6 +148,8 @@ class Supervisor:
         self.handle.ask("learner", STOP)
         complete = outcome.reason in ("steps_done", "episodes_done")
         self._wait_for("learner", STOP_S, observers)
+        self._show(observers)
+        self._recording = False
         self.handle.ask("manager", FINISH if complete else STOP)
         self._wait_for("manager", FINISH_S if complete else STOP_S, observers)
         if complete and (faults := self.handle.faults()):
@@ -151,15 +175,41 @@ class Supervisor:
         self.view.refresh()
         self.directory.store.heartbeat()
         for observer in observers:
-            observer(self.view)
+            self._heed(observer(self.view))
+
+    def _heed(self, answer: object) -> None:
+        """What an observer returned: True ends the run, a dictionary of numbers joins its curves."""
+        if isinstance(answer, Mapping):
+            if self._recording:
+                values = {str(name): _number(name, value) for name, value in answer.items()}
+                details = {"env_steps": self.view.env_steps, "values": values}
+                event = EventReport(run=self.directory.id, kind="metric", role="callback", details=details)
+                self.directory.store.post(EVENTS, event.record())
+        elif isinstance(answer, bool | np.bool_) and answer and self._stop is None:
+            self.stop("stopped_by_callback", "a callback ended the run")
 
     def _obey(self) -> None:
         """Carry out commands that came through the run's store, each once, and say so in the event log."""
         for number, command in self.directory.store.read(COMMANDS, self._command_cursor):
             self._command_cursor = number
-            known = command.get("command") == "stop"
-            if known:
-                self.stop("stop_requested", f"stopped by {command.get('issuer', 'a command')}")
+            known = self._carry_out(str(command.get("command")), str(command.get("issuer", "a command")))
             details = {"id": command.get("id"), "command": command.get("command"), "obeyed": known}
             event = EventReport(run=self.directory.id, kind="command", role="supervisor", details=details)
             self.directory.store.post(EVENTS, event.record())
+
+    def _carry_out(self, word: str, issuer: str) -> bool:
+        """Whether the word is one that a run understands."""
+        if word == "stop":
+            self.stop("stop_requested", f"stopped by {issuer}")
+        elif word in ("pause", "resume"):
+            self._pause_wanted = word == "pause"
+        else:
+            return False
+        return True
+
+
+def _number(name: object, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UsageError(f"a callback returned {name!r}: {value!r}, which is no number") from None

@@ -62,6 +62,9 @@ class Recorder:
             return {"eval/return_mean": report.return_mean, "eval/return_std": report.return_std}
         if isinstance(report, TrainingReport):
             return self._training_scalars(report)
+        if isinstance(report, EventReport) and report.kind == "metric":  # numbers of the user's own
+            self._env_steps = max(self._env_steps, int(report.details["env_steps"]))
+            return {f"custom/{name}": float(value) for name, value in report.details["values"].items()}
         return {}
 
     def _training_scalars(self, report: TrainingReport) -> dict[str, float]:

@@ -46,6 +46,7 @@ class RunView:
         self.reached_evaluation: EvaluationReport | None = None
         self.events: deque[EventReport] = deque(maxlen=50)  # newest last, spans left out
         self.history: list[tuple[int, float]] = []  # (env_steps, mean training return)
+        self.metrics: dict[str, float] = {}  # the newest numbers that callbacks returned
         self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
         self.episodes = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
@@ -245,6 +246,9 @@ class RunView:
         _add_point(self.evaluations, report.env_steps, report.return_mean)
 
     def _take_event(self, report: EventReport) -> None:
+        if report.kind == "metric":
+            self.metrics.update(report.details["values"])
+            return
         self.events.append(report)
         if report.kind == "restart":
             self._restarts[report.role] += 1

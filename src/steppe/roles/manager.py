@@ -10,13 +10,14 @@ from typing import Protocol
 
 from steppe.core.agent import Policy
 from steppe.core.config import EvalConfig
-from steppe.core.links import ACTORS, EVALUATIONS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, Report, TrainingReport
+from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.core.weights import Weights
 from steppe.roles.context import FINISH, POLICY, STOP, Context
 from steppe.roles.evaluation import Evaluation, Judge
 
 RECORD_EVERY_S = 0.5
+_RECORDED: dict[str, type[Report]] = {TRAINING: TrainingReport, ACTORS: ActorReport, EVENTS: EventReport}
 
 
 class Archive(Protocol):
@@ -50,7 +51,7 @@ class Manager:
         self._seen_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
         self._best = -float("inf")
-        self._cursors = {TRAINING: 0, ACTORS: 0}
+        self._cursors = {TRAINING: 0, ACTORS: 0, EVENTS: 0}
         self._recorded_s = 0.0
 
     def step(self) -> bool:
@@ -137,9 +138,11 @@ class Manager:
     def _record(self) -> bool:
         self._recorded_s = time.monotonic()
         found = False
-        for topic, kind in ((TRAINING, TrainingReport), (ACTORS, ActorReport)):
+        for topic, kind in _RECORDED.items():
             for number, record in self.context.board.read(topic, self._cursors[topic]):
                 self._cursors[topic] = number
-                self.archive.record(kind.read(record))
-                found = True
+                report = kind.read(record)
+                if not isinstance(report, EventReport) or report.kind == "metric":
+                    self.archive.record(report)
+                    found = True
         return found

@@ -1,0 +1,200 @@
+"""Experience without a learner: the actors of a plan in lockstep, with the caller in the learner's place.
+
+A round is one publication of weights and one segment from every actor, so nothing is ever collected with weights other
+than those asked for, and the same seed gives the same experience on every runtime.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from steppe.core.algorithms import AgentConfig
+from steppe.core.config import RunConfig
+from steppe.core.errors import FactoryError
+from steppe.core.experience import Segment
+from steppe.core.specs import EnvSpec
+from steppe.core.weights import Weights
+from steppe.loops.result import error_of
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import POLICY, RESTART, RUN
+from steppe.roles.gates import Rounds
+from steppe.runtimes.plan import Plan, make_plan
+from steppe.runtimes.turns import Reading
+
+ROUND_STEPS = 32
+WAIT_S = 0.1  # between looks at whether the workers are still alive
+STOP_S = 4.0
+
+Experience = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a worker needs to act: the algorithm and its settings, and the weights as they are now."""
+
+    algo: str
+    config: AgentConfig
+    weights: Weights
+
+
+@runtime_checkable
+class Cook(Protocol):
+    """Anything that has a recipe for an environment: a DistributedAgent."""
+
+    def recipe(self, environment: Any) -> Recipe:
+        """The recipe, for workers in that environment."""
+
+
+class Collector:
+    """Actors of one policy, and everything of theirs that has to be brought down again."""
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, *, runtime: str | None) -> None:
+        self._room = Path(tempfile.mkdtemp(prefix="steppe-workers-"))
+        self._handle: Reading | None = None
+        self._version = -1
+        try:
+            config = config.model_copy(update={"run_dir": self._room / "workers"})
+            self.plan = _plan_of_actors(config, spec, runtime)
+            self._directory = RunDirectory.create(self.plan.config, {})
+            self._handle = _launch(self.plan, self._directory)
+        except BaseException:
+            self.close()
+            raise
+        self._rounds = Rounds(self._handle.channel, self.plan.config.actors)
+
+    def round(self, weights: Weights, *, restart: bool) -> list[Segment]:
+        """One segment from every actor, in their order, with new episodes everywhere if asked; `release` them."""
+        handle = self._handle
+        assert handle is not None, "a collector is not used after close"
+        handle.ask("actor", RESTART if restart else RUN)
+        self._version += 1
+        handle.weights.publish(POLICY, replace(weights, version=self._version))
+        while not (segments := self._rounds.take(self._version)):
+            if faults := handle.faults():
+                raise error_of(faults[0])
+            handle.await_segment(WAIT_S)
+        return segments
+
+    def release(self, segments: Iterable[Segment]) -> None:
+        """Give the memory of a round back to the actors."""
+        assert self._handle is not None
+        for segment in segments:
+            self._handle.channel.release(segment)
+
+    def close(self) -> None:
+        """End the workers and remove what they left; again is harmless."""
+        handle, self._handle = self._handle, None
+        try:
+            if handle is not None:
+                handle.close(STOP_S)
+                self._directory.store.close()
+                self._directory.release()
+        finally:
+            shutil.rmtree(self._room, ignore_errors=True)
+
+
+def _plan_of_actors(config: RunConfig, spec: EnvSpec, runtime: str | None) -> Plan:
+    """Processes where others can find the environment and the policy, this process otherwise."""
+    try:
+        plan = make_plan(config.model_copy(update={"runtime": runtime or "processes"}), spec)
+    except FactoryError:
+        if runtime is not None:
+            raise
+        plan = make_plan(config.model_copy(update={"runtime": "inline"}), spec)
+    return replace(plan, roles=tuple(role for role in plan.roles if role.kind == "actor"))
+
+
+def _launch(plan: Plan, directory: RunDirectory) -> Reading:
+    if plan.config.runtime == "inline":
+        from steppe.runtimes import inline
+
+        return inline.launch(plan, directory)
+    from steppe.runtimes import processes
+
+    return processes.launch(plan, directory)
+
+
+@dataclass
+class Lane:
+    """One environment of one actor, followed through its segments. Steps of two lanes never meet."""
+
+    wanted: int
+    episodes: list[list[Experience]] = field(default_factory=list)
+    under_way: list[Experience] = field(default_factory=list)
+    resting: bool = False  # its episode was cut by the caller's limit and goes on unseen until it ends
+
+    @property
+    def lacks(self) -> bool:
+        return len(self.episodes) < self.wanted
+
+    def take(self, step: Experience, limit: int) -> None:
+        """Add the next valid step of this lane."""
+        over = bool(step["terminated"] or step["truncated"])
+        if self.resting or not self.lacks:
+            self.resting = self.resting and not over
+            return
+        self.under_way.append(step)
+        if not over and len(self.under_way) >= limit:
+            step["truncated"] = np.bool_(True)
+            self.resting = True
+        if over or self.resting:
+            self.episodes.append(self.under_way)
+            self.under_way = []
+
+
+def gather_episodes(collector: Collector, weights: Weights, num_episodes: int, limit: int) -> list[list[Experience]]:
+    """Whole episodes, as many from each lane as from the next: the first to end are not the ones that count."""
+    num_lanes = collector.plan.config.actors * collector.plan.num_envs
+    shares = [num_episodes // num_lanes + (lane < num_episodes % num_lanes) for lane in range(num_lanes)]
+    lanes = [Lane(share) for share in shares]
+    restart = True
+    while any(lane.lacks for lane in lanes):
+        segments = collector.round(weights, restart=restart)
+        if restart:
+            for lane in lanes:
+                lane.under_way, lane.resting = [], False
+        for lane, steps in zip(lanes, _by_lane(segments), strict=True):
+            for step in steps:
+                lane.take(step, limit)
+        collector.release(segments)
+        restart = all(lane.resting for lane in lanes if lane.lacks)  # without end, they would rest for ever
+    ordered = [(turn, index) for index, share in enumerate(shares) for turn in range(share)]
+    return [lanes[index].episodes[turn] for turn, index in sorted(ordered)]
+
+
+def gather_steps(collector: Collector, weights: Weights, num_steps: int, *, restart: bool) -> dict[str, np.ndarray]:
+    """`num_steps` transitions in equal shares, lane after lane, each lane's in the order in which they happened."""
+    num_lanes = collector.plan.config.actors * collector.plan.num_envs
+    shares = [num_steps // num_lanes + (lane < num_steps % num_lanes) for lane in range(num_lanes)]
+    lanes: list[list[Experience]] = [[] for _ in shares]
+    while any(len(lane) < share for lane, share in zip(lanes, shares, strict=True)):
+        segments = collector.round(weights, restart=restart)
+        for lane, steps in zip(lanes, _by_lane(segments), strict=True):
+            lane.extend(steps)
+        collector.release(segments)
+        restart = False
+    rows = [step for lane, share in zip(lanes, shares, strict=True) for step in lane[:share]]
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def _by_lane(segments: list[Segment]) -> list[list[Experience]]:
+    """The valid steps of each (actor, environment), copied out of the segments."""
+    lanes = []
+    for segment in segments:
+        columns = {
+            column.name: segment[column.name][: segment.spec.num_steps].copy()
+            for column in segment.spec.fields
+            if column.name not in ("valid", "final_obs")
+        }
+        columns["next_obs"] = segment.next_obs()
+        for env in range(segment.spec.num_envs):
+            steps = np.flatnonzero(segment["valid"][:, env]).tolist()
+            lanes.append([{name: column[t, env] for name, column in columns.items()} for t in steps])
+    return lanes

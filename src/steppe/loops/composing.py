@@ -1,0 +1,100 @@
+"""Parts and a configuration become one: what each part decided, what the configuration adds, and no contradiction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from steppe.core import factory
+from steppe.core.config import Resolved, RunConfig, flatten, resolve
+from steppe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from steppe.core.specs import EnvSpec
+    from steppe.loops.agent import DistributedAgent
+    from steppe.loops.environment import DistributedEnvironment
+    from steppe.replay.pool import ReplayBufferPool
+
+NEVER = 2**62  # steps between evaluations where episodes are what counts
+DEFAULTS = {"runtime": "inline"}  # where parts of the caller's are at work, they work in his process
+
+
+def compose(
+    environment: DistributedEnvironment,
+    pool: ReplayBufferPool | None,
+    agent: DistributedAgent,
+    given: RunConfig | Mapping[str, Any] | None,
+) -> Resolved:
+    """The configuration of the parts together; ConfigError where two of them, or one and `given`, disagree."""
+    parts: dict[str, tuple[str, Any]] = {}
+    for whose, decided in (
+        ("the environment", environment.decided),
+        ("the agent", agent.decided),
+        ("the replay buffer", _of_pool(pool, agent)),
+    ):
+        for key, value in decided.items():
+            if key in parts and parts[key][1] != value:
+                raise _contradiction(key, *parts[key], whose, value)
+            parts[key] = (whose, value)
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        ("default", DEFAULTS),
+        ("parts", {key: value for key, (_, value) in parts.items()}),
+    ]
+    alone = flatten(resolve(*layers).config)
+    if isinstance(given, RunConfig):
+        resolved = Resolved(given, {})
+    else:
+        names = {key: factory.reference(value) if callable(value) else value for key, value in (given or {}).items()}
+        resolved = resolve(*layers, ("config", names))
+    together = flatten(resolved.config)
+    for key, (whose, _) in parts.items():
+        if together.get(key) != alone[key]:
+            raise _contradiction(key, whose, alone[key], "the configuration", together.get(key))
+    return resolved
+
+
+def episodic(
+    config: RunConfig,
+    spec: EnvSpec,
+    total_episodes: int,
+    max_steps_per_episode: int,
+    evaluation_frequency: int,
+    checkpoint_frequency: int,
+) -> RunConfig:
+    """The configuration with its length, evaluations and checkpoints counted in episodes, none longer than given."""
+    for value in (total_episodes, max_steps_per_episode, evaluation_frequency, checkpoint_frequency):
+        if value < 1:
+            raise ConfigError(f"episodes, steps and frequencies are at least 1, not {value}")
+    judging = {"every_episodes": evaluation_frequency}
+    if "every_steps" not in config.evaluation.model_fields_set:
+        judging["every_steps"] = NEVER
+    changes: dict[str, Any] = {
+        "episodes": total_episodes,
+        "steps": config.steps if "steps" in config.model_fields_set else None,
+        "evaluation": config.evaluation.model_copy(update=judging),
+        "checkpoint": config.checkpoint.model_copy(update={"every_episodes": checkpoint_frequency}),
+    }
+    if spec.max_episode_steps is None or max_steps_per_episode < spec.max_episode_steps:
+        changes["environment"] = config.environment.model_copy(update={"time_limit": max_steps_per_episode})
+    return config.model_copy(update=changes)
+
+
+def _of_pool(pool: ReplayBufferPool | None, agent: DistributedAgent) -> dict[str, Any]:
+    if pool is None:
+        return {}
+    if agent.config.memory != "replay":
+        raise ConfigError(
+            f"{agent.algo} learns from fresh rollouts and keeps no replay buffer: give replay_buffer=None"
+        )
+    decided: dict[str, Any] = {
+        "agent.buffer_size": pool.num_buffers * pool.buffer_capacity,
+        "agent.prioritized": pool.use_prioritized,
+    }
+    if pool.use_prioritized:
+        decided["agent.alpha"] = pool.store.alpha
+    return decided
+
+
+def _contradiction(key: str, whose: str, value: Any, other: str, theirs: Any) -> ConfigError:
+    name = key.removeprefix("agent.")
+    return ConfigError(f"{name} is {value!r} by {whose}, but {theirs!r} by {other}: say it in one place only")

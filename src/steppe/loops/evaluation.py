@@ -1,0 +1,108 @@
+"""Judging finished runs, and the weights they left: `steppe eval`, `steppe.evaluate`, `DistributedAgent.evaluate_policy`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.core import seeding
+from steppe.core.checked import checked
+from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError, DamagedFile, RunNotFound, WorldError
+from steppe.core.specs import EnvSpec
+from steppe.core.weights import Weights
+from steppe.envs import probe
+from steppe.records.checkpoints import Checkpoints, load_weights
+from steppe.records.directory import RunDirectory
+from steppe.records.recording import save_gif
+from steppe.roles.evaluation import Evaluation
+from steppe.runtimes.plan import make_plan
+from steppe.runtimes.turns import borrowed_torch
+
+
+@checked
+def evaluate(
+    run: str | Path,
+    *,
+    episodes: int = 20,
+    seed: int | None = None,
+    render_dir: Path | None = None,
+    explore: bool = False,
+) -> dict[str, Any]:
+    """Play episodes with a run's weights and report their returns; the same seed plays the same episodes.
+
+    `render_dir` gets a GIF of the first one. Where the run has no final weights (it was stopped, or is still going), its
+    newest checkpoint is judged.
+    """
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}: must be at least 1")
+    directory = RunDirectory.open(run)
+    config, weights = directory.config(), result_weights(directory)
+    seed = config.seed if seed is None else seed
+    # Gymnasium's vector versions cannot render and draw other random numbers: with them, looking would change the result.
+    world = config.environment
+    if world.vector == "auto":
+        world = world.model_copy(update={"vector": "loop"})
+    config = config.model_copy(update={"environment": world, "seed": seed})
+    spec = probe(config.env, config.environment)
+    evaluation = judge_weights(config, spec, weights, episodes=episodes, explore=explore, record=render_dir is not None)
+    recording = None
+    if render_dir is not None:
+        if not evaluation.frames:
+            raise WorldError(f"{config.env} gives no images to record: it needs the render mode 'rgb_array'")
+        recording = render_dir / f"{directory.path.resolve().name}-seed-{seed}.gif"
+        save_gif(recording, evaluation.frames)
+    about = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
+    judged = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
+    return about | verdict(evaluation) | judged | {"recording": None if recording is None else str(recording)}
+
+
+def result_weights(run: RunDirectory) -> Weights:
+    """The weights a run is judged by: those it ended with, or else the newest checkpoint, or else the best one."""
+    if run.result.exists():
+        return load_weights(run.result)
+    checkpoints = Checkpoints(run.checkpoints)
+    try:
+        found = checkpoints.latest() or checkpoints.best()
+    except DamagedFile as error:
+        found = checkpoints.best()
+        if found is None:
+            raise error from None
+    if found is None:
+        raise RunNotFound(f"{run.id} has no weights yet: its first checkpoint is still to come")
+    return found.weights
+
+
+def judge_weights(
+    config: RunConfig, spec: EnvSpec, weights: Weights, *, episodes: int, explore: bool = False, record: bool = False
+) -> Evaluation:
+    """Play whole episodes with these weights in this process, with the configuration's threads and seed."""
+    from steppe.agents import make_agent
+    from steppe.runtimes.wiring import make_judge
+
+    judging = config.evaluation.model_copy(update={"episodes": episodes})
+    plan = make_plan(config.model_copy(update={"evaluation": judging, "runtime": "inline"}), spec)
+    with borrowed_torch(config.flow.threads):
+        policy = make_agent(config.algo, plan.config.agent, spec, seed=seeding.integer(config.seed, "agent"))
+        policy.load(weights)
+        judge = make_judge(plan, policy, render=record)
+        try:
+            evaluation = judge.evaluate(episodes, lambda: False, explore=explore, record=record)
+        finally:
+            judge.world.close()
+    assert evaluation is not None, "nobody asked for the end"
+    return evaluation
+
+
+def verdict(evaluation: Evaluation) -> dict[str, Any]:
+    """An evaluation in plain values."""
+    return {
+        "episodes": len(evaluation.returns),
+        "return_mean": evaluation.mean,
+        "return_std": evaluation.std,
+        "return_min": float(np.min(evaluation.returns)),
+        "return_max": float(np.max(evaluation.returns)),
+        "length_mean": float(np.mean(evaluation.lengths)),
+    }

@@ -1,0 +1,120 @@
+"""A trained policy in the user's hands: raw observations in, what `env.step` takes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from steppe.core import seeding
+from steppe.core.agent import Agent
+from steppe.core.checked import checked
+from steppe.core.config import RunConfig
+from steppe.core.errors import UsageError
+from steppe.core.specs import EnvSpec
+from steppe.core.weights import Weights
+from steppe.envs.finding import find
+from steppe.envs.frames import Frames
+from steppe.envs.making import make_env
+from steppe.envs.spaces import action_rule, observation_rule
+from steppe.loops.evaluation import result_weights
+from steppe.records.directory import RunDirectory
+
+Space = spaces.Space[Any]
+
+
+class LoadedPolicy:
+    """Acts as a run learned to, in one environment or in a batch of them.
+
+    Where the run stacked frames, call `reset` before the first observation of each episode.
+    """
+
+    def __init__(self, config: RunConfig, weights: Weights, seed: int) -> None:
+        from steppe.agents import make_agent
+
+        self.weights = weights
+        self._config, self._seed = config, seed
+        env = make_env(config.env, find(config.env), config.environment)
+        try:
+            self._space, self._discrete = env.observation_space, isinstance(env.action_space, spaces.Discrete)
+            self._actions = action_rule(env.action_space, config.env)
+        finally:
+            env.close()
+        world = config.environment
+        self._rule = observation_rule(self._space, config.env, grayscale=world.grayscale, resize=world.resize)
+        field = Frames(1, self._rule, world.frame_stack).field if world.frame_stack > 1 else self._rule.field
+        self.spec = EnvSpec(config.env, field, self._actions.spec)
+        agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
+        self._policy: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
+        self._policy.load(weights)
+        self._frames: Frames | None = None
+        self._width = 0
+        self._starts = np.ones(0, np.bool_)
+
+    def act(self, obs: Any, *, explore: bool = False) -> Any:
+        """The action for one raw observation, or an array of actions for a batch of them; the best ones, or sampled."""
+        size = _batch_size(self._space, obs)
+        rows = [obs] if size is None else [_row(self._space, obs, index) for index in range(size)]
+        if len(rows) != self._width:
+            self._begin(len(rows))
+        seen = np.zeros((len(rows), *self.spec.obs.shape), self.spec.obs.dtype)
+        for index, raw in enumerate(rows):
+            self._put(seen, index, raw)
+        chosen = self._policy.act(seen, self._starts, explore=explore)["action"]
+        self._starts = np.zeros(len(rows), np.bool_)
+        actions = self._actions.batch(chosen)
+        if size is not None:
+            return actions
+        return int(actions[0]) if self._discrete else actions[0]
+
+    def reset(self) -> None:
+        """Say that the next observation is the first of an episode, everywhere."""
+        self._starts = np.ones(self._width, np.bool_)
+
+    def _begin(self, width: int) -> None:
+        self._width = width
+        self._policy.begin(width, seeding.generator(self._seed, "loaded"))
+        count = self._config.environment.frame_stack
+        self._frames = Frames(width, self._rule, count) if count > 1 else None
+        self.reset()
+
+    def _put(self, seen: np.ndarray, index: int, raw: Any) -> None:
+        if self._frames is None:
+            self._rule.put_checked(seen, index, raw)
+        elif self._starts[index]:
+            self._frames.restart(seen, index, raw)
+        else:
+            self._frames.put(seen, index, raw)
+
+
+@checked
+def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy:
+    """The policy that a run learned, by the run's name or directory; `seed` is for actions that are sampled."""
+    directory = RunDirectory.open(run)
+    return LoadedPolicy(directory.config(), result_weights(directory), seed)
+
+
+def _batch_size(space: Space, obs: Any) -> int | None:
+    """How many observations these are; None for a single one."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keys: Any = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        sizes = {_batch_size(space[key], obs[key]) for key in keys}
+        if len(sizes) != 1:
+            raise UsageError(f"the parts of this observation are not all single or all of one batch: sizes {sizes}")
+        return sizes.pop()
+    shape, one = np.shape(obs), space.shape or ()
+    if shape == one:
+        return None
+    if shape[1:] == one and shape:
+        return int(shape[0])
+    raise UsageError(f"an observation of {space} has shape {one}, a batch {('N', *one)}; this one has {shape}")
+
+
+def _row(space: Space, obs: Any, index: int) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _row(part, obs[key], index) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_row(part, obs[key], index) for key, part in enumerate(space.spaces))
+    return obs[index]

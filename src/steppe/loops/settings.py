@@ -1,0 +1,96 @@
+"""From the words of the composition API (an algorithm, five numbers, use_gpu) to an AgentConfig and a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steppe.core import factory
+from steppe.core.agent import Agent
+from steppe.core.algorithms import ALGORITHMS, AgentConfig, config_class
+from steppe.core.config import known_device, validated
+from steppe.core.errors import ConfigError, UsageError, nearest
+
+DEFAULTS = {"learning_rate": 0.001, "batch_size": 32, "update_frequency": 4, "target_update_frequency": 100}
+
+
+def algorithm_name(algorithm: str | type | Agent) -> str:
+    """The text that names an algorithm: `ppo`, `module:Class`, or `local:N` for a class that only this process knows."""
+    if isinstance(algorithm, str):
+        return algorithm
+    text = factory.reference(algorithm if isinstance(algorithm, type) else type(algorithm))
+    return next((name for name, config in ALGORITHMS.items() if config.implementation == text), text)
+
+
+def decide(
+    algorithm: str | type | Agent, given: Mapping[str, float], config: AgentConfig | Mapping[str, Any] | None
+) -> tuple[AgentConfig, dict[str, Any]]:
+    """The configuration of an algorithm, and those of its fields that the caller decided.
+
+    `given` has the four numbers of DEFAULTS. A complete AgentConfig, or an agent that is already made, decides everything.
+    """
+    name = algorithm_name(algorithm)
+    if isinstance(algorithm, Agent):
+        config = _own_config(algorithm)
+    if isinstance(config, AgentConfig):
+        changed = [key for key, value in given.items() if value != DEFAULTS[key]]
+        if changed:
+            raise ConfigError(
+                f"{changed[0]}={given[changed[0]]}: the agent comes with its own settings, change it there"
+            )
+        return config, config.model_dump()
+    kind = config_class(name)
+    decided = _mapped(kind, given, name)
+    for key, value in (config or {}).items():
+        if key not in kind.model_fields:
+            raise ConfigError(f"{name} has no setting {key!r}.{nearest(key, kind.model_fields)}")
+        if key in decided and decided[key] != value:
+            raise ConfigError(f"{key} is given twice: {decided[key]} by the arguments and {value} in config")
+        decided[key] = factory.reference(value) if callable(value) else value
+    return validated(kind, decided, "agent."), decided
+
+
+def _mapped(kind: type[AgentConfig], given: Mapping[str, float], name: str) -> dict[str, Any]:
+    """The four numbers under the names that the algorithm has for them; one without a name may not be changed."""
+    fields = kind.model_fields
+    for key in ("learning_rate", "batch_size", "update_frequency", "target_update_frequency"):
+        if not given[key] > 0:
+            raise ConfigError(f"{key}={given[key]}: must be greater than 0")
+    homes = {
+        "learning_rate": ("learning_rate", given["learning_rate"]),
+        "batch_size": ("batch_size" if "batch_size" in fields else "minibatch_size", given["batch_size"]),
+        "update_frequency": ("samples_per_insert", given["batch_size"] / given["update_frequency"]),
+        "target_update_frequency": ("target_every", given["target_update_frequency"]),
+    }
+    decided: dict[str, Any] = {}
+    for key, (field, value) in homes.items():
+        if field in fields:
+            decided[field] = value
+        elif given[key] != DEFAULTS[key]:
+            raise ConfigError(f"{key}={given[key]} means nothing to {name}: leave it out")
+    return decided
+
+
+def _own_config(agent: Agent) -> AgentConfig:
+    config = getattr(agent, "config", None)
+    if not isinstance(config, AgentConfig):
+        raise UsageError(f"a {type(agent).__name__} needs its AgentConfig as the attribute `config`")
+    return config
+
+
+def choose_device(device: str | None, *, use_gpu: bool) -> str:
+    """The word for a device; one with a GPU must be there."""
+    if device is None:
+        device = "cuda" if use_gpu else "cpu"
+    try:
+        known_device(device)
+    except ValueError as error:
+        raise ConfigError(f"device={device!r}: {error}") from None
+    if use_gpu and device == "cpu":
+        raise ConfigError("use_gpu=True and device='cpu' contradict each other: leave one out")
+    if use_gpu or device.startswith("cuda"):
+        from steppe.agents.device import resolve_device
+
+        if not resolve_device("cuda" if device == "auto" else device).startswith("cuda"):
+            raise ConfigError(f"use_gpu=True, but {device!r} is no GPU")
+    return device

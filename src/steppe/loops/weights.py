@@ -1,0 +1,57 @@
+"""Weights and gradients as dictionaries of named arrays, with names and shapes checked on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from steppe.core.errors import ConfigError, UsageError, nearest
+from steppe.core.weights import Entry, Weights
+
+
+def with_arrays(weights: Weights, arrays: Mapping[str, np.ndarray]) -> Weights:
+    """A copy of `weights` with these values, which must be all of them."""
+    _require(weights.layout.entries, arrays, "parameters")
+    changed = replace(weights, buffer=weights.buffer.copy())
+    for name, view in changed.arrays().items():
+        view[...] = arrays[name]
+    return changed
+
+
+def named_gradient(weights: Weights, gradient: np.ndarray) -> dict[str, np.ndarray]:
+    """A flat gradient as arrays by parameter, sharing its memory."""
+    entries = _trainable(weights, len(gradient))
+    ends = np.cumsum([entry.nbytes // 4 for entry in entries])
+    parts = np.split(gradient, ends[:-1])
+    return {entry.name: part.reshape(entry.shape) for entry, part in zip(entries, parts, strict=True)}
+
+
+def flat_gradient(weights: Weights, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Named gradients as the flat vector that an agent applies; every trainable parameter must be there."""
+    entries = list(weights.layout.entries)
+    last = max((index for index, entry in enumerate(entries) if entry.name in gradients), default=-1)
+    _require(entries[: last + 1], gradients, "gradients")
+    return np.concatenate([np.asarray(gradients[entry.name], np.float32).ravel() for entry in entries[: last + 1]])
+
+
+def _trainable(weights: Weights, count: int) -> list[Entry]:
+    """The first `count` numbers of the layout: trainable parameters come first, without a gap (agents/flat.py)."""
+    entries = [entry for entry in weights.layout.entries if entry.offset + entry.nbytes <= 4 * count]
+    if sum(entry.nbytes for entry in entries) != 4 * count or any(entry.dtype != "float32" for entry in entries):
+        raise UsageError(f"{count} numbers are not the gradient of whole parameters: give one array per parameter")
+    return entries
+
+
+def _require(entries: Iterable[Entry], arrays: Mapping[str, np.ndarray], what: str) -> None:
+    known = {entry.name: entry for entry in entries}
+    for name in arrays:
+        if name not in known:
+            raise ConfigError(f"there is no parameter {name!r} among these {what}.{nearest(name, known)}")
+    for name, entry in known.items():
+        if name not in arrays:
+            raise ConfigError(f"the {what} lack {name!r}: give all {len(known)} of them")
+        value = np.asarray(arrays[name])
+        if value.shape != entry.shape or not np.can_cast(value.dtype, entry.dtype, "same_kind"):
+            raise ConfigError(f"{name!r} is {value.dtype}{list(value.shape)}, not {entry.dtype}{list(entry.shape)}")
