@@ -1,0 +1,162 @@
+"""Gates and intakes: which version a segment may be collected with, and which segments are taken together."""
+
+from __future__ import annotations
+
+import pytest
+from role_fakes import SPEC, FakeClock, segment_of
+
+from steppe.roles.gates import Free, Ledger, Lockstep, Rounds, Window
+from steppe.transport.local import LocalChannel
+
+pytestmark = pytest.mark.unit
+
+
+def names(segments):
+    return [(segment.header.actor, segment.header.sequence) for segment in segments]
+
+
+@pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (1, 0, False), (0, 1, False), (7, 7, True)])  # fmt: skip
+def test_lockstep_opens_for_version_k_alone(sequence, version, opens):
+    assert Lockstep().open(sequence, version) is opens
+
+
+@pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (9, 0, True), (0, 9, True)])
+def test_free_opens_once_there_are_weights(sequence, version, opens):
+    assert Free().open(sequence, version) is opens
+
+
+class TestLedger:
+    def test_in_order_everything_is_new(self):
+        channel, ledger = LocalChannel(SPEC, 2, 9), Ledger()
+        for actor, sequence in [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1)]:
+            assert ledger.accept(segment_of(channel, actor, sequence))
+        assert not ledger.dropped
+        assert ledger.expected == {0: 3, 1: 2}
+
+    def test_nothing_is_accepted_twice(self):
+        channel, ledger = LocalChannel(SPEC, 1, 9), Ledger()
+        accepted = [ledger.accept(segment_of(channel, 0, sequence)) for sequence in (0, 1, 1, 0, 2)]
+        assert accepted == [True, True, False, False, True]
+        assert ledger.dropped == {"repeated": 2}
+
+    def test_a_gap_is_counted(self):
+        channel, ledger = LocalChannel(SPEC, 2, 9), Ledger()
+        assert ledger.accept(segment_of(channel, 0, 3))
+        assert ledger.accept(segment_of(channel, 0, 4))
+        assert ledger.accept(segment_of(channel, 0, 6))
+        assert ledger.dropped == {"missing": 4}
+
+
+class TestRounds:
+    def test_waits_for_all_and_orders_by_actor(self):
+        channel = LocalChannel(SPEC, 3, 1)
+        rounds = Rounds(channel, 3)
+        assert rounds.take(0) == []
+        segment_of(channel, 2, 0)
+        segment_of(channel, 0, 0)
+        assert rounds.take(0) == []
+        segment_of(channel, 1, 0)
+        assert names(rounds.take(0)) == [(0, 0), (1, 0), (2, 0)]
+        assert rounds.take(1) == []
+
+    def test_rounds_follow_each_other(self):
+        channel = LocalChannel(SPEC, 2, 1)
+        rounds = Rounds(channel, 2)
+        for sequence in range(3):
+            segment_of(channel, 1, sequence)
+            segment_of(channel, 0, sequence)
+            taken = rounds.take(sequence)
+            assert names(taken) == [(0, sequence), (1, sequence)]
+            for segment in taken:
+                channel.release(segment)
+
+    def test_a_repeated_segment_is_given_back(self):
+        channel = LocalChannel(SPEC, 2, 2)
+        rounds = Rounds(channel, 2)
+        segment_of(channel, 0, 0)
+        assert rounds.take(0) == []
+        segment_of(channel, 0, 0)
+        assert channel.blank(0) is None
+        assert rounds.take(0) == []
+        assert channel.blank(0) is not None
+        assert rounds.ledger.dropped == {"repeated": 1}
+        segment_of(channel, 1, 0)
+        assert names(rounds.take(0)) == [(0, 0), (1, 0)]
+
+
+class TestWindow:
+    def make(self, num_actors=2, slots=2, window_s=0.5, max_lag=2):
+        self.channel, self.clock = LocalChannel(SPEC, num_actors, slots), FakeClock()
+        return Window(self.channel, num_actors, window_s, max_lag, self.clock)
+
+    def test_waits_for_its_time_from_the_first_arrival(self):
+        window = self.make()
+        self.clock.now_s = 1000.0
+        assert window.take(0) == []
+        segment_of(self.channel, 1, 0)
+        assert window.take(0) == []
+        self.clock.now_s += 0.4
+        segment_of(self.channel, 1, 1)  # does not open the window anew
+        assert window.take(0) == []
+        self.clock.now_s += 0.1
+        assert names(window.take(0)) == [(1, 0), (1, 1)]
+        assert window.take(0) == []
+
+    def test_does_not_wait_when_every_actor_is_there(self):
+        window = self.make()
+        segment_of(self.channel, 1, 0)
+        assert window.take(0) == []
+        segment_of(self.channel, 0, 0)
+        assert names(window.take(0)) == [(1, 0), (0, 0)]
+
+    @pytest.mark.regression
+    def test_two_segments_of_one_actor_are_not_two_actors(self):
+        window = self.make()
+        segment_of(self.channel, 0, 0)
+        segment_of(self.channel, 0, 1)
+        assert window.take(0) == []
+        self.clock.now_s += 0.5
+        assert names(window.take(0)) == [(0, 0), (0, 1)]
+
+    def test_what_arrives_later_opens_a_window_of_its_own(self):
+        window = self.make()
+        segment_of(self.channel, 0, 0)
+        window.take(0)
+        self.clock.now_s += 0.5
+        window.take(0)
+        self.clock.now_s += 10
+        segment_of(self.channel, 0, 1)
+        assert window.take(0) == []
+        self.clock.now_s += 0.5
+        assert names(window.take(0)) == [(0, 1)]
+
+    def test_no_window_takes_at_once(self):
+        window = self.make(window_s=0.0)
+        segment_of(self.channel, 1, 0)
+        assert names(window.take(0)) == [(1, 0)]
+
+    def test_the_too_old_are_dropped_counted_and_given_back(self):
+        window = self.make(num_actors=3, slots=1, max_lag=2)
+        segment_of(self.channel, 0, 0, version=4)
+        segment_of(self.channel, 1, 0, version=5)
+        segment_of(self.channel, 2, 0, version=7)
+        assert names(window.take(7)) == [(1, 0), (2, 0)]
+        assert window.ledger.dropped == {"too_old": 1}
+        assert self.channel.blank(0) is not None
+        assert self.channel.blank(1) is None
+
+    def test_a_dropped_segment_is_not_missing_later(self):
+        window = self.make(num_actors=1, slots=2, max_lag=0)
+        segment_of(self.channel, 0, 0, version=0)
+        assert window.take(5) == []
+        segment_of(self.channel, 0, 1, version=5)
+        assert names(window.take(5)) == [(0, 1)]
+        assert window.ledger.dropped == {"too_old": 1}
+
+    def test_a_repeated_segment_is_counted_once(self):
+        window = self.make(num_actors=1, slots=2, max_lag=0)
+        segment_of(self.channel, 0, 0, version=5)
+        window.take(5)
+        segment_of(self.channel, 0, 0, version=0)
+        assert window.take(5) == []
+        assert window.ledger.dropped == {"repeated": 1}
