@@ -232,7 +232,7 @@ class MainLoop:
     ) -> tuple[Outcome, RunView]:
         directory.store.set_status("STARTING")
         try:
-            handle = self._launch(plan, directory)
+            handle = _launch(plan, directory, self.agent, self.replay_buffer)
             self._supervisor = Supervisor(handle, directory, plan.config, interrupts)
             return self._supervisor.run(observers), self._supervisor.view
         except KeyboardInterrupt:
@@ -240,16 +240,6 @@ class MainLoop:
         except BaseException as error:
             directory.store.set_status("FAILED", "error", f"{type(error).__name__}: {error}")
             raise
-
-    def _launch(self, plan: Plan, directory: RunDirectory) -> Handle:
-        if plan.config.runtime == "inline":
-            from steppe.runtimes import inline
-
-            return inline.launch(plan, directory, _parts(plan, self.agent, self.replay_buffer))
-        if self.agent.built:
-            agent = self.agent.agent
-            Checkpoints(directory.start, 1).save(agent.weights(), {"agent": agent.state()}, {})
-        return processes.launch(plan, directory)
 
     def _learn_from_replay(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
         """Store one-step transitions, then as many updates as they pay for (see replay/memory.py)."""
@@ -289,6 +279,17 @@ class MainLoop:
         if not self._running or self._supervisor is None:
             raise UsageError(f"there is no training under way to {verb}")
         return self._supervisor
+
+
+def _launch(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Handle:
+    if plan.config.runtime == "inline":
+        from steppe.runtimes import inline
+
+        return inline.launch(plan, directory, _parts(plan, agent, pool))
+    if agent.built:
+        made = agent.agent
+        Checkpoints(directory.start, 1).save(made.weights(), {"agent": made.state()}, {})
+    return processes.launch(plan, directory)
 
 
 def _parts(plan: Plan, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Parts:
