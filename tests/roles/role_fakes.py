@@ -122,6 +122,13 @@ class ScriptedWorld:
     def render(self):
         return np.full((2, 2, 3), self._elapsed[0], np.uint8)
 
+    def snapshot(self):
+        return {"elapsed": list(self._elapsed), "ended": list(self._ended), "starts": self.starts.copy()}
+
+    def restore(self, state) -> None:
+        self._elapsed, self._ended = list(state["elapsed"]), list(state["ended"])
+        self.starts[:] = state["starts"]
+
     def close(self) -> None:
         self.closed = True
 
@@ -144,6 +151,12 @@ class ScriptedPolicy:
         self.explored.append(explore)
         action = 10 * self.version + obs[:, 1].astype(np.int64)
         return {"action": action, "logp": np.full(len(obs), -self.version, np.float32)}
+
+    def acting_state(self):
+        return {"version": self.version}
+
+    def restore_acting(self, state) -> None:
+        self.version = state["version"]
 
     def load(self, weights) -> None:
         self.version = weights.version
@@ -203,3 +216,6 @@ class ScriptedMemory:
 
     def stats(self):
         return {"size": float(len(self.intakes))}
+
+    def state(self):
+        return {"intakes": len(self.intakes), "left": self._left}

@@ -1,0 +1,241 @@
+"""The manager with a scripted judge and archive: when it evaluates, what it keeps, what it tells."""
+
+from __future__ import annotations
+
+import pytest
+from role_fakes import ScriptedPolicy, ScriptedWorld, make_context, weights_of
+
+from steppe.core.config import EvalConfig
+from steppe.core.links import ACTORS, EVALUATIONS, TRAINING
+from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.roles import manager as manager_module
+from steppe.roles.context import FINISH, POLICY, STOP
+from steppe.roles.evaluation import Evaluation
+from steppe.roles.manager import Manager
+
+pytestmark = pytest.mark.unit
+
+
+class ScriptedJudge:
+    """The return of an evaluation is looked up by version."""
+
+    def __init__(self, policy, scores, before=None):
+        self.policy, self.scores, self.before = policy, scores, before
+        self.judged = []
+        self.world = ScriptedWorld()
+
+    def evaluate(self, episodes, stopping, *, explore=False, record=False):
+        version = self.policy.version
+        if self.before is not None:
+            self.before()
+        if stopping():
+            return None
+        self.judged.append((version, episodes, explore, record))
+        score = self.scores.get(version, 0.0)
+        frames = [self.world.render()] if record else []
+        return Evaluation([score - 1.0, score + 1.0], [3, 4], frames)
+
+
+class Album:
+    """An Archive in lists."""
+
+    def __init__(self):
+        self.recorded, self.best, self.results, self.recordings, self.closed = [], [], [], [], False
+
+    def record(self, report):
+        self.recorded.append(report)
+
+    def keep_best(self, weights, score):
+        self.best.append((weights.version, score))
+
+    def keep_result(self, weights):
+        self.results.append(weights.version)
+
+    def keep_recording(self, evaluation, version):
+        self.recordings.append(version)
+        return f"recordings/{version}.gif"
+
+    def close(self):
+        self.closed = True
+
+
+class Bench:
+    def __init__(self, *, scores=None, target=None, before=None, **config):
+        self.context, self.album, policy = make_context("manager"), Album(), ScriptedPolicy()
+        self.judge = ScriptedJudge(policy, scores or {}, before)
+        self.made = 0
+        given = EvalConfig(**{"every_steps": 100, "episodes": 7, **config})
+        self.manager = Manager(policy, self._make_judge, given, target, self.album, self.context)
+
+    def _make_judge(self):
+        self.made += 1
+        return self.judge
+
+    def publish(self, version, **counters):
+        self.context.weights.publish(POLICY, weights_of(version, **counters))
+        return self.manager.step()
+
+    def reports(self):
+        return [EvaluationReport.read(record) for _, record in self.context.board.read(EVALUATIONS)]
+
+    @property
+    def judged(self):
+        return [version for version, *_ in self.judge.judged]
+
+
+class TestWhen:
+    def test_only_when_due(self):
+        bench = Bench()
+        for version, env_steps in enumerate([0, 50, 99, 100, 150, 199, 200, 290, 310, 405]):
+            assert bench.publish(version, env_steps=env_steps) == (env_steps in (100, 200, 310))
+            assert bench.judged[-1:] == ([version] if env_steps in (100, 200, 310) else bench.judged[-1:])
+        assert bench.judged == [3, 6, 8]  # 405 is less than 100 after 310
+
+    def test_by_episodes_too(self):
+        bench = Bench(every_steps=10**9, every_episodes=10)
+        for version, episodes in enumerate([0, 9, 10, 15, 19, 20]):
+            bench.publish(version, env_steps=version, episodes=episodes)
+        assert bench.judged == [2, 5]
+
+    def test_nothing_to_do_without_weights(self):
+        bench = Bench()
+        assert not bench.manager.step()
+        assert bench.made == 0
+
+    def test_the_same_weights_are_judged_once(self):
+        bench = Bench()
+        bench.publish(0, env_steps=100)
+        assert not bench.manager.step()
+        assert bench.judged == [0]
+
+    def test_weights_are_fetched_once_each(self):
+        """A copy of large weights for every look would cost more than the evaluation."""
+        bench = Bench()
+        fetched = []
+        newer_than = bench.context.weights.newer_than
+        bench.context.weights.newer_than = lambda policy, version: fetched.append(newer_than(policy, version)) or fetched[-1]  # fmt: skip
+        bench.publish(0, env_steps=10)
+        for _ in range(5):
+            bench.manager.step()
+        assert [weights is None for weights in fetched] == [False, True, True, True, True, True]
+
+    def test_as_configured(self):
+        bench = Bench(explore=True, record=True)
+        bench.publish(1, env_steps=100)
+        assert bench.judge.judged == [(1, 7, True, True)]
+
+
+class TestTheEnd:
+    def test_the_last_weights_are_judged_even_if_they_were_before(self):
+        bench = Bench(scores={4: 12.0})
+        bench.publish(4, env_steps=100)
+        bench.context.orders["now"] = FINISH
+        assert bench.manager.step()
+        assert bench.manager.done
+        assert bench.judged == [4, 4]
+        assert [report.final for report in bench.reports()] == [False, True]
+        assert bench.album.results == [4]
+
+    def test_they_need_not_be_due(self):
+        bench = Bench()
+        bench.publish(1, env_steps=3)
+        bench.context.orders["now"] = FINISH
+        bench.manager.step()
+        assert bench.judged == [1]
+
+    def test_without_weights_there_is_nothing_to_judge(self):
+        bench = Bench()
+        bench.context.orders["now"] = FINISH
+        bench.manager.step()
+        assert bench.manager.done
+        assert bench.reports() == []
+
+    def test_stop_ends_it_without_judging(self):
+        bench = Bench()
+        bench.context.orders["now"] = STOP
+        assert not bench.publish(0, env_steps=1000)
+        assert bench.manager.done
+        assert bench.judged == []
+
+    def test_an_evaluation_under_way_gives_way_to_the_last_one(self):
+        bench = Bench()
+        bench.judge.before = lambda: bench.context.orders.update(now=FINISH)
+        bench.publish(0, env_steps=100)
+        assert bench.judged == []
+        bench.manager.step()
+        assert bench.judged == [0]
+        assert bench.reports()[0].final
+
+    def test_the_last_one_is_ended_by_stop_only(self):
+        bench = Bench()
+        bench.publish(0)
+        bench.context.orders["now"] = FINISH
+        bench.judge.before = lambda: bench.context.orders.update(now=STOP)
+        bench.manager.step()
+        assert bench.reports() == []
+        assert bench.manager.done
+
+    def test_closing_closes_judge_and_archive(self):
+        bench = Bench()
+        bench.publish(0, env_steps=100)
+        bench.manager.close()
+        assert bench.judge.world.closed
+        assert bench.album.closed
+
+
+class TestVerdicts:
+    def test_what_is_told(self):
+        bench = Bench(scores={3: 10.0})
+        bench.publish(3, env_steps=100, episodes=2, value=1.5)
+        (report,) = bench.reports()
+        assert (report.version, report.updates, report.env_steps, report.train_s) == (3, 3, 100, 1.5)
+        assert (report.returns, report.lengths) == ([9.0, 11.0], [3, 4])
+        assert (report.return_mean, report.return_std) == (10.0, 1.0)
+        assert report.weights_sha256 == weights_of(3, value=1.5).sha256()
+        assert not report.reached
+        assert not report.final
+        assert report.recording is None
+        assert bench.album.recorded[-1].record() == report.record()
+
+    def test_the_best_is_kept(self):
+        bench = Bench(scores={1: -5.0, 2: 3.0, 3: 2.0, 4: 3.0, 5: 8.0})
+        for version in range(1, 6):
+            bench.publish(version, env_steps=100 * version)
+        assert bench.album.best == [(1, -5.0), (2, 3.0), (5, 8.0)]
+        assert bench.album.results == []
+
+    def test_the_target_is_reached_by_the_mean(self):
+        bench = Bench(scores={1: 9.9, 2: 10.0}, target=10.0)
+        bench.publish(1, env_steps=100)
+        bench.publish(2, env_steps=200)
+        assert [report.reached for report in bench.reports()] == [False, True]
+        assert [report.final for report in bench.reports()] == [False, True]
+        assert bench.album.results == [2]
+
+    def test_a_recording_is_kept_where_asked_for(self):
+        bench = Bench(record=True)
+        bench.publish(6, env_steps=100)
+        assert bench.album.recordings == [6]
+        assert bench.reports()[0].recording == "recordings/6.gif"
+
+
+class TestRecording:
+    def test_what_others_report_is_recorded_once_and_in_order(self, monkeypatch):
+        now = [100.0]
+        monkeypatch.setattr(manager_module.time, "monotonic", lambda: now[0])
+        bench = Bench()
+        board = bench.context.board
+        training = [TrainingReport(run="run", version=v, updates=v, env_steps=v, train_s=0.0) for v in range(3)]
+        board.post(TRAINING, training[0].record())
+        board.post(ACTORS, ActorReport(run="run", actor=1, epoch=0, version=0, sequence=0, env_steps=0).record())
+        assert bench.manager.step()
+        assert not bench.manager.step()
+        board.post(TRAINING, training[1].record())
+        assert not bench.manager.step()  # not yet time to look again
+        now[0] += manager_module.RECORD_EVERY_S
+        assert bench.manager.step()
+        board.post(TRAINING, training[2].record())
+        bench.manager.close()
+        kinds = [type(report).__name__ for report in bench.album.recorded]
+        assert kinds == ["TrainingReport", "ActorReport", "TrainingReport", "TrainingReport"]
+        assert [r.version for r in bench.album.recorded if isinstance(r, TrainingReport)] == [0, 1, 2]
