@@ -40,6 +40,7 @@ PLAIN = frozenset([type(None), bool, int, float, str, bytes, *SCALARS])
 STREAMS = ("_np_random", "observation_space", "action_space", "env")  # read beside an environment's own snapshot()
 _NUMBERS = frozenset(np.dtype(kind).name for kind in SCALARS)
 _LEFT = (type, ModuleType, Registration, logging.Logger, np.ufunc, np.dtype)
+_SETTINGS = (*PLAIN, *_LEFT, gym.Space, FunctionType, np.ndarray)
 _ENVS = (gym.Env, VectorEnv)
 _FLAT_SPACES = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 # Tables that these very classes never change once made: only their digest is kept, to see that the new ones are equal.
@@ -158,12 +159,12 @@ class Reading:
         return values, left
 
     def _into(self, values: Tree, left: dict[str, str] | None, obj: Any, name: str, value: Any) -> None:
-        """Read one attribute; if that is impossible, it goes to `left` where there is one."""
+        """Read one attribute; if that is impossible, it goes to `left` where there is one, unless it is the inner env."""
         met, claimed = len(self._held), len(self._claims)
         try:
             values[name] = self._attribute(value)
         except Unreadable as reason:
-            if left is None:
+            if left is None or isinstance(value, _ENVS):
                 raise Unreadable(f"{type(obj).__qualname__}.{name} holds {reason}") from None
             self._forget(met, claimed)
             left[name] = class_name(type(value))
@@ -185,12 +186,24 @@ class Reading:
 
     def _is_left(self, value: Any, kind: type) -> bool:
         if kind is FunctionType:
-            return _keeps_nothing(value)
+            return self._keeps_nothing(value)
         if kind is MethodType:
-            return isinstance(value.__self__, (*_ENVS, type)) or id(value.__self__) in self._numbers
+            return isinstance(value.__self__, type) or self._stays(value.__self__)
         if kind is BuiltinFunctionType:
             return value.__self__ is None or isinstance(value.__self__, ModuleType)
         return isinstance(value, _LEFT) or kind.__module__.partition(".")[0] == "pygame"
+
+    def _keeps_nothing(self, function: FunctionType) -> bool:
+        """Whether a function remembers nothing between calls; arrays around it are taken for settings."""
+        for cell in function.__closure__ or ():
+            value = cell.cell_contents
+            if not isinstance(value, _SETTINGS) and not self._stays(value):
+                return False
+        return not _rebinds(function.__code__)
+
+    def _stays(self, value: Any) -> bool:
+        """Whether `value` is an object met before, which is filled in place: who refers to it need not change."""
+        return id(value) in self._numbers and facts(type(value)).plain
 
     def _space(self, space: gym.Space[Any]) -> Tree:
         return self.seen(space) or {TAG: "space", "streams": [self.value(part._np_random) for part in spaces_in(space)]}
@@ -261,13 +274,6 @@ def _compiled(kind: type) -> str | None:
 
 def _harmless(module: str) -> bool:
     return module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
-
-
-def _keeps_nothing(function: FunctionType) -> bool:
-    """Whether a function remembers nothing between calls in the variables around it."""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    constant = (*PLAIN, *_LEFT, *_ENVS, gym.Space, FunctionType, np.ndarray)
-    return all(isinstance(value, constant) for value in cells) and not _rebinds(function.__code__)
 
 
 @cache

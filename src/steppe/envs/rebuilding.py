@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -27,13 +28,17 @@ _SOURCES = {
 
 
 class Rebuilding:
-    """One walk over a tree; objects met on the way are numbered as `Reading` numbered them."""
+    """One walk over a tree; objects met on the way are numbered as `Reading` numbered them.
+
+    Nothing is written before `finish`, so a tree that does not fit leaves the environment as it was.
+    """
 
     def __init__(self) -> None:
         self.made: list[Any] = []
+        self._writes: list[Callable[[], None]] = []
 
     def fill(self, live: Any, tree: Tree) -> None:
-        """Give `live` the attributes in `tree`; raises CannotResume where they do not fit it."""
+        """Prepare to give `live` the attributes in `tree`; raises CannotResume where they do not fit it."""
         if tree.get(TAG) == "same":
             if self.made[tree["as"]] is not live:
                 raise CannotResume(f"a {class_name(type(live))} is shared otherwise than in the snapshot")
@@ -45,7 +50,13 @@ class Rebuilding:
         _check_left(live, tree)
         self._fill_values(live, tree)
         if "own" in tree:
-            _restore_own(live, own)
+            self._writes.append(partial(_restore_own, live, own))
+
+    def finish(self) -> None:
+        """Write everything, inner objects before those that hold them."""
+        for write in self._writes:
+            write()
+        self._writes.clear()
 
     def value(self, tree: Any) -> Any:
         """A fresh value of exactly the type that was read."""
@@ -75,12 +86,11 @@ class Rebuilding:
 
     def _fill_values(self, live: Any, tree: Tree) -> None:
         attributes = vars(live)
-        for name, item in tree["values"].items():
-            attributes[name] = self._attribute(attributes.get(name), item)
-        if "own" in tree or tree.get("partial"):
-            return
-        for name in attributes.keys() - tree["values"].keys() - tree["left"].keys() - set(facts(type(live)).tables):
-            del attributes[name]
+        values = {name: self._attribute(attributes.get(name), item) for name, item in tree["values"].items()}
+        gone: set[str] = set()
+        if "own" not in tree and not tree.get("partial"):
+            gone = attributes.keys() - values.keys() - tree["left"].keys() - set(facts(type(live)).tables)
+        self._writes.append(partial(_write, attributes, values, gone))
 
     def _attribute(self, live: Any, tree: Any) -> Any:
         tag = tree.get(TAG) if type(tree) is dict else None
@@ -98,7 +108,13 @@ class Rebuilding:
             raise CannotResume(f"the snapshot belongs to another space than {live}")
         self.keep(live)
         for part, stream in zip(parts, tree["streams"], strict=True):
-            part._np_random = self.value(stream)
+            self._writes.append(partial(setattr, part, "_np_random", self.value(stream)))
+
+
+def _write(attributes: dict[str, Any], values: dict[str, Any], gone: set[str]) -> None:
+    attributes.update(values)
+    for name in gone:
+        del attributes[name]
 
 
 def _check_left(live: Any, tree: Tree) -> None:

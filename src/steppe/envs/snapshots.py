@@ -66,6 +66,7 @@ class Snapshots:
         building = Rebuilding()
         for env, state in zip(self._envs, tree["envs"], strict=True):
             building.fill(env, state)
+        building.finish()
 
 
 class LoopSnapshots(Snapshots):
@@ -168,7 +169,9 @@ class Tape:
     def give(self, tree: Tree) -> None:
         """Repeat a tape, and go on recording behind it."""
         name = type(self._env.unwrapped).__name__
-        Rebuilding().fill(self._env, tree["before"])
+        building = Rebuilding()
+        building.fill(self._env, tree["before"])
+        building.finish()
         try:
             self.reset(seed=tree["seed"])
             ended = any(terminated or truncated for _, _, terminated, truncated, _ in map(self.step, tree["actions"]))

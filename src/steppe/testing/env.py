@@ -13,6 +13,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from steppe.core import codec
+from steppe.core.agent import Tree
+from steppe.core.errors import CannotResume
 from steppe.core.experience import Segment
 from steppe.core.specs import ActionSpec, SegmentSpec
 from steppe.core.world import World
@@ -141,6 +144,62 @@ class WorldConformance:
             self._follow(journal, index, env, seed)
             env.close()
 
+    def test_a_restored_world_goes_on_like_the_one_it_was_taken_from(self) -> None:
+        taken = self._snapshots([5, self.num_rows // 2])
+        if taken is None:
+            return
+        whole = collect(self.make_world(self.num_envs, 3), self.num_rows, 7)
+        for row, state in taken.items():
+            world = self.make_world(self.num_envs, 4)
+            world.restore(codec.unpack(codec.pack(state)))
+            generator = np.random.default_rng(1)
+            for _ in range(row):
+                sample(world.spec.action, self.num_envs, generator)
+            rest = advance(world, whole["obs"][row], self.num_rows - row, 7, generator)
+            world.close()
+            _require_same(_after(whole, row), rest)
+
+    def test_a_snapshot_disturbs_nothing(self) -> None:
+        world = self.make_world(self.num_envs, 3)
+        obs = _blank(world, 1)["obs"][0]
+        world.reset(obs)
+        generator = np.random.default_rng(1)
+        journals = []
+        for _ in range(self.num_rows):
+            world.snapshot()
+            journals.append(advance(world, obs, 1, 1, generator))
+            obs = journals[-1]["obs"][-1]
+        world.close()
+        whole = collect(self.make_world(self.num_envs, 3), self.num_rows, 7)
+        np.testing.assert_array_equal(np.concatenate([journal["obs"][1:] for journal in journals]), whole["obs"][1:])
+        assert journals[-1].unfinished == whole.unfinished
+
+    def test_a_snapshot_of_another_world_is_refused(self) -> None:
+        taken = self._snapshots([5])
+        world = self.make_world(self.num_envs + 1, 3)
+        for state in (taken or {}).values():
+            assert _refuses(world, state), "it took the snapshot of a world with fewer environments"
+        assert _refuses(world, {"nothing": "of a world"})
+        obs = _blank(world, 1)["obs"][0]
+        world.reset(obs)
+        assert np.isfinite(obs).all()
+        world.close()
+
+    def _snapshots(self, rows: list[int]) -> dict[int, Tree] | None:
+        """Taken after so many steps of the trajectory of seed 3; None from a world that only has episode boundaries."""
+        world = self.make_world(self.num_envs, 3)
+        obs = _blank(world, 1)["obs"][0]
+        world.reset(obs)
+        generator = np.random.default_rng(1)
+        states, done = {}, 0
+        for row in rows:
+            obs = advance(world, obs, row - done, 7, generator)["obs"][-1]
+            states[row], done = world.snapshot(), row
+        kind = world.resume_kind
+        world.close()
+        assert (None in states.values()) == (kind == "episode-boundary")
+        return {row: state for row, state in states.items() if state is not None} or None
+
     def _follow(self, journal: Journal, index: int, env: gym.Env[Any, Any], seed: int) -> None:
         """Step `env` beside the rows of one environment and compare everything."""
         seen = self.row_of(env.observation_space, env.reset(seed=seed)[0])
@@ -161,30 +220,34 @@ class WorldConformance:
 
 
 def collect(world: World, num_rows: int, segment_steps: int, action_seed: int = 1) -> Journal:
-    """Step a world with random actions, in poisoned segments of at most `segment_steps`, then close it."""
-    generator = np.random.default_rng(action_seed)
+    """Reset a world, step it with random actions in poisoned segments of at most `segment_steps`, then close it."""
+    first = _blank(world, 1)["obs"][0]
+    world.reset(first)
+    journal = advance(world, first, num_rows, segment_steps, np.random.default_rng(action_seed))
+    world.close()
+    return journal
+
+
+def advance(
+    world: World, obs: np.ndarray, num_rows: int, segment_steps: int, generator: np.random.Generator
+) -> Journal:
+    """Step a world on from `obs`, the observations it gave last, with random actions."""
     segments: list[Segment] = []
-    starts: list[np.ndarray] = []
+    starts = [world.starts.copy()]
     finished: list[tuple[float, int]] = []
     while (left := num_rows - sum(segment.spec.num_steps for segment in segments)) > 0:
         segment = _blank(world, min(left, segment_steps))
-        if segments:
-            segment["obs"][0] = segments[-1]["obs"][-1]
-        else:
-            world.reset(segment["obs"][0])
-            starts.append(world.starts.copy())
+        segment["obs"][0] = segments[-1]["obs"][-1] if segments else obs
         for t in range(segment.spec.num_steps):
             segment["action"][t] = sample(world.spec.action, world.num_envs, generator)
             world.step(segment["action"][t], segment, t)
             starts.append(world.starts.copy())
         finished += world.take_finished()
         segments.append(segment)
-    unfinished = world.unfinished()
-    world.close()
     names = segments[0].columns
     columns = {name: np.concatenate([s[name][: s.spec.num_steps] for s in segments]) for name in names}
     columns["obs"] = np.concatenate([columns["obs"], segments[-1]["obs"][-1:]])
-    return Journal(columns, np.stack(starts), finished, unfinished)
+    return Journal(columns, np.stack(starts), finished, world.unfinished())
 
 
 def account(journal: Journal) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
@@ -232,6 +295,21 @@ def _blank(world: World, num_steps: int) -> Segment:
     return segment
 
 
+def _refuses(world: World, state: Tree) -> bool:
+    try:
+        world.restore(state)
+    except CannotResume:
+        return True
+    return False
+
+
+def _after(journal: Journal, row: int) -> Journal:
+    """The rows from `row` on, with the episodes that ended in them."""
+    columns = {name: column[row:] for name, column in journal.columns.items()}
+    cut = journal["terminated"] | journal["truncated"]
+    return Journal(columns, journal.starts[row:], journal.finished[np.count_nonzero(cut[:row]) :], journal.unfinished)
+
+
 def _require_same(one: Journal, other: Journal) -> None:
     cut = one["terminated"] | one["truncated"]
     for name in ("obs", "action", "reward", "terminated", "truncated", "valid"):
@@ -239,3 +317,4 @@ def _require_same(one: Journal, other: Journal) -> None:
     np.testing.assert_array_equal(one["final_obs"][cut], other["final_obs"][cut], err_msg="final_obs")
     np.testing.assert_array_equal(one.starts, other.starts, err_msg="starts")
     assert one.finished == other.finished
+    assert one.unfinished == other.unfinished
