@@ -21,6 +21,7 @@ def one_thread():
     torch.set_flush_denormal(True)
     yield
     torch.set_num_threads(before)
+    torch.set_flush_denormal(False)
 
 
 class Identity:
