@@ -89,7 +89,7 @@ class DQN(TorchAgent):
         share = min(1.0, progress.env_steps / phase)
         network.epsilon.fill_(config.epsilon_start + share * (config.epsilon_end - config.epsilon_start))
         target = self._target_network()
-        if progress.env_steps - self._synced_at >= config.target_every:
+        if not 0 <= progress.env_steps - self._synced_at < config.target_every:  # a new run counts from 0 again
             target.copy_from(self.flat)
             self._synced_at = progress.env_steps
 

@@ -22,10 +22,18 @@ _NATURE_SIDE = 36  # the smallest image that the strides 4, 2, 1 leave anything 
 
 
 def build_seeded(seed: int, build: Callable[[], Network]) -> Network:
-    """Run a function that draws initial weights from torch's generator, leaving that generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeding.integer(seed, "init"))
-        return build()
+    """Run a function that draws initial weights from torch's generator, leaving that generator as it was.
+
+    On one thread: an orthogonal matrix differs bitwise with their number.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeding.integer(seed, "init"))
+            return build()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def build_torso(network: str, spec: EnvSpec, hidden: tuple[int, ...], activation: Activation) -> tuple[nn.Module, int]:

@@ -33,6 +33,14 @@ class TorchAgent:
         """All later exploration draws from `stream`."""
         self._stream = stream
 
+    def acting_state(self) -> Tree:
+        """Where the exploration's random numbers stand."""
+        return {"stream": self._stream.bit_generator.state}
+
+    def restore_acting(self, state: Tree) -> None:
+        """Go on from there."""
+        self._stream.bit_generator.state = state["stream"]
+
     def load(self, weights: Weights) -> None:
         """Adopt weights with their counters; the layout must be this agent's."""
         self.flat.load(weights, f"this {type(self).__name__}")

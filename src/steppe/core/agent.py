@@ -52,6 +52,12 @@ class Policy(Protocol):
         reused by the next call.
         """
 
+    def acting_state(self) -> Tree:
+        """What the next `act` depends on besides the weights: random numbers, recurrent state."""
+
+    def restore_acting(self, state: Tree) -> None:
+        """Take over what `acting_state` returned, after `begin`."""
+
     def load(self, weights: Weights) -> None:
         """Adopt weights; their layout must fit. Copies, so the buffer may be reused."""
 

@@ -60,6 +60,13 @@ class FlowConfig(Frozen):
         None, description="Segments one actor may have under way; 2 for a lone async actor, else 1, if absent."
     )
     publish_every: Positive = Field(50, description="Async replay: updates between publications, at most.")
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        10,
+        description="How often an actor or the manager is started again after it was killed or hung, before the run fails.",
+    )
+    hang_s: PositiveFloat = Field(
+        120.0, description="An actor or manager that takes longer than this for one step counts as hung."
+    )
     trace_spans: Annotated[int, Field(ge=0)] = Field(
         0, description="Pieces of work per role whose times go into the event log, for timelines."
     )
@@ -76,7 +83,9 @@ class EvalConfig(Frozen):
     """How the manager judges the newest weights."""
 
     every_steps: Positive = Field(20_000, description="Environment steps between evaluations.")
-    every_episodes: Positive | None = Field(None, description="Training episodes between evaluations, besides every_steps.")
+    every_episodes: Positive | None = Field(
+        None, description="Training episodes between evaluations, besides every_steps."
+    )
     episodes: Positive = Field(20, description="Episodes per evaluation, the final one included.")
     explore: bool = Field(False, description="Sample actions instead of taking the best one.")
     max_episode_steps: Positive = Field(100_000, description="An evaluation episode is cut after this many steps.")
@@ -109,6 +118,9 @@ class RunConfig(Frozen):
     episodes: Positive | None = Field(None, description="Stop after this many training episodes.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="The one seed everything random comes from.")
     target_return: float | None = Field(None, description="Succeed when an evaluation's mean return reaches this.")
+    restarts: Annotated[int, Field(ge=0)] = Field(
+        0, description="How often the run resumes by itself after its learner died."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:n.")
     name: str | None = Field(None, description="Name of the run.")
     run_dir: Path | None = Field(None, description="Directory of this run; runs/NAME if absent.")

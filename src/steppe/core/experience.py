@@ -31,11 +31,15 @@ class SegmentHeader(msgspec.Struct, frozen=True):
 
 @dataclass
 class Segment:
-    """Preallocated `[T, B, …]` columns (`obs` has T + 1 rows) and a header; `slot` is the transport's own."""
+    """Preallocated `[T, B, …]` columns (`obs` has T + 1 rows) and a header; `slot` is the transport's own.
+
+    `state` is its actor just after the segment, packed: where the actor, or another in its place, goes on from.
+    """
 
     spec: SegmentSpec
     columns: dict[str, np.ndarray]
     header: SegmentHeader | None = None
+    state: bytes | None = None
     slot: int = -1
 
     @classmethod

@@ -37,6 +37,12 @@ class Channel(Protocol):
     def release(self, segment: Segment) -> None:
         """Give a polled segment's memory back to its writer."""
 
+    def recall(self, actor: int) -> tuple[int, bytes | None] | None:
+        """Sequence number and `state` of the last segment that this actor offered; None when there was none."""
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        """Let `recall` answer as if this segment had been offered and learned from: how a resumed run begins."""
+
 
 class WeightStore(Protocol):
     """One writer per policy, many readers, newest wins."""

@@ -43,6 +43,7 @@ class TrainingReport(Report, kw_only=True):
     lags: dict[int, int] = {}  # versions behind → segments
     dropped: dict[str, int] = {}  # cause → segments
     weights_sha256: str | None = None  # with the last report only
+    rss_bytes: int | None = None
     final: bool = False
 
 
@@ -56,6 +57,7 @@ class ActorReport(Report, kw_only=True):
     env_steps: int
     episodes: list[tuple[float, int]] = []  # (return, length)
     phases: dict[str, float] = {}  # seconds in env, policy, blocked, other
+    rss_bytes: int | None = None
     state: str = "running"
 
 
@@ -75,6 +77,7 @@ class EvaluationReport(Report, kw_only=True):
     reached: bool = False  # the target return
     final: bool = False
     recording: str | None = None
+    rss_bytes: int | None = None
 
 
 class EventReport(Report, kw_only=True):

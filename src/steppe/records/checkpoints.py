@@ -87,6 +87,10 @@ class Checkpoints:
         """
         return _newest(self.directory)
 
+    def at(self, number: int) -> Checkpoint:
+        """The checkpoint of that number; DamagedFile when it is not whole."""
+        return _load(number, self.directory / f"{number:08d}")
+
     def best(self) -> Checkpoint | None:
         """The best weights so far, with `counters["score"]`; its state is empty."""
         return _newest(self.directory / "best")

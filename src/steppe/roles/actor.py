@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
-from steppe.core.agent import Policy
+from steppe.core import codec
+from steppe.core.agent import Policy, Tree
+from steppe.core.errors import CannotResume
 from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.links import ACTORS
+from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
-from steppe.core.world import World
+from steppe.core.world import ResumeKind, World
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
 from steppe.roles.gates import Gate
@@ -67,6 +72,7 @@ class Actor:
         obs[0] = self._obs
         for t in range(segment.spec.num_steps):
             self._step(segment, t)
+            self.context.beat()
             if self.context.ending:
                 return None
         self.phases.switch("other")
@@ -76,8 +82,34 @@ class Actor:
         segment.header = SegmentHeader(
             self.context.run, self.index, self.epoch, self.sequence, self.version, started_s=started_s
         )
+        segment.state = codec.pack(self.state())
         self.context.span("collect", started_s, sequence=self.sequence, version=self.version)
         return segment
+
+    def state(self) -> Tree:
+        """This actor after the segment it has just collected, as far as its world can be written down."""
+        return {
+            "env_steps": self.env_steps,
+            "obs": self._obs,
+            "world": self.world.snapshot(),
+            "policy": self.policy.acting_state(),
+        }
+
+    def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
+        """Go on after segment `sequence`: exactly where the world allows it, otherwise with new episodes from `seeds`."""
+        self.sequence = sequence + 1
+        known = codec.unpack(state) if state is not None else {}
+        self.env_steps = known.get("env_steps", 0)
+        self._begun = True
+        if known:
+            self.policy.restore_acting(known["policy"])
+        if known and known["world"] is not None:
+            with contextlib.suppress(CannotResume):
+                self.world.restore(known["world"])
+                self._obs[...] = known["obs"]
+                return "exact"
+        self.world.reset(self._obs, seeds)
+        return "episode-boundary"
 
     def close(self) -> None:
         """Say goodbye on the board and close the environments."""
@@ -122,6 +154,7 @@ class Actor:
             env_steps=self.env_steps,
             episodes=self.world.take_finished(),
             phases=dict(self.phases.seconds),
+            rss_bytes=rss_bytes(),
             state=state,
         )
         self.context.board.post(ACTORS, report.record())

@@ -25,6 +25,8 @@ class Context:
     asked: Callable[[], int]  # one of the words above
     clock: RunClock
     trace_spans: int = 0
+    epoch: int = 0  # how often the role has been started again
+    beat: Callable[[], object] = lambda: None  # called at least once a step, so that a hung one is found
     _spans: list[EventReport] = field(default_factory=list)
 
     @property

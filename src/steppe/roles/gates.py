@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from steppe.core.agent import Tree
 from steppe.core.experience import Segment
 from steppe.core.links import Channel
 
@@ -36,10 +37,12 @@ class Free:
 
 
 class Ledger:
-    """The next sequence number expected of each actor: nothing is learned twice, and a gap is seen."""
+    """The next sequence number expected of each actor, and the state it goes on from: nothing is learned twice, and a
+    gap is seen."""
 
     def __init__(self) -> None:
         self.expected: dict[int, int] = {}
+        self.states: dict[int, bytes | None] = {}
         self.dropped: Counter[str] = Counter()
 
     def accept(self, segment: Segment) -> bool:
@@ -53,7 +56,19 @@ class Ledger:
         if header.sequence > expected:
             self.dropped["missing"] += header.sequence - expected
         self.expected[header.actor] = header.sequence + 1
+        self.states[header.actor] = segment.state
         return True
+
+    def state(self) -> Tree:
+        """Everything, for a checkpoint."""
+        actors = [[actor, expected, self.states.get(actor)] for actor, expected in sorted(self.expected.items())]
+        return {"actors": actors, "dropped": dict(self.dropped)}
+
+    def restore(self, state: Tree) -> None:
+        """Take over what `state` returned."""
+        self.expected = {actor: expected for actor, expected, _ in state["actors"]}
+        self.states = {actor: kept for actor, _, kept in state["actors"]}
+        self.dropped = Counter(state["dropped"])
 
 
 class Intake(Protocol):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.links import TRAINING
+from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
 from steppe.core.timing import Phases
 from steppe.core.weights import Weights
@@ -44,7 +46,9 @@ class Learner:
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
         self.phases = Phases("wait", "sample", "learn", "publish", "other")
         self.lags: Counter[int] = Counter()
+        self._announced = False
         self._unpublished = 0
+        self._train_base_s = 0.0
         self._first_step_s = math.inf
         self._last_update_s = 0.0
         self._stats: defaultdict[str, list[float]] = defaultdict(list)
@@ -53,8 +57,8 @@ class Learner:
 
     def step(self) -> bool:
         """Take in, learn from one batch, publish what has been digested: at most one of each."""
-        if self.version < 0:
-            self.publish()
+        if not self._announced:
+            self.announce()
         if self._over():
             self.done = True
             return False
@@ -107,6 +111,12 @@ class Learner:
         self.context.span("learn", started_s, version=self.version)
         return learned
 
+    def announce(self) -> None:
+        """Publish what the run begins with: version 0, or the version a resumed run had come to."""
+        self.version = max(self.version, 0)
+        self.context.weights.publish(POLICY, self.stamped())
+        self._announced = True
+
     def publish(self) -> None:
         """Give the weights as they are now to everyone, under the next version."""
         self.phases.switch("publish")
@@ -130,17 +140,15 @@ class Learner:
     @property
     def train_s(self) -> float:
         """Seconds from the first environment step to the last update."""
-        return max(0.0, self._last_update_s - self._first_step_s)
+        return self._train_base_s + max(0.0, self._last_update_s - self._first_step_s)
 
     def close(self) -> None:
-        """Write everything down one last time."""
-        if self._unpublished:
-            self.publish()
+        """Write everything down one last time. What was not digested is not published: a resumed run digests it."""
         self.checkpoint()
         self._report(final=True)
 
     def checkpoint(self) -> None:
-        """Write down weights, optimizer and counters."""
+        """Write down everything that the run's next update depends on."""
         self.phases.switch("other")
         counters: dict[str, int | float] = {
             "version": self.version,
@@ -149,8 +157,28 @@ class Learner:
             "episodes": self.episodes,
             "train_s": self.train_s,
         }
-        self.save(self.stamped(), {"agent": self.agent.state()}, counters)
+        self.save(self.stamped(), self.state(), counters)
         self._saved_s, self._saved_episodes = self.context.clock(), self.episodes
+
+    def state(self) -> Tree:
+        """All but the weights and the counters: agent, memory, and where each actor stands."""
+        return {
+            "agent": self.agent.state(),
+            "memory": self.memory.state(),
+            "ledger": self.intake.ledger.state(),
+            "lags": [[lag, count] for lag, count in self.lags.items()],
+        }
+
+    def restore(self, weights: Weights, state: Tree, counters: Mapping[str, Any]) -> None:
+        """Go on exactly from a checkpoint."""
+        self.agent.load(weights)
+        self.agent.restore(state["agent"])
+        self.memory.restore(state["memory"])
+        self.intake.ledger.restore(state["ledger"])
+        self.lags = Counter(dict(state["lags"]))
+        self.version, self.updates = int(counters["version"]), int(counters["updates"])
+        self.env_steps, self.episodes = int(counters["env_steps"]), int(counters["episodes"])
+        self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.episodes
 
     def _over(self) -> bool:
         if self.context.ending:
@@ -184,6 +212,7 @@ class Learner:
             phases=dict(self.phases.seconds),
             lags=dict(self.lags),
             dropped=dict(self.intake.ledger.dropped),
+            rss_bytes=rss_bytes(),
             weights_sha256=self.agent.weights().sha256() if final else None,
             final=final,
         )

@@ -11,6 +11,7 @@ from typing import Protocol
 from steppe.core.agent import Policy
 from steppe.core.config import EvalConfig
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.core.weights import Weights
 from steppe.roles.context import FINISH, POLICY, STOP, Context
@@ -111,6 +112,7 @@ class Manager:
             return_std=evaluation.std,
             duration_s=duration_s,
             weights_sha256=weights.sha256(),
+            rss_bytes=rss_bytes(),
             reached=reached,
             final=final or reached,
             recording=self.archive.keep_recording(evaluation, weights.version) if evaluation.frames else None,

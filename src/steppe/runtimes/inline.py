@@ -9,6 +9,7 @@ from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import RUN, STOP, Context
 from steppe.runtimes.plan import Plan
+from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault, Turns, borrowed_torch, sleep_briefly
 from steppe.runtimes.wiring import Parts, build_role
 from steppe.transport.local import LocalChannel, LocalWeights
@@ -35,6 +36,7 @@ class InlineHandle:
     def _build(self, plan: Plan, directory: RunDirectory, parts: Parts | None) -> None:
         self.channel = LocalChannel(plan.segment, plan.config.actors, plan.slots_per_actor)
         self.weights = LocalWeights()
+        prime(self.channel, plan, directory)
         for spec in plan.roles:
             context = Context(
                 directory.id,

@@ -33,6 +33,7 @@ class Plan:
     roles: tuple[RoleSpec, ...]
     lockstep: bool
     slots_per_actor: int
+    resume: int | None = None  # number of the checkpoint to go on from
 
     @property
     def num_envs(self) -> int:
@@ -41,6 +42,11 @@ class Plan:
     @property
     def channel_bytes(self) -> int:
         return self.segment.nbytes * self.slots_per_actor * self.config.actors
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The roles that a publication wakes."""
+        return tuple(role.name for role in self.roles if role.kind == "actor")
 
     def places(self) -> dict[str, tuple[RoleSpec, ...]]:
         """The roles by place, in order."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError
 from steppe.core.links import Channel, Role, WeightStore
+from steppe.core.process import in_mib, rss_bytes
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Fault:
         """The fault that an exception amounts to."""
         reason = error.reason if isinstance(error, RunFailed) else "error"
         message = str(error) if isinstance(error, SteppeError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError):
+            reason, message = "out_of_memory", f"{role} ran out of memory at {in_mib(rss_bytes())}: {error}"
         details = dict(error.details) if isinstance(error, EnvironmentFault) else {}
         details.setdefault("traceback", "".join(traceback.format_exception(error)))
         return cls(role, reason, message, details)

@@ -54,7 +54,12 @@ def _actor(plan: Plan, role: RoleSpec, context: Context) -> Actor:
     policy = _agent(plan, resolve_device(config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_envs, stream, actor=role.index, num_actors=config.actors)
-    return Actor(role.index, world, policy, Lockstep() if plan.lockstep else Free(), context)
+    actor = Actor(role.index, world, policy, Lockstep() if plan.lockstep else Free(), context, epoch=context.epoch)
+    last = context.channel.recall(role.index)
+    if last is not None:
+        again = seeding.sequence(config.seed, "actor", role.index, "env", "again", last[0])
+        context.event("resume", sequence=last[0] + 1, how=actor.resume(*last, again))
+    return actor
 
 
 def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
@@ -85,7 +90,11 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         path = checkpoints.save(weights, state, counters)
         context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters)
 
-    return Learner(agent, memory, intake, limits, save, context)
+    learner = Learner(agent, memory, intake, limits, save, context)
+    if plan.resume is not None:
+        checkpoint = checkpoints.at(plan.resume)
+        learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
+    return learner
 
 
 def _begun(agent: Agent, directory: RunDirectory) -> Agent:

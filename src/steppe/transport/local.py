@@ -17,6 +17,7 @@ class LocalChannel:
         self._free = [deque(Segment.blank(spec) for _ in range(slots_per_actor)) for _ in range(num_actors)]
         self._held: list[Segment | None] = [None] * num_actors
         self._ready: deque[Segment] = deque()
+        self._last: dict[int, tuple[int, bytes | None]] = {}
 
     def blank(self, actor: int) -> Segment | None:
         if self._held[actor] is None and self._free[actor]:
@@ -26,6 +27,7 @@ class LocalChannel:
     def offer(self, segment: Segment) -> bool:
         assert segment.header is not None, "a segment is offered with its header set"
         self._held[segment.header.actor] = None
+        self._last[segment.header.actor] = (segment.header.sequence, segment.state)
         self._ready.append(segment)
         return True
 
@@ -35,6 +37,12 @@ class LocalChannel:
     def release(self, segment: Segment) -> None:
         assert segment.header is not None
         self._free[segment.header.actor].append(segment)
+
+    def recall(self, actor: int) -> tuple[int, bytes | None] | None:
+        return self._last.get(actor)
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        self._last[actor] = (sequence, state)
 
 
 class LocalWeights:

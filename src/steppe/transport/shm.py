@@ -1,7 +1,8 @@
 """Shared memory between the processes of one machine: a directory of mapped files and bells.
 
-    <room>/control        one int64 per role kind: run, pause, finish, stop
+    <room>/control        what each kind of role is asked to do, and when each last showed life
     <room>/channel        see ShmChannel
+    <room>/state-A-S      actor A just after its segment S
     <room>/weights-NAME   see ShmWeights
     <room>/bell-ROLE      a FIFO: a byte in it wakes the role
 
@@ -132,12 +133,15 @@ class Bell:
 
 
 class Control:
-    """What each kind of role is asked to do, one word per kind; the words are those of roles/context.py."""
+    """What each kind of role is asked to do, one word per kind (the words are those of roles/context.py), and when each
+    place last showed life, one word per place: monotonic nanoseconds."""
 
     KINDS = ("actor", "learner", "manager", "worker", "replay")
+    _BEATS = 8  # the word where they begin
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        self._words = np.frombuffer(_map(path, _PAGE if create else None), np.int64)
+    def __init__(self, path: Path, *, create: bool = False, num_places: int = 0) -> None:
+        size = -(-(self._BEATS + num_places) * 8 // _PAGE) * _PAGE
+        self._words = np.frombuffer(_map(path, size if create else None), np.int64)
 
     def set(self, kind: str, value: int) -> None:
         self._words[self.KINDS.index(kind)] = value
@@ -145,19 +149,33 @@ class Control:
     def get(self, kind: str) -> int:
         return int(self._words[self.KINDS.index(kind)])
 
+    def beat(self, place: int) -> None:
+        """Say that this place is alive."""
+        self._words[self._BEATS + place] = time.monotonic_ns()
+
+    def grace(self, place: int, seconds: float) -> None:
+        """Expect nothing of this place for so long: its process is only starting."""
+        self._words[self._BEATS + place] = time.monotonic_ns() + int(seconds * 1e9)
+
+    def silence_s(self, place: int) -> float:
+        """How long ago this place last showed life; negative within its grace."""
+        return (time.monotonic_ns() - int(self._words[self._BEATS + place])) / 1e9
+
 
 class ShmChannel:
     """A Channel in one mapped file. Each actor owns `slots_per_actor` slots; only states and headers are exchanged.
 
-        page 0…   table, one row of 8 words per slot: state, ticket, epoch, sequence, version, started_s, schema, —
+        page 0…   table, one row of 8 words per slot: state, ticket, epoch, sequence, version, started_s, schema, and one
+                  more than the sequence number that was released last
         then      slots, each `spec.nbytes` rounded up to pages
 
     state: FREE → (actor fills it) → READY → (learner takes it) → TAKEN → (learner is finished) → FREE.
-    The actor writes columns, then the row, then READY; the learner reads in the opposite order.
+    The actor writes columns, then the row, then READY; the learner reads in the opposite order. A slot's last offered
+    segment is therefore its row's while it is READY or TAKEN, and the released one while it is FREE, even after a kill.
     """
 
     FREE, READY, TAKEN = 0, 1, 2
-    _STATE, _TICKET, _EPOCH, _SEQUENCE, _VERSION, _STARTED, _SCHEMA = range(7)
+    _STATE, _TICKET, _EPOCH, _SEQUENCE, _VERSION, _STARTED, _SCHEMA, _RELEASED = range(8)
 
     def __init__(
         self,
@@ -169,7 +187,7 @@ class ShmChannel:
         *,
         create: bool = False,
     ) -> None:
-        self._run, self._slots = run, slots_per_actor
+        self._room, self._run, self._slots = room, run, slots_per_actor
         self._held: dict[int, int] = {}  # actor → the slot it is filling
         num_slots = num_actors * slots_per_actor
         table_bytes = -(-num_slots * 64 // _PAGE) * _PAGE
@@ -194,6 +212,7 @@ class ShmChannel:
     def offer(self, segment: Segment) -> bool:
         header = segment.header
         assert header is not None, "a segment is offered with its header set"
+        self._keep_state(header.actor, header.sequence, segment.state)
         row = self._table[segment.slot]
         row[1:5] = (time.monotonic_ns(), header.epoch, header.sequence, header.version)
         self._started[segment.slot, self._STARTED] = header.started_s
@@ -213,12 +232,24 @@ class ShmChannel:
         segment = self._segments[slot]
         started_s = float(self._started[slot, self._STARTED])
         segment.header = SegmentHeader(self._run, slot // self._slots, epoch, sequence, version, started_s, schema)
+        segment.state = self._state_of(segment.header.actor, sequence)
         return segment
 
     def release(self, segment: Segment) -> None:
+        self._table[segment.slot, self._RELEASED] = self._table[segment.slot, self._SEQUENCE] + 1
         _fence()
         self._table[segment.slot, self._STATE] = self.FREE
         self._writers[segment.slot // self._slots].ring()
+
+    def recall(self, actor: int) -> tuple[int, bytes | None] | None:
+        rows = self._table[actor * self._slots : (actor + 1) * self._slots]
+        offered = np.where(rows[:, self._STATE] == self.FREE, rows[:, self._RELEASED], rows[:, self._SEQUENCE] + 1)
+        sequence = int(offered.max()) - 1
+        return None if sequence < 0 else (sequence, self._state_of(actor, sequence))
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        self._keep_state(actor, sequence, state)
+        self._table[actor * self._slots, self._RELEASED] = sequence + 1
 
     def wait(self, timeout_s: float) -> None:
         """For the reader: return when a segment may have come, or after `timeout_s`."""
@@ -228,6 +259,18 @@ class ShmChannel:
         """Close the bells; the memory is unmapped with the last segment that is still in use."""
         for bell in (self._reader, *self._writers):
             bell.close()
+
+    def _keep_state(self, actor: int, sequence: int, state: bytes | None) -> None:
+        """Files, because nobody knows beforehand how large a world is. Those no segment under way needs are removed."""
+        if state is not None:
+            (self._room / f"state-{actor}-{sequence}").write_bytes(state)
+            (self._room / f"state-{actor}-{sequence - self._slots - 1}").unlink(missing_ok=True)
+
+    def _state_of(self, actor: int, sequence: int) -> bytes | None:
+        try:
+            return (self._room / f"state-{actor}-{sequence}").read_bytes()
+        except FileNotFoundError:
+            return None
 
     def _states(self, actor: int) -> np.ndarray:
         return self._table[actor * self._slots : (actor + 1) * self._slots, self._STATE]

@@ -1,0 +1,158 @@
+"""The life of one process of the `processes` runtime: build the roles of one place, let them take turns, end.
+
+The supervisor's side is processes.py. What crosses between them at the start is an Order; after that, shared memory.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steppe.core import factory
+from steppe.core.config import unflatten
+from steppe.core.links import EVENTS
+from steppe.core.reports import EventReport
+from steppe.core.specs import EnvSpec
+from steppe.core.timing import RunClock
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import Context
+from steppe.runtimes.plan import Plan, make_plan
+from steppe.runtimes.turns import Fault, Turns, prepare_torch
+from steppe.transport.shm import Bell, Control, ShmChannel, ShmWeights
+
+IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05}  # bells wake actors; windows and evaluations go by time
+FAULT_EXIT = 70
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WHERE_SIGNAL = signal.SIGUSR1  # asks for a traceback into the log: what a hung process is doing
+TERM_GRACE_S = 8.0  # for the supervisor, which heard the same signal, to end a process in good order
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process is to be, as plain data."""
+
+    plan: bytes  # JSON of the fitted configuration and the world's spec, from which the same plan is made again
+    resume: int | None
+    place: str
+    number: int  # of the place, for its heartbeat
+    epoch: int
+    room: str
+    directory: str
+    surroundings: tuple[str, dict[str, str], factory.Script | None]  # directory, environment variables, user's script
+
+
+def live(order: Order) -> None:
+    """Never returns: exit code 0 when the roles are done, FAULT_EXIT with a fault in the event log when one failed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
+    signal.signal(signal.SIGTERM, _end_unless_asked)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    _settle(*order.surroundings)
+    run = RunDirectory.open(Path(order.directory))
+    _redirect_output(run.path / "logs" / f"{order.place}.log")
+    turns = Turns([])
+    try:
+        _work(order, run, turns)
+    except Exception as error:  # noqa: BLE001 - a role that cannot even be built is told like one that failed later
+        turns.faults.append(Fault.of(order.place, error))
+    for fault in turns.faults:
+        _tell(run, order.place, fault)
+    run.store.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAULT_EXIT if turns.faults else 0)  # nothing is left to do, and torch's threads need no farewell
+
+
+def _work(order: Order, run: RunDirectory, turns: Turns) -> None:
+    told = msgspec.json.decode(order.plan)
+    plan = make_plan(unflatten(told["config"]), msgspec.convert(told["spec"], EnvSpec))
+    plan = replace(plan, resume=order.resume)
+    prepare_torch(plan.config.flow.threads)
+    room = Path(order.room)
+    control = Control(room / "control")
+    turns.live += _roles(plan, order, room, run, control)
+    host = next(role for role in turns.live if role.name == order.place)  # when it is done, its guests are too
+    bell = Bell(room / f"bell-{order.place}")
+    while not host.done and not turns.faults:
+        control.beat(order.number)
+        if not turns.once():
+            bell.wait(IDLE_S[order.place.partition("-")[0]])
+    turns.close()
+
+
+def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Control) -> list[Any]:
+    from steppe.runtimes.wiring import build_role
+
+    channel = ShmChannel(room, plan.segment, run.id, plan.config.actors, plan.slots_per_actor)
+    weights, clock = ShmWeights(room, plan.readers), RunClock()
+    roles = []
+    for spec in plan.places()[order.place]:
+        context = Context(
+            run.id,
+            spec.name,
+            channel,
+            weights,
+            run.store,
+            _asker(control, spec.kind),
+            clock,
+            trace_spans=plan.config.flow.trace_spans,
+            epoch=order.epoch,
+            beat=lambda: control.beat(order.number),
+        )
+        roles.append(build_role(plan, spec, run, context))
+    return roles
+
+
+def _asker(control: Control, kind: str) -> Callable[[], int]:
+    return lambda: control.get(kind)
+
+
+def _settle(directory: str, environ: dict[str, str], script: factory.Script | None) -> None:
+    """Take over what may have changed since the fork server started."""
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environ)
+    factory.adopt_main(script)
+
+
+def _end_unless_asked(number: int, frame: types.FrameType | None) -> None:
+    """On SIGTERM: mostly it went to the whole group, and the supervisor is about to ask for a good end."""
+    signal.signal(number, signal.SIG_DFL)
+    timer = threading.Timer(TERM_GRACE_S, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+
+
+def _tell(run: RunDirectory, place: str, fault: Fault) -> None:
+    details = {"place": place, "reason": fault.reason, "message": fault.message, "details": fault.details}
+    run.store.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
+
+
+def _redirect_output(path: Path) -> None:
+    """What environments and libraries print goes to the role's log, not between the lines of the live view."""
+    path.parent.mkdir(exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    faulthandler.enable()  # a crash in native code leaves its traceback in the log
+    faulthandler.register(WHERE_SIGNAL)
+
+
+def _die_with_parent() -> None:
+    """A supervisor that is gone takes its processes with it: they resume from a checkpoint, never live on alone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(FAULT_EXIT)

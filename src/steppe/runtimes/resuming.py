@@ -1,0 +1,16 @@
+"""Where a resumed run begins: the actors' places in the channel, as the checkpoint has them."""
+
+from __future__ import annotations
+
+from steppe.core.links import Channel
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.plan import Plan
+
+
+def prime(channel: Channel, plan: Plan, directory: RunDirectory) -> None:
+    """Tell the channel what each actor had offered by the checkpoint that the plan goes on from, if it does."""
+    if plan.resume is None:
+        return
+    for actor, expected, state in Checkpoints(directory.checkpoints).at(plan.resume).state["ledger"]["actors"]:
+        channel.prime(actor, expected - 1, state)
