@@ -122,7 +122,20 @@ def test_fitting_twice_changes_nothing_and_given_values_stay():
             assert once.fitted(spec, 2, envs) == (once, envs)
             for name in config.model_fields_set:
                 assert getattr(once, name) == getattr(config, name)
-            assert None not in (once.learning_rate, once.hidden, once.segment_steps)
+            assert None not in (once.learning_rate, once.hidden, once.segment_steps, once.normalize_obs)
+
+
+def test_ppo_normalizes_continuous_worlds_only():
+    box = ActionSpec("box", (1,), (-2.0,), (2.0,))
+    for spec, obs, reward in [
+        (VECTOR, False, False),
+        (EnvSpec("v", VECTOR.obs, box), True, True),
+        (EnvSpec("i", FieldSpec("obs", (4, 84, 84), "uint8"), box), False, True),
+    ]:
+        fitted, _ = PPOConfig().fitted(spec, 1, None)
+        assert (fitted.normalize_obs, fitted.normalize_reward) == (obs, reward)
+    fitted, _ = PPOConfig(normalize_obs=False).fitted(EnvSpec("v", VECTOR.obs, box), 1, None)
+    assert (fitted.normalize_obs, fitted.normalize_reward) == (False, True)
 
 
 def test_the_room_is_entered_without_torch():

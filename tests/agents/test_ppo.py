@@ -25,7 +25,8 @@ ACTIONS = {
 def agent_and_batch(kind="discrete", seed=0, **values):
     """An agent whose weights moved a little since the batch was collected, so that ratios differ from 1."""
     spec = EnvSpec("invented", VECTOR, ACTIONS[kind])
-    config = PPOConfig(hidden=(16,), **{"minibatch_size": 8, **values})
+    plain = {"minibatch_size": 8, "normalize_obs": False, "normalize_reward": False}
+    config = PPOConfig(hidden=(16,), **{**plain, **values})
     agent = PPO(config, spec, seed=seed)
     agent.begin(4, np.random.default_rng(seed))
     segment = invented_segment(agent, config, spec, np.random.default_rng(seed))

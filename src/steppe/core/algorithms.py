@@ -48,11 +48,12 @@ class AgentConfig(Frozen):
     hidden: tuple[Positive, ...] | None = Field(
         None, description="Width of each hidden layer. Chosen to fit if absent; a network of your own has its own."
     )
-    normalize_obs: bool = Field(
-        False, description="Scale observations by running mean and variance, kept in the weights."
+    normalize_obs: bool | None = Field(
+        None,
+        description="Scale observations by running mean and variance, kept in the weights; chosen to fit if absent.",
     )
-    normalize_reward: bool = Field(
-        False, description="Scale rewards by the running deviation of returns, kept in the weights."
+    normalize_reward: bool | None = Field(
+        None, description="Scale rewards by the running deviation of returns, kept in the weights; likewise."
     )
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
@@ -69,7 +70,8 @@ class AgentConfig(Frozen):
     def _chosen(self, spec: EnvSpec, **choices: object) -> Self:
         """A copy in which these values stand where there is none; images get one wide layer after the convolutions."""
         if spec.is_image:
-            choices["hidden"] = (512,)
+            choices |= {"hidden": (512,), "normalize_obs": False}
+        choices = {"normalize_obs": False, "normalize_reward": False} | choices
         return self.model_copy(update={key: value for key, value in choices.items() if getattr(self, key) is None})
 
     def require(self, spec: EnvSpec, name: str) -> None:
@@ -102,13 +104,23 @@ class PPOConfig(AgentConfig):
     def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), and
         large minibatches. Others: 8 per actor, 128 steps. A rollout makes 8 minibatches of 64 to 512 rows. The step size
-        grows with the root of the minibatch, 1e-3 at 64 rows to 2.5e-3 at 400 and more; 2.5e-4 for images.
+        grows with the root of the minibatch, 1e-3 at 64 rows to 2.5e-3 at 400 and more; 2.5e-4 for images. Worlds with
+        continuous actions mostly have rewards and observations of any scale: there both are normalized.
         """
         envs = num_envs or (max(1, 128 // num_actors) if spec.native_vector else 8)
         steps = self.segment_steps or (32 if spec.native_vector else 128)
         minibatch = self.minibatch_size or min(512, max(64, steps * envs * num_actors // 8))
         rate = 2.5e-4 if spec.is_image else min(2.5e-3, 1e-3 * math.sqrt(minibatch / 64))
-        fitted = self._chosen(spec, segment_steps=steps, minibatch_size=minibatch, learning_rate=rate, hidden=(64, 64))
+        continuous = spec.action.kind == "box"
+        fitted = self._chosen(
+            spec,
+            segment_steps=steps,
+            minibatch_size=minibatch,
+            learning_rate=rate,
+            hidden=(64, 64),
+            normalize_obs=continuous,
+            normalize_reward=continuous,
+        )
         return fitted, envs
 
 
