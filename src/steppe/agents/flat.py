@@ -14,6 +14,7 @@ import copy
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.adam import adam
 
 from steppe.core.agent import Tree
 from steppe.core.errors import ConfigError, NotFinite
@@ -76,14 +77,17 @@ class FlatModule:
 
 
 class FlatAdam:
-    """Adam over a flat module: clip, check and step are one vector operation each. Built at the first step."""
+    """Adam over a flat module: clip, check and step are one vector operation each. Built at the first step.
+
+    `torch.optim.Adam` would do the same to the bit, but importing what it needs takes longer than importing torch.
+    """
 
     def __init__(self, flat: FlatModule, *, eps: float, max_grad_norm: float) -> None:
         self.flat = flat
+        self.eps = eps
         self.max_grad_norm = max_grad_norm
-        self._leaf = nn.Parameter(flat.parameters)
-        self._leaf.grad = flat.gradient
-        self._adam = torch.optim.Adam([self._leaf], eps=eps, fused=True)
+        zeros = torch.zeros_like(flat.parameters)
+        self._moments = {"step": zeros.new_zeros(()), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
 
     def step(self, learning_rate: float, update: int) -> float:
         """One step along the flat gradient; returns its length before clipping. NotFinite names the update."""
@@ -94,18 +98,19 @@ class FlatAdam:
             )
         if norm > self.max_grad_norm:
             self.flat.gradient.mul_(self.max_grad_norm / norm)
-        self._adam.param_groups[0]["lr"] = learning_rate
-        self._adam.step()
+        moments = self._moments
+        adam(
+            [self.flat.parameters], [self.flat.gradient], [moments["exp_avg"]], [moments["exp_avg_sq"]], [],
+            [moments["step"]], fused=True, lr=learning_rate, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
         return norm
 
     def state(self) -> Tree:
-        moments = self._adam.state.get(self._leaf, {})
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in moments.items()}
+        return {name: tensor.cpu().numpy().copy() for name, tensor in self._moments.items()}
 
     def restore(self, state: Tree) -> None:
-        self._adam.state[self._leaf] = {
-            name: torch.from_numpy(np.array(array)).to(self.flat.device) for name, array in state.items()
-        }
+        self._moments = {name: torch.from_numpy(np.array(state[name])).to(self.flat.device) for name in self._moments}
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
