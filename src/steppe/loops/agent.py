@@ -32,6 +32,7 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.turns import borrowed_torch
 
+_COUNTERS = ("env_steps", "paid_steps", "shuffles")
 THREADS = 1  # as in a run (flow.threads): more would change results bitwise
 
 
@@ -91,7 +92,8 @@ class DistributedAgent:
         self._agent: Agent | None = algorithm if isinstance(algorithm, Agent) else None
         self._world: DistributedEnvironment | EnvSpec | None = None
         self._source: RunDirectory | None = None  # a run whose weights are still to be taken
-        self._env_steps, self._paid_steps = 0, 0.0
+        self._env_steps, self._paid_steps, self._shuffles = 0, 0.0, 0
+        self._total_steps: int | None = None
         self._tally = _Tally()
 
     @classmethod
@@ -110,8 +112,12 @@ class DistributedAgent:
         self._world = environment_or_spec
         return self
 
-    def settle(self, config: AgentConfig, seed: int) -> None:
-        """Take over the settings that a run's configuration adds; an agent that is already built keeps its own."""
+    def settle(self, config: AgentConfig, seed: int, total_steps: int | None = None) -> None:
+        """Take over the settings that a run's configuration adds; an agent that is already built keeps its own.
+
+        `total_steps` is the length that schedules go by.
+        """
+        self._total_steps = total_steps
         if not self.built:
             self.config, self.seed = config, seed
 
@@ -176,7 +182,8 @@ class DistributedAgent:
                 return self._learn_rollout(columns)
             self._observe(segment_of(columns, self.spec, self.config.columns(self.spec)))
             rows = len(experiences)
-            order = seeding.generator(self.seed or 0, "update_policy", self._tally.batches).permutation(rows)
+            order = seeding.generator(self.seed or 0, "update_policy", self._shuffles).permutation(rows)
+            self._shuffles += 1
             metrics: dict[str, Any] = {}
             for part in np.array_split(order, -(-rows // self._batch_size())):
                 metrics = self._learn(self._transitions({name: column[part] for name, column in columns.items()}))
@@ -224,8 +231,8 @@ class DistributedAgent:
     def save_checkpoint(self, path: str | Path) -> None:
         """Write weights, optimizer and everything else that the next update depends on into the directory `path`."""
         agent = self.agent
-        state = {"agent": agent.state(), "algo": self.algo, "spec": asdict(self.spec), "env_steps": self._env_steps}
-        counters = {"batches": self._tally.batches, "updates": self._tally.updates}
+        state = {"agent": agent.state(), "algo": self.algo, "spec": asdict(self.spec)}
+        counters = {"env_steps": self._env_steps, "paid_steps": self._paid_steps, "shuffles": self._shuffles}
         Checkpoints(Path(path), 1).save(agent.weights(), state, counters)
 
     def load_checkpoint(self, path: str | Path) -> None:
@@ -239,8 +246,8 @@ class DistributedAgent:
             self.bind(msgspec.convert(found.state["spec"], EnvSpec))
         self.agent.load(found.weights)
         self.agent.restore(found.state["agent"])
-        self._env_steps = int(found.state["env_steps"])
-        self._tally.batches, self._tally.updates = found.counters["batches"], found.counters["updates"]
+        counters = found.counters
+        self._env_steps, self._paid_steps, self._shuffles = (counters[name] for name in _COUNTERS)
 
     def get_training_stats(self) -> dict[str, Any]:
         """What was learned from by calls of this object: counts, means since the last reset, and the newest values.
@@ -286,8 +293,9 @@ class DistributedAgent:
         return metrics if batch.indices is None else metrics | {"priorities": learned.priorities}
 
     def _observe(self, segment: Segment) -> None:
-        self._env_steps += segment.num_valid
-        self.agent.observe(segment, Progress(self._env_steps))
+        """Steps go on from those that the weights have behind them already."""
+        self._env_steps = max(self._env_steps, self.agent.weights().env_steps) + segment.num_valid
+        self.agent.observe(segment, Progress(self._env_steps, self._total_steps))
 
     def _pass_time(self, steps: float) -> None:
         """A draw from replay stands for the steps that pay for it: exploration and target network follow them.
@@ -302,7 +310,7 @@ class DistributedAgent:
         spec = SegmentSpec(1, 1, self.spec.obs, self.spec.action.field, self.config.columns(self.spec))
         nothing = Segment.blank(spec)  # no valid row
         nothing.header = SegmentHeader("", 0, 0, 0, 0)
-        self.agent.observe(nothing, Progress(self._env_steps))
+        self.agent.observe(nothing, Progress(self._env_steps, self._total_steps))
 
     def _rollout(self, batch: Mapping[str, np.ndarray]) -> Batch:
         return Batch(segment_of(batch, self.spec, self.config.columns(self.spec)).columns)

@@ -13,13 +13,15 @@ from steppe.core import factory, seeding
 from steppe.core.checked import checked
 from steppe.core.config import Resolved, RunConfig, resolve
 from steppe.core.durable import read_json, write_json
-from steppe.core.errors import ConfigError, RunNotFound, UsageError
+from steppe.core.errors import ConfigError, DamagedFile, RunNotFound, UsageError
+from steppe.core.links import EVENTS
+from steppe.core.reports import EventReport
 from steppe.loops.agent import DistributedAgent
 from steppe.loops.composing import compose, episodic
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.result import RunResult
 from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
-from steppe.records.checkpoints import Checkpoints
+from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
 from steppe.records.view import RunView
 from steppe.runtimes import processes
@@ -34,6 +36,7 @@ else:  # its compiled parts take as long to import as all the rest, and a loop w
 
 Callback = Callable[[RunView], object]
 LOOP = "loop.json"
+MENDABLE = ("role_died", "out_of_memory")  # what another try may not meet again
 
 
 @checked
@@ -83,13 +86,15 @@ class MainLoop:
         resolved = compose(environment, replay_buffer, agent, config)
         self.config, self.sources = resolved.config, resolved.sources
         environment.settle(self.config.environment)
-        agent.settle(self.config.agent, self.config.seed)
+        steps = self.config.steps if "steps" in self.config.model_fields_set else None
+        agent.settle(self.config.agent, self.config.seed, steps)
         agent.bind(environment)
         self.episode = 0  # training episodes so far, over all runs
         self._supervisor: Supervisor | None = None
         self._running = False
         self._directory: RunDirectory | None = None
         self._owed_updates = 0.0
+        self._commands_after = 0  # commands up to this one were for an earlier life of the run
 
     @classmethod
     def of(cls, resolved: Resolved) -> MainLoop:
@@ -202,11 +207,24 @@ class MainLoop:
     def _run(self, config: RunConfig, observers: Sequence[Observer]) -> RunResult:
         factory.stop_if_loading_main()
         plan = self._plan(config)
-        directory = self._directory = RunDirectory.create(plan.config, self.sources)
+        return self._live(plan, RunDirectory.create(plan.config, self.sources), observers)
+
+    def go_on(self, directory: RunDirectory, observers: Sequence[Observer] = ()) -> RunResult:
+        """Run this loop's configuration in a directory that holds a run, from its newest whole checkpoint."""
+        plan = self._from_newest(self._plan(self.config), directory)
+        return self._live(plan, directory, observers)
+
+    def _live(self, plan: Plan, directory: RunDirectory, observers: Sequence[Observer]) -> RunResult:
+        self._directory = directory
         self._running = True
         try:
             with Interrupts() as interrupts:
                 outcome, view = self._supervise(plan, directory, interrupts, observers)
+                for _ in range(plan.config.restarts):
+                    if outcome.fault is None or outcome.reason not in MENDABLE:
+                        break
+                    plan = self._from_newest(plan, directory)
+                    outcome, view = self._supervise(plan, directory, interrupts, observers)
             result = conclude(directory, outcome, view)
         finally:
             self._running = False
@@ -233,13 +251,24 @@ class MainLoop:
         directory.store.set_status("STARTING")
         try:
             handle = _launch(plan, directory, self.agent, self.replay_buffer)
-            self._supervisor = Supervisor(handle, directory, plan.config, interrupts)
+            self._supervisor = Supervisor(
+                handle, directory, plan.config, interrupts, commands_after=self._commands_after
+            )
             return self._supervisor.run(observers), self._supervisor.view
         except KeyboardInterrupt:
             return Outcome("STOPPED", "interrupted", "stopped at once by a second signal"), RunView(directory)
         except BaseException as error:
             directory.store.set_status("FAILED", "error", f"{type(error).__name__}: {error}")
             raise
+
+    def _from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
+        """The same plan from the newest whole checkpoint, or from the beginning where there is none; told in the log."""
+        checkpoint, damaged = newest_whole(directory)
+        number = checkpoint.number if checkpoint else None
+        details = {"checkpoint": number, "damaged": damaged, **(checkpoint.counters if checkpoint else {})}
+        event = EventReport(run=directory.id, kind="resume", role="supervisor", details=details)
+        self._commands_after = directory.store.post(EVENTS, event.record())
+        return replace(plan, resume=number)
 
     def _learn_from_replay(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
         """Store one-step transitions, then as many updates as they pay for (see replay/memory.py)."""
@@ -297,7 +326,7 @@ def _parts(plan: Plan, agent: DistributedAgent, pool: ReplayBufferPool | None) -
     from steppe.replay import make_memory
     from steppe.runtimes.wiring import Parts
 
-    agent.settle(plan.config.agent, plan.config.seed)
+    agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
     if pool is None:
         return Parts(agent=agent.agent)
     memory = make_memory(
@@ -309,6 +338,15 @@ def _parts(plan: Plan, agent: DistributedAgent, pool: ReplayBufferPool | None) -
         pool=pool,
     )
     return Parts(agent=agent.agent, memory=memory)
+
+
+def newest_whole(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint to go on from, if there is one, and what is wrong with those that are newer."""
+    try:
+        checkpoint = Checkpoints(directory.checkpoints).latest()
+    except DamagedFile as error:
+        return None, [str(error)]
+    return checkpoint, list(checkpoint.damaged) if checkpoint else []
 
 
 def conclude(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunResult:

@@ -69,13 +69,21 @@ class Interrupts:
 class Supervisor:
     """One run under watch. `stop`, `pause` and `resume` may be called from another thread."""
 
-    def __init__(self, handle: Handle, directory: RunDirectory, config: RunConfig, interrupts: Interrupts) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        directory: RunDirectory,
+        config: RunConfig,
+        interrupts: Interrupts,
+        *,
+        commands_after: int = 0,
+    ) -> None:
         self.handle, self.directory, self.config, self.interrupts = handle, directory, config, interrupts
         self.view = RunView(directory)
         self._stop: Outcome | None = None
         self._pause_wanted = self._paused = False
         self._recording = True  # while the manager is there to write metrics down
-        self._command_cursor = 0
+        self._command_cursor = commands_after
         interrupts.on_first = self._hurry
 
     def stop(self, reason: str, message: str = "") -> None:
@@ -139,8 +147,9 @@ class Supervisor:
         self.directory.store.set_status("PAUSED" if self._paused else "RUNNING")
 
     def _completed(self) -> Outcome:
-        done = "steps_done" if self.config.steps is not None else "episodes_done"
-        return Outcome("SUCCEEDED", done)
+        self.view.refresh()
+        steps = self.config.steps
+        return Outcome("SUCCEEDED", "episodes_done" if steps is None or self.view.env_steps < steps else "steps_done")
 
     def _wind_up(self, outcome: Outcome, observers: Sequence[Observer]) -> Outcome:
         """Actors stop, the learner writes its checkpoint, and a run that is complete gets its last evaluation."""

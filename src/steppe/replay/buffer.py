@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from steppe.core.checked import checked
 from steppe.core.errors import UsageError, nearest
 from steppe.core.specs import FieldSpec
 from steppe.replay.storage import Block, Store, importance
@@ -21,6 +22,7 @@ Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per ste
 class ReplayBuffer:
     """Keeps the newest `capacity` experiences and draws them uniformly, each draw independent of the others."""
 
+    @checked
     def __init__(self, capacity: int, experience_keys: Iterable[str] | None, *, seed: int | None = None) -> None:
         self._open(Store(capacity), 0, experience_keys, np.random.default_rng(seed))
 
@@ -44,6 +46,7 @@ class ReplayBuffer:
         """Append several experiences, all or none."""
         self._write(experiences, None)
 
+    @checked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
         self._require(batch_size)
@@ -83,6 +86,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     beta = 0.4
     beta_increment = 0.001
 
+    @checked
     def __init__(
         self,
         capacity: int,
@@ -106,6 +110,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
         self._write(experiences, priorities)
 
+    @checked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`."""
         self._require(batch_size)
@@ -127,15 +132,18 @@ class ExperienceBuffer:
 
     KEYS = ("state", "action", "reward", "next_state", "done")
 
+    @checked
     def __init__(self, capacity: int = 10000, *, seed: int | None = None) -> None:
         self.capacity = capacity
         self._buffer = ReplayBuffer(capacity, self.KEYS)
         self._stream = np.random.default_rng(seed)
 
+    @checked
     def push(self, state: Any, action: Any, reward: float, next_state: Any, done: bool) -> None:
         """Append one step, over the oldest one when full."""
         self._buffer.add(dict(zip(self.KEYS, (state, action, reward, next_state, done), strict=True)))
 
+    @checked
     def sample(self, batch_size: int) -> list[tuple[Any, ...]]:
         """`batch_size` different steps in random order, or every step, oldest first, when there are fewer."""
         store = self._buffer._store

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe.core.checked import checked
 from steppe.core.errors import UsageError
 from steppe.replay.buffer import (
     Experiences,
@@ -35,6 +36,7 @@ class ReplayBufferPool:
     a sampled batch also has "weights" and "indices", and experience enters with the largest priority so far.
     """
 
+    @checked
     def __init__(
         self,
         num_buffers: int = 4,
@@ -66,6 +68,7 @@ class ReplayBufferPool:
             store_block(self.store, self.turn if buffer_id is None else buffer_id, block)
             self.turn = (self.turn + (buffer_id is None)) % self.num_buffers
 
+    @checked
     def sample_batch(self, batch_size: int, buffer_id: int | None = None) -> dict[str, np.ndarray]:
         """`batch_size` independent draws over the whole pool, or over one buffer, as new arrays."""
         if buffer_id is not None:

@@ -1,0 +1,38 @@
+"""Going on with a run that was stopped, failed or was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from steppe.core import factory
+from steppe.core.config import Resolved
+from steppe.core.errors import UsageError
+from steppe.loops.main import MainLoop
+from steppe.loops.result import RunResult
+from steppe.loops.supervise import Observer
+from steppe.records.directory import RunDirectory
+
+COMPLETE = ("steps_done", "episodes_done", "target_reached")
+
+
+def resume(run: str | Path, *, steps: int | None = None, observers: Sequence[Observer] = ()) -> RunResult:
+    """Run to its end what was begun in a run's directory, from its newest whole checkpoint.
+
+    With `steps`, a run goes on to that many environment steps in total instead of those it was made for.
+    """
+    factory.stop_if_loading_main()
+    directory = RunDirectory.open(run)
+    directory.acquire()
+    try:
+        config = directory.config()
+        status = directory.store.status()
+        if steps is not None:
+            config = config.model_copy(update={"steps": steps})
+        elif status.state == "SUCCEEDED" and status.reason in COMPLETE:
+            raise UsageError(
+                f"the run {directory.id} is complete ({status.reason}): give steps to go on beyond its end"
+            )
+        return MainLoop.of(Resolved(config, directory.sources)).go_on(directory, observers)
+    finally:
+        directory.release()

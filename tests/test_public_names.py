@@ -1,0 +1,82 @@
+"""The public names: what `__all__` says is what there is, each described and annotated, and importing costs nothing."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import steppe
+
+pytestmark = pytest.mark.unit
+
+
+def test_all_is_sorted_and_resolves() -> None:
+    assert steppe.__all__ == sorted(steppe.__all__)
+    for name in steppe.__all__:
+        assert getattr(steppe, name) is not None
+    assert set(steppe._HOMES) == set(steppe.__all__) - {"__version__"}
+    assert set(steppe.__all__) <= set(dir(steppe))
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        steppe.trian  # noqa: B018
+
+
+def test_import_is_light() -> None:
+    code = "import steppe, sys, json; print(json.dumps([steppe.__version__, sorted(sys.modules)]))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    version, modules = json.loads(output)
+    assert version.count(".") == 2
+    heavy = {"torch", "gymnasium", "numba", "pydantic", "numpy", "beartype", "msgspec"}
+    assert not heavy & set(modules)
+
+
+def test_loops_of_processes_need_neither_torch_nor_numba() -> None:
+    code = "import sys; from steppe import MainLoop; assert not {'torch', 'numba'} & set(sys.modules), 'too much'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def functions() -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name in steppe.__all__:
+        thing = getattr(steppe, name)
+        if inspect.isfunction(thing):
+            found.append((name, thing))
+        elif inspect.isclass(thing) and thing.__module__.startswith("steppe."):
+            found += [(f"{name}.{key}", value) for key, value in _methods(thing)]
+    return found
+
+
+def _methods(kind: type) -> list[tuple[str, object]]:
+    """Its own public methods and constructor, class methods and properties included."""
+    found = []
+    for key, value in vars(kind).items():
+        if key.startswith("_") and key != "__init__":
+            continue
+        inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        inner = inner.fget if isinstance(inner, property) else getattr(inner, "func", inner)
+        if inspect.isfunction(inner) and inner.__module__ == kind.__module__:
+            found.append((key, inner))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in steppe.__all__ if name != "__version__"])
+def test_everything_public_has_a_docstring(name: str) -> None:
+    assert inspect.getdoc(getattr(steppe, name))
+
+
+@pytest.mark.parametrize(("name", "function"), functions(), ids=[name for name, _ in functions()])
+def test_every_public_function_is_annotated_and_described(name: str, function) -> None:
+    signature = inspect.signature(function)
+    bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name not in ("self", "cls")]
+    assert not bare
+    assert signature.return_annotation is not signature.empty
+    owner, _, method = name.partition(".")
+    thing = inspect.getattr_static(getattr(steppe, owner), method) if method else function
+    if not isinstance(thing, property) and method != "__init__":  # a class describes its properties and its constructor
+        assert inspect.getdoc(getattr(getattr(steppe, owner), method) if method else function)
