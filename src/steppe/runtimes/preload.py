@@ -3,5 +3,13 @@
 Only imports: a fork after torch has run on several threads can hang.
 """
 
+from numba.core.registry import cpu_target
+
+import steppe.agents.dqn
+import steppe.agents.ppo
+import steppe.envs.making
+import steppe.replay.memory
 import steppe.runtimes.wiring
 import steppe.transport.shm  # noqa: F401
+
+cpu_target.target_context.refresh()  # imports what the first compiled kernel would, in every process anew

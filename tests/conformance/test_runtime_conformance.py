@@ -1,0 +1,22 @@
+"""The conformance suite of runtimes over one process and many."""
+
+import pytest
+
+from steppe.runtimes import inline, processes
+from steppe.testing.runtime import RuntimeConformance
+
+pytestmark = pytest.mark.integration
+
+
+class TestInline(RuntimeConformance):
+    runtime = "inline"
+
+    def launch(self, plan, directory):
+        return inline.launch(plan, directory)
+
+
+class TestProcesses(RuntimeConformance):
+    runtime = "processes"
+
+    def launch(self, plan, directory):
+        return processes.launch(plan, directory)
