@@ -49,6 +49,7 @@ class RunView:
         self.metrics: dict[str, float] = {}  # the newest numbers that callbacks returned
         self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
         self.episodes = 0
+        self.resumed: str | None = None  # how a resumed run went on: exact, or at an episode boundary
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
         self._restarts: Counter[str] = Counter()
@@ -205,6 +206,7 @@ class RunView:
             "lag_max": self.lag_max,
             "dropped_segments": self.dropped,
             "actor_restarts": self.actor_restarts,
+            "resume": self.resumed,
             "time_shares": self.time_shares or None,
         }
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in summary.items()}
@@ -252,6 +254,16 @@ class RunView:
         self.events.append(report)
         if report.kind == "restart":
             self._restarts[report.role] += 1
+        elif report.kind == "resume":
+            self._take_resume(report)
+
+    def _take_resume(self, report: EventReport) -> None:
+        """The run goes on from a checkpoint: what its earlier life ended with is not its end. Actors say how they could."""
+        if report.role == "supervisor":
+            self.final_training = self.final_evaluation = self.reached_evaluation = None
+            self.resumed = "exact"
+        elif self.resumed is not None and report.details.get("how") != "exact":
+            self.resumed = "episode-boundary"
 
 
 def _typed(kind: type[Report], topic: str, number: int, record: dict[str, Any]) -> Report:
