@@ -215,7 +215,7 @@ def watch_patterns(store: WeightStore, versions: int) -> None:
 def some_weights(version: int) -> Weights:
     """Weights of several shapes and types whose contents follow from the version."""
     stream = np.random.default_rng(version)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "torso": stream.normal(size=(3, 5)).astype(np.float32),
         "flag": stream.integers(0, 2, 3).astype(np.uint8),
         "count": np.asarray(stream.integers(2**60), np.int64),
