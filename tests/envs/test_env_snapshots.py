@@ -1,7 +1,10 @@
 """Snapshots of worlds: restored into a new world they go on bit by bit, or say that they cannot."""
 
 import enum
+import importlib
 import random
+import sys
+import types
 from collections import deque
 
 import gymnasium as gym
@@ -162,6 +165,17 @@ def test_snapshots_do_not_change_when_the_world_goes_on():
     packed = codec.pack(state)
     rig.run(rig.actions(50, 2))
     assert codec.pack(state) == packed
+
+
+@pytest.mark.parametrize("vector", ["loop", "native"])
+def test_finished_episodes_that_nobody_asked_for_go_along(vector):
+    one, other = (Rig("CartPole-v1", EnvConfig(vector=vector), 3, seed).begin() for seed in (1, 2))
+    for action in one.actions(60, 1):
+        one.world.step(action, one.segment, 0)
+    other.world.restore(travelled(one.world.snapshot()))
+    finished = one.world.take_finished()
+    assert len(finished) > 2
+    assert other.world.take_finished() == finished
 
 
 def test_there_is_nothing_to_take_before_the_first_reset():
@@ -355,6 +369,17 @@ def test_what_is_no_state_stays_as_the_new_environment_has_it(harmless):
     assert heir.held is harmless
     with pytest.raises(CannotResume, match=r"Holder\.held should be"):
         rebuild(Holder(3), tree)
+
+
+def test_a_class_that_works_with_a_compiled_module_is_not_trusted(monkeypatch):
+    home = types.ModuleType("home_of_physics")
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    client = type("Client", (), {"__module__": home.__name__})
+    reading.Reading().object(Holder(client()))
+    home.physics = importlib.import_module("msgspec._core")
+    other = type("Client", (), {"__module__": home.__name__})
+    with pytest.raises(reading.Unreadable, match=r"home_of_physics\.Client, which works with msgspec\._core"):
+        reading.Reading().object(Holder(other()))
 
 
 def test_a_function_bound_to_a_random_stream_is_refused_although_the_stream_can_be_read():

@@ -129,7 +129,7 @@ class NativeWorld:
     def restore(self, state: Tree) -> None:
         """Go where the world of a snapshot was; raises CannotResume."""
         self._state.give(state)
-        self.steps = int(state["steps"])
+        self.steps = int(state.get("steps", 0))
 
     def close(self) -> None:
         """Close the environments."""

@@ -179,7 +179,6 @@ class Tape:
             raise CannotResume(
                 f"{name} raised {type(error).__name__} while its episode was repeated: {error}"
             ) from error
-        self._before = tree["before"]
         arrived = self.take()
         if ended or arrived is None or codec.pack(arrived["seen"]) != codec.pack(tree["seen"]):
             raise CannotResume(f"repeating the actions of the episode under way did not lead {name} where it was")
