@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Interrupts:
-    """Takes Ctrl-C and SIGTERM: the first asks for a good end, the second is a KeyboardInterrupt.
+    """Takes Ctrl-C and SIGTERM: the first asks for a good end, the second is a KeyboardInterrupt, later ones are nothing.
 
     Outside the main thread it leaves signals alone.
     """
@@ -61,9 +61,10 @@ class Interrupts:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if self.count > 1:
+        if self.count == 1:
+            self.on_first()
+        elif self.count == 2:  # a third would break into the cleaning up after the second
             raise KeyboardInterrupt
-        self.on_first()
 
 
 class Supervisor:
