@@ -101,7 +101,7 @@ def test_arrays_are_aligned_and_writable():
 @pytest.mark.parametrize(
     ("tree", "where"),
     [
-        ({"a": [1, {2}]}, r"tree\['a'\]\[1\] is a set"),
+        ({"a": [1, {2}]}, r"tree\['a'\]\[1\]: a set"),
         ({"a": np.array(["x"])}, "dtype"),
         ({"a": np.array([object()])}, "dtype"),
         ({"a": {1.5: 0}}, "key 1.5"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import struct
 import zlib
@@ -37,6 +38,8 @@ _DTYPES = {
     np.dtype(name).name: np.dtype(name).newbyteorder("<")
     for name in ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 }
+_AS_IS = frozenset({type(None), bool, float, str, bytes})
+_PLAIN: tuple[type[Any], ...] = (str, bytes, float, dict, list, tuple)
 _BROKEN = (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError)
 _COUNTERS = [field.name for field in dataclasses.fields(Weights) if field.name not in ("layout", "buffer")]
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -48,7 +51,11 @@ def pack(tree: Any) -> bytes:
     Tuples come back as lists; NumPy scalars keep their type. Anything else is a TypeError that says where it is.
     """
     arrays: list[np.ndarray] = []
-    structure = msgspec.msgpack.encode(_plain(tree, arrays, "tree"))
+    try:
+        plain = _plain(tree, arrays)
+    except TypeError as error:
+        raise TypeError(f"{_place(tree)}: {error}") from None
+    structure = msgspec.msgpack.encode(plain)
     parts: list[Buffer] = [structure]
     end = _HEAD.size + len(structure)
     for array in arrays:
@@ -141,36 +148,58 @@ def checked_layout(rows: Any, nbytes: int) -> Layout:
     return Layout(tuple(entries))
 
 
-def _plain(value: Any, arrays: list[np.ndarray], where: str) -> Any:
-    """`value` as msgpack can say it, with arrays moved to the list."""
-    if isinstance(value, np.ndarray):
-        array = np.asarray(value, dtype=_little(value.dtype, where), order="C")
-        arrays.append(array)
-        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode([array.dtype.name, array.shape]))
-    if isinstance(value, np.generic):
-        little = np.asarray(value, dtype=_little(value.dtype, where))
-        return msgspec.msgpack.Ext(_SCALAR, msgspec.msgpack.encode([value.dtype.name, little.tobytes()]))
-    if value is None or isinstance(value, bool | float | str | bytes):
+def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
+    """`value` as msgpack can say it, with arrays moved to the list. On the hot path: an actor's state is packed after
+    every segment, and is mostly small plain values."""
+    kind = type(value)
+    if kind in _AS_IS:
         return value
+    if kind is dict:
+        return {key if type(key) is str else _key(key): _plain(item, arrays) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [_plain(item, arrays) for item in value]
+    if kind is np.ndarray:
+        array = np.asarray(value, dtype=_little(value.dtype), order="C")
+        arrays.append(array)
+        return _array_head(array.dtype, array.shape)
+    if isinstance(value, np.generic):
+        little = np.asarray(value, dtype=_little(value.dtype))
+        return msgspec.msgpack.Ext(_SCALAR, msgspec.msgpack.encode([value.dtype.name, little.tobytes()]))
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_BIG_INT, _big(value))
-    if isinstance(value, list | tuple):
-        return [_plain(item, arrays, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {_key(key, where): _plain(item, arrays, f"{where}[{key!r}]") for key, item in value.items()}
-    raise TypeError(f"{where} is a {type(value).__name__}, which cannot be packed")
+    for plain in _PLAIN:
+        if isinstance(value, plain):  # of a subclass
+            return _plain(plain(value), arrays)
+    raise TypeError(f"a {kind.__name__} cannot be packed")
 
 
-def _little(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
+@functools.lru_cache(maxsize=1024)
+def _array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode([dtype.name, shape]))
+
+
+@functools.lru_cache(maxsize=64)
+def _little(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.name not in _DTYPES:
-        raise TypeError(f"{where} has dtype {dtype}, which cannot be packed")
+        raise TypeError(f"dtype {dtype} cannot be packed")
     return _DTYPES[dtype.name]
 
 
-def _key(key: Any, where: str) -> str | int:
+def _key(key: Any) -> str | int:
     if isinstance(key, bool) or not isinstance(key, str | int) or (isinstance(key, int) and key.bit_length() > 63):
-        raise TypeError(f"{where} has the key {key!r}; keys are text or 64-bit integers")
+        raise TypeError(f"the key {key!r} cannot be packed: keys are text or 64-bit integers")
     return key
+
+
+def _place(value: Any, where: str = "tree") -> str:
+    """Which part of a tree cannot be packed."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        try:
+            _plain(item, [])
+        except TypeError:
+            return _place(item, f"{where}[{key!r}]")
+    return where
 
 
 def _big(value: int) -> bytes:
