@@ -1,0 +1,83 @@
+"""The same seed gives the same weights, bit for bit: twice over, and in one process as in many."""
+
+from __future__ import annotations
+
+import pytest
+
+from steppe.core.config import resolve
+from steppe.loops.main import run_experiment
+
+pytestmark = pytest.mark.integration
+
+SMALL = {"steps": 1500, "envs": 4, "hidden": (16, 16), "evaluation.episodes": 5, "evaluation.every_steps": 400}
+PPO = {"algo": "ppo", "segment_steps": 32, "minibatch_size": 64, "epochs": 2}
+DQN = {"algo": "dqn", "segment_steps": 16, "batch_size": 32, "learning_starts": 200, "samples_per_insert": 8.0}
+CASES = {
+    "ppo, native vectors": {**PPO, "env": "CartPole-v1"},
+    "ppo, our loop": {**PPO, "env": "CartPole-v1", "environment.vector": "loop"},
+    "ppo, continuous": {**PPO, "env": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True},
+    "dqn, native vectors": {**DQN, "env": "CartPole-v1"},
+    "dqn, our loop, everything": {
+        **DQN, "env": "steppe/Identity-v0", "prioritized": True, "n_step": 3, "dueling": True, "normalize_obs": True,
+    },
+}  # fmt: skip
+
+
+def run(runtime, tmp_path, name, **settings):
+    layer = {**SMALL, "seed": 7, "runtime": runtime, "run_dir": tmp_path / name, **settings}
+    result = run_experiment(resolve(("call", layer)))
+    assert result.state == "SUCCEEDED", result.message
+    assert result.env_steps >= layer["steps"]
+    assert result.updates > 0
+    return result
+
+
+def figures(result):
+    names = (
+        "weights_sha256",
+        "env_steps",
+        "updates",
+        "version",
+        "eval_return_mean",
+        "eval_return_std",
+        "eval_episodes",
+    )
+    return {name: result.summary[name] for name in names}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sync_is_the_same_on_every_runtime(case, tmp_path):
+    settings = {"mode": "sync", "actors": 2, **CASES[case]}
+    one, two = run("inline", tmp_path, "one", **settings), run("inline", tmp_path, "two", **settings)
+    beside = run("processes", tmp_path, "beside", **settings)
+    assert figures(one) == figures(two) == figures(beside)
+
+
+@pytest.mark.parametrize("algo", ["ppo, native vectors", "dqn, our loop, everything"])
+def test_single_is_the_same_on_every_runtime(algo, tmp_path):
+    settings = {"mode": "single", **CASES[algo]}
+    assert figures(run("inline", tmp_path, "one", **settings)) == figures(run("processes", tmp_path, "two", **settings))
+
+
+@pytest.mark.parametrize("case", ["ppo, continuous", "dqn, our loop, everything"])
+def test_another_seed_gives_other_weights(case, tmp_path):
+    settings = {"mode": "sync", "actors": 2, **CASES[case]}
+    one = run("inline", tmp_path, "one", **settings)
+    other = run("inline", tmp_path, "other", **settings | {"seed": 8})
+    assert one.weights_sha256 != other.weights_sha256
+    assert one.eval_return_mean != other.eval_return_mean
+
+
+def test_how_often_it_is_judged_changes_nothing(tmp_path):
+    """Evaluation has random numbers of its own."""
+    settings = {"mode": "sync", "actors": 2, **CASES["ppo, our loop"]}
+    often = run("inline", tmp_path, "often", **settings | {"evaluation.every_steps": 100})
+    never = run("inline", tmp_path, "never", **settings | {"evaluation.every_steps": 10**9})
+    assert figures(often) == figures(never)
+
+
+def test_watching_changes_nothing(tmp_path):
+    settings = {"mode": "sync", "actors": 2, **CASES["ppo, native vectors"]}
+    plain = run("inline", tmp_path, "plain", **settings)
+    watched = run("inline", tmp_path, "watched", **settings | {"flow.trace_spans": 50, "checkpoint.every_s": 0.01})
+    assert figures(plain) == figures(watched)
