@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -22,7 +23,9 @@ from steppe.roles.context import FINISH, PAUSE, RUN, STOP
 from steppe.runtimes.turns import Fault, Handle
 
 TICK_S = 0.2
-STOP_S = 4.0  # how long roles have to end in good order when the user asked for the end
+STOP_S = 4.0  # how long all roles together have to end in good order when the user asked for the end
+KILL_S = 0.2  # what they have when that time is used up
+BEAT_S = 2.0
 FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
 
 Observer = Callable[[RunView], object]
@@ -102,12 +105,33 @@ class Supervisor:
     def run(self, observers: Sequence[Observer]) -> Outcome:
         """Watch until the run is over, then bring everything down."""
         self.directory.store.set_status("RUNNING")
+        deadline: float | None = None
         try:
-            outcome = self._watch(observers)
-            self.directory.store.set_status("STOPPING", outcome.reason)
-            return self._wind_up(outcome, observers)
+            with self._heart():
+                outcome = self._watch(observers)
+                self.directory.store.set_status("STOPPING", outcome.reason)
+                deadline = time.monotonic() + STOP_S
+                return self._wind_up(outcome, deadline, observers)
         finally:
-            self.handle.close(timeout_s=STOP_S if self.interrupts.count < 2 else 0.0)
+            left_s = STOP_S if deadline is None else max(KILL_S, deadline - time.monotonic())
+            self.handle.close(timeout_s=left_s if self.interrupts.count < 2 else 0.0)
+
+    @contextlib.contextmanager
+    def _heart(self) -> Iterator[None]:
+        """A heartbeat from a thread of its own: a long step, here or in an observer, is no sign of death."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(BEAT_S):
+                self.directory.store.heartbeat()
+
+        thread = threading.Thread(target=beat, name="steppe-heart", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _watch(self, observers: Sequence[Observer]) -> Outcome:
         while True:
@@ -152,16 +176,16 @@ class Supervisor:
         steps = self.config.steps
         return Outcome("SUCCEEDED", "episodes_done" if steps is None or self.view.env_steps < steps else "steps_done")
 
-    def _wind_up(self, outcome: Outcome, observers: Sequence[Observer]) -> Outcome:
+    def _wind_up(self, outcome: Outcome, deadline: float, observers: Sequence[Observer]) -> Outcome:
         """Actors stop, the learner writes its checkpoint, and a run that is complete gets its last evaluation."""
         self.handle.ask("actor", STOP)
         self.handle.ask("learner", STOP)
         complete = outcome.reason in ("steps_done", "episodes_done")
-        self._wait_for("learner", STOP_S, observers)
+        self._wait_for("learner", deadline, observers)
         self._show(observers)
         self._recording = False
         self.handle.ask("manager", FINISH if complete else STOP)
-        self._wait_for("manager", FINISH_S if complete else STOP_S, observers)
+        self._wait_for("manager", time.monotonic() + FINISH_S if complete else deadline, observers)
         if complete and (faults := self.handle.faults()):
             return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
         if not complete:
@@ -175,15 +199,13 @@ class Supervisor:
             return Outcome("FAILED", "target_not_reached", f"no evaluation reached {self.config.target_return:g}")
         return outcome
 
-    def _wait_for(self, kind: str, timeout_s: float, observers: Sequence[Observer]) -> None:
-        deadline = time.monotonic() + timeout_s
+    def _wait_for(self, kind: str, deadline: float, observers: Sequence[Observer]) -> None:
         while not self.handle.ended(kind) and time.monotonic() < deadline:
             self.handle.advance(TICK_S)
             self._show(observers)
 
     def _show(self, observers: Sequence[Observer]) -> None:
         self.view.refresh()
-        self.directory.store.heartbeat()
         for observer in observers:
             self._heed(observer(self.view))
 
