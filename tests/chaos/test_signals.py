@@ -1,0 +1,176 @@
+"""Ctrl-C, SIGTERM and worse for a real training process, at random moments: it ends, with nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from steppe.core.errors import SteppeError
+from steppe.core.links import TRAINING
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
+from steppe.transport.shm import make_room, remove_room
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = Path(__file__).with_name("chaos_run.py")
+RUN = f"chaos{os.getpid()}"  # others may be running the same tests
+PATIENCE_S = 90.0  # only bounds how long a failure takes
+ENDLESS = {"env": "CartPole-v1", "mode": "async", "actors": 2, "steps": 10**9, "envs": 4, "hidden": [16], "epochs": 1}
+
+
+@contextmanager
+def training(tmp_path, **settings):
+    """A run in a session of its own, so that a signal to its group reaches nobody else."""
+    order = json.dumps({**ENDLESS, "run_dir": str(tmp_path / RUN), **settings})
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, order], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for pid in session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def session(sid):
+    """The processes of a session that are still alive."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, owner = path.read_bytes().rpartition(b")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(owner) == sid and state not in (b"Z", b"X"):
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_until(true, process=None):
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        assert process is None or process.poll() is None, process.communicate()[1]
+        time.sleep(0.005)
+
+
+def status(tmp_path):
+    try:
+        return RunDirectory.open(tmp_path / RUN).store.status()
+    except SteppeError:
+        return None
+
+
+def trained(tmp_path):
+    """Whether the learner has reported updates."""
+    return status(tmp_path) is not None and bool(RunDirectory.open(tmp_path / RUN).store.read(TRAINING))
+
+
+def rooms():
+    return list(Path("/dev/shm").glob(f"steppe-{RUN}-*"))
+
+
+def require_clean_end(process, tmp_path):
+    """The process is gone with its session and its room; returns (what it printed, its standard error)."""
+    out, errors = process.communicate(timeout=PATIENCE_S)
+    wait_until(lambda: not session(process.pid))
+    assert rooms() == []
+    return out, errors
+
+
+MOMENTS = {
+    "importing": lambda tmp_path: True,
+    "starting": lambda tmp_path: status(tmp_path) is not None,
+    "running": lambda tmp_path: (found := status(tmp_path)) is not None and found.state == "RUNNING",
+    "training": trained,
+}
+
+
+def send_to_group(process, number):
+    os.killpg(process.pid, number)
+
+
+def send_to_one(process, number):
+    process.send_signal(number)
+
+
+@pytest.mark.parametrize(
+    ("number", "send", "moment"),
+    [
+        *[(signal.SIGINT, send_to_group, moment) for moment in MOMENTS],
+        *[(signal.SIGTERM, send_to_one, moment) for moment in ("starting", "training")],
+        (signal.SIGTERM, send_to_group, "training"),
+    ],
+    ids=lambda value: getattr(value, "name", None) or getattr(value, "__name__", value),
+)
+def test_one_signal_ends_a_run_in_good_order(number, send, moment, tmp_path):
+    extra_s = random.Random(f"{number} {moment}").uniform(0.0, 0.7)
+    with training(tmp_path) as process:
+        wait_until(lambda: MOMENTS[moment](tmp_path), process)
+        began = trained(tmp_path)
+        time.sleep(extra_s)  # not to wait for anything: the moment is to be a random one
+        send(process, number)
+        out, errors = require_clean_end(process, tmp_path)
+    if not out and status(tmp_path) is None:
+        assert moment == "importing", errors  # it ended before there was a run
+        return
+    if moment == "importing" and not out:
+        assert status(tmp_path).state in ("LOST", "FAILED", "STOPPED"), errors
+        return
+    assert json.loads(out)["reason"] == "interrupted", errors
+    assert status(tmp_path).state == "STOPPED"
+    assert "Traceback" not in errors
+    if began:
+        checkpoint = Checkpoints(tmp_path / RUN / "checkpoints").latest()
+        assert checkpoint.weights.env_steps > 0
+        assert checkpoint.weights.updates > 0
+
+
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_more_signals_end_it_at_once(runtime, tmp_path):
+    """An environment that never comes back cannot end in good order."""
+    marker = tmp_path / "stuck"
+    env = {"env": "__main__:StuckEnv", "environment.kwargs": {"marker": str(marker)}, "runtime": runtime}
+    with training(tmp_path, **env) as process:
+        wait_until(marker.exists, process)
+        while process.poll() is None:  # a second signal that comes too early is one with the first
+            send_to_group(process, signal.SIGINT)
+            time.sleep(0.05)
+        out, errors = require_clean_end(process, tmp_path)
+    assert json.loads(out)["state"] == "STOPPED", errors
+    assert status(tmp_path).state == "STOPPED"
+
+
+def test_an_environment_that_is_stuck_is_not_waited_for(tmp_path):
+    marker = tmp_path / "stuck"
+    env = {"env": "__main__:StuckEnv", "environment.kwargs": {"marker": str(marker)}}
+    with training(tmp_path, **env) as process:
+        wait_until(marker.exists, process)
+        send_to_one(process, signal.SIGTERM)
+        out, errors = require_clean_end(process, tmp_path)
+    assert json.loads(out) == {"state": "STOPPED", "reason": "interrupted", "message": "stopped by a signal"}, errors
+
+
+def test_a_killed_supervisor_takes_its_processes_along(tmp_path):
+    with training(tmp_path) as process:
+        wait_until(lambda: trained(tmp_path), process)
+        assert len(session(process.pid)) > 4
+        (left,) = rooms()
+        process.kill()
+        process.communicate()
+        wait_until(lambda: not session(process.pid))
+    found = status(tmp_path)
+    assert (found.state, found.reason) == ("LOST", "process_dead")
+    next_room = make_room("next", 1)  # as the next run would
+    assert not left.exists()
+    remove_room(next_room)
