@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.9.9
 
-.PHONY: demo test check format lock clean
+.PHONY: demo test check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ check: $(VENV)/.ready
 format: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+pictures: $(VENV)/.ready
+	$(BIN)/python scripts/draw_pictures.py
 
 lock:
 	uv pip compile pyproject.toml --all-extras --generate-hashes --python-version 3.11 -q -o requirements.lock

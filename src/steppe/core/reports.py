@@ -31,7 +31,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class TrainingReport(Report, kw_only=True):
-    """The learner, every second and at the end. Counts and seconds are totals since the run began."""
+    """The learner, twice a second and at the end. Counts and seconds are totals since the run began."""
 
     version: int
     updates: int
@@ -48,7 +48,7 @@ class TrainingReport(Report, kw_only=True):
 
 
 class ActorReport(Report, kw_only=True):
-    """An actor, every two seconds and at the end. `episodes` are those finished since its last report."""
+    """An actor, twice a second and at the end. `episodes` are those finished since its last report."""
 
     actor: int
     epoch: int

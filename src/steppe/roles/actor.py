@@ -19,7 +19,7 @@ from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
 from steppe.roles.gates import Gate
 
-REPORT_EVERY_S = 2.0
+REPORT_EVERY_S = 0.5
 
 
 class Actor:

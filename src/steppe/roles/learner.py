@@ -17,7 +17,7 @@ from steppe.core.weights import Weights
 from steppe.roles.context import PAUSE, POLICY, Context
 from steppe.roles.gates import Intake
 
-REPORT_EVERY_S = 1.0
+REPORT_EVERY_S = 0.5
 
 Save = Callable[[Weights, Tree, dict[str, int | float]], None]
 

@@ -1,0 +1,69 @@
+"""Draws the pictures in docs/img from real runs: a timeline for each mode, and the live view. Run by `make pictures`."""
+
+from __future__ import annotations
+
+import tempfile
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+import steppe
+from steppe.cli.live import render
+from steppe.records.directory import RunDirectory
+from steppe.records.timeline import Span, read_spans, timeline_svg
+from steppe.records.view import RunView
+
+IMAGES = Path(__file__).parent.parent / "docs" / "img"
+WINDOW_S = 0.25
+MODES = {
+    "single": {"actors": 1},
+    "sync": {"actors": 3},
+    "async": {"actors": 3},
+}
+
+
+def timeline(mode: str, root: Path) -> None:
+    """Record a short run and draw a quarter of a second from its middle."""
+    settings = {
+        "environment.vector": "loop",
+        "flow.trace_spans": 400,
+        "evaluation.every_steps": 1500,
+        "evaluation.episodes": 4,
+        "evaluation.max_episode_steps": 30,
+    }
+    result = steppe.train(
+        "CartPole-v1", mode=mode, envs=4, steps=12_000, segment_steps=32, run_dir=root / mode, **MODES[mode], **settings
+    )
+    spans = read_spans(RunDirectory.open(result.path).store)
+    title = f"{mode}: a quarter of a second of a recorded run"
+    (IMAGES / f"timeline-{mode}.svg").write_text(timeline_svg(window(spans), title=title, window_s=WINDOW_S))
+
+
+def window(spans: list[Span]) -> list[Span]:
+    """The spans around the second evaluation, when everything has warmed up."""
+    evaluations = [span for span in spans if span.phase == "evaluate"]
+    start = evaluations[min(1, len(evaluations) - 1)].start_s - WINDOW_S / 4
+    return [span for span in spans if span.start_s >= start and span.start_s < start + WINDOW_S]
+
+
+def live_view(root: Path) -> None:
+    """Train for some seconds and draw what the live view showed last before the end."""
+    seen: list[str] = []
+
+    def draw(view: RunView) -> None:
+        if view.state == "RUNNING" and view.env_steps:
+            console = Console(record=True, width=100, file=StringIO(), force_terminal=True)
+            console.print(render(view))
+            seen.append(console.export_svg(title="steppe train CartPole-v1 --mode async --actors 2"))
+
+    steppe.train("CartPole-v1", mode="async", actors=2, steps=400_000, run_dir=root / "cartpole", callbacks=[draw])
+    (IMAGES / "live-view.svg").write_text(seen[-1])
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        for mode in MODES:
+            timeline(mode, Path(directory))
+        live_view(Path(directory))
