@@ -157,7 +157,8 @@ class DistributedAgent:
         """What workers in that environment need to act; binds an agent that has met no world yet."""
         if self._world is None:
             self.bind(environment)
-        return Recipe(self.algo, self.config, self.agent.weights())
+        weights = self.agent.weights()  # first: building the agent fits its configuration to the world
+        return Recipe(self.algo, self.config, weights)
 
     def learn_from_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Improve from one batch and return its statistics.

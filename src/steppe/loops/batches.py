@@ -75,7 +75,7 @@ def segment_of(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[Fie
 def _seams(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) -> np.ndarray:
     """Where the next row does not begin with what this one ended with."""
     seams = np.zeros(len(obs), bool)
-    seams[:-1] = (obs[1:] != next_obs[:-1]).reshape(len(obs) - 1, -1).any(axis=1)
+    seams[:-1] = (obs[1:] != next_obs[:-1]).any(axis=tuple(range(1, obs.ndim)))
     if episode is not None:
         seams[:-1] |= np.asarray(episode)[1:] != np.asarray(episode)[:-1]
     return seams

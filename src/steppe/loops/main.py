@@ -315,7 +315,7 @@ def _launch(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: 
         from steppe.runtimes import inline
 
         return inline.launch(plan, directory, _parts(plan, agent, pool))
-    if agent.built:
+    if agent.built and plan.resume is None:
         made = agent.agent
         Checkpoints(directory.start, 1).save(made.weights(), {"agent": made.state()}, {})
     return processes.launch(plan, directory)

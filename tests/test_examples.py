@@ -1,0 +1,57 @@
+"""Every example runs as a user would run it, only shorter, and says what it should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MAX_LINES = 60
+
+RUNS = {
+    "callback.py": (["30"], "STOPPED (stopped_by_callback)"),
+    "composition.py": (["40"], "evaluation: "),
+    "custom_environment.py": (["2000"], "mean return -"),
+    "custom_network.py": (["2000"], "with residual_network"),
+    "load_and_act.py": ([], "for CartPole-v1"),
+    "script_without_main_guard.py": (["2000"], "SUCCEEDED: "),
+}
+
+
+def run(name: str, arguments: list[str], runs: Path) -> str:
+    # From a directory of its own: what a script defines is found by its path, wherever it is run from.
+    environ = {**os.environ, "STEPPE_RUNS": str(runs), "PYTHONWARNINGS": "error"}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, cwd=runs, env=environ, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr.strip(), done.stderr
+    return done.stdout
+
+
+def test_every_example_is_short_and_run_here() -> None:
+    found = {path.name: path.read_text() for path in EXAMPLES.glob("*.py")}
+    assert set(found) == {*RUNS, "train_cartpole.py"}
+    for name, text in found.items():
+        assert len(text.splitlines()) <= MAX_LINES, name
+        assert text.startswith('"""'), f"{name} says what it shows"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_example(name: str, tmp_path: Path) -> None:
+    arguments, said = RUNS[name]
+    assert said in run(name, arguments, tmp_path)
+
+
+def test_one_word_changes_the_runtime_and_nothing_else(tmp_path: Path) -> None:
+    weights = set()
+    for runtime in ("inline", "processes"):
+        output = run("train_cartpole.py", [runtime, "5000"], tmp_path)
+        assert "SUCCEEDED after" in output
+        weights.add(output.partition("weights ")[2].partition(",")[0])
+    assert len(weights) == 1, "sync learns the same on every runtime"
