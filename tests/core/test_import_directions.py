@@ -1,0 +1,138 @@
+"""The rooms' directions and what may be imported where, read from the source with `ast`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import steppe
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(steppe.__file__).parent
+LEVELS = {
+    "core": 0,
+    "envs": 1, "agents": 1, "replay": 1, "params": 1, "transport": 1, "records": 1,
+    "roles": 2,
+    "runtimes": 3,
+    "loops": 4,
+    "control": 5, "cli": 5,
+    "testing": 6, "classic.py": 6, "__init__.py": 6, "__main__.py": 6,
+}  # fmt: skip
+BESIDE = {"cli": {"control"}}  # rooms of one level that may look at each other
+# Package → where it may be imported: rooms, or files. A file with "()" only inside functions.
+HOMES = {
+    "torch": {"agents", "runtimes/turns.py()", "cli/doctor.py()"},
+    "numba": {"agents", "envs", "replay", "runtimes/preload.py"},
+    "gymnasium": {"envs", "loops/loading.py", "cli/info.py()", "cli/doctor.py()", "testing"},
+    "pettingzoo": {"envs"},
+    "PIL": {"envs", "records"},
+    "pygame": {"envs", "cli/doctor.py()"},
+    "tensorboard": {"records"},
+    "wandb": {"records"},
+    "safetensors": {"records", "replay", "params"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "pydantic": {"core", "control"},
+    "ray": {"transport/ray.py", "runtimes/ray.py"},
+    "mpi4py": {"transport/mpi.py", "runtimes/mpi.py"},
+    "confluent_kafka": {"transport/kafka.py", "runtimes/kafka.py"},
+    "kubernetes": {"control/kubernetes.py"},
+    "grpc": {"params"},
+    "fastapi": {"control"},
+    "uvicorn": {"control", "cli"},
+    "mcp": {"control"},
+    "pytest": {"testing"},
+    "scipy": set(),
+    "psutil": set(),
+}  # fmt: skip
+UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def room_of(file: str) -> str:
+    return file.split("/")[0]
+
+
+def tree_of(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text(), file)
+
+
+def imports_of(file: str) -> Iterator[tuple[str, bool]]:
+    """(module, whether only inside a function) of every import; what only types need is left out."""
+    waiting: list[tuple[ast.AST, bool]] = [(tree_of(file), False)]
+    while waiting:
+        node, inside = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += [(child, inside) for child in node.orelse]
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively: say the room"
+            yield node.module or "", inside
+            if node.module == "steppe":
+                yield from ((f"steppe.{alias.name}", inside) for alias in node.names)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports_point_towards_core(file):
+    room = room_of(file)
+    assert room in LEVELS, f"{room} is a new room: give it a level here and in the plan of the house"
+    for module, _ in imports_of(file):
+        parts = module.split(".")
+        if parts[0] != "steppe" or len(parts) == 1:
+            continue
+        other = parts[1] if parts[1] in LEVELS else f"{parts[1]}.py"
+        if other == room or other not in LEVELS or other in BESIDE.get(room, set()):
+            continue
+        assert LEVELS[other] < LEVELS[room], f"{file} imports {module}: {room} may not look at {other}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_heavy_packages_stay_in_their_rooms(file):
+    for module, inside in imports_of(file):
+        homes = HOMES.get(module.split(".")[0])
+        if homes is None or room_of(file) in homes or file in homes:
+            continue
+        assert inside, f"{file} imports {module} at the top; only these may: {sorted(homes)}"
+        assert f"{file}()" in homes, f"{file} imports {module}; only these may: {sorted(homes)}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nothing_unsafe(file):
+    """No pickle, no code from data, no swallowed errors."""
+    unsafe = [module for module, _ in imports_of(file) if module.split(".")[0] in UNSAFE]
+    assert not unsafe, f"{file} imports {unsafe}"
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("eval", "exec", "torch.load", "np.load", "__import__"), (
+                f"{file}:{node.lineno} calls {called}"
+            )
+        if isinstance(node, ast.ExceptHandler):
+            wide = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+            silent = all(isinstance(line, ast.Pass) for line in node.body)
+            assert not (wide and silent), f"{file}:{node.lineno} swallows whatever happens"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_says_what_it_is_for(file):
+    tree = tree_of(file)
+    assert not tree.body or ast.get_docstring(tree), f"{file} does not say what it is for"
+
+
+@pytest.mark.parametrize(
+    "module", ["steppe", "steppe.core.config", "steppe.loops.main", "steppe.cli.main", "steppe.runtimes.processes"]
+)
+def test_a_supervisor_never_imports_torch(module):
+    script = f"import sys, {module}; print([name for name in ('torch', 'numba', 'tensorboard') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
