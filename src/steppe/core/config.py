@@ -15,11 +15,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
+from steppe.core import factory
 from steppe.core.algorithms import AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
 from steppe.core.errors import ConfigError, nearest
 
 PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
+RUNTIMES = ("inline", "processes")
 RESERVED = {"STEPPE_RUNS"}  # where runs are kept: not part of a run's configuration
 
 
@@ -67,6 +69,9 @@ class FlowConfig(Frozen):
     hang_s: PositiveFloat = Field(
         120.0, description="An actor or manager that takes longer than this for one step counts as hung."
     )
+    record_arrivals: bool = Field(
+        False, description="Async: write down which segments were learned from, and when, for `steppe rerun`."
+    )
     trace_spans: Annotated[int, Field(ge=0)] = Field(
         0, description="Pieces of work per role whose times go into the event log, for timelines."
     )
@@ -105,7 +110,9 @@ class RunConfig(Frozen):
 
     env: str = Field(description="Gymnasium id, `module:Id`, or `module:function` that makes an environment.")
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
-    runtime: Literal["inline", "processes"] = Field("processes", description="Where the roles live.")
+    runtime: str = Field(
+        "processes", description="Where the roles live: inline, processes, or `module:function` of your own."
+    )
     mode: Literal["single", "sync", "async"] | None = Field(
         None, description="How they take turns; single for one actor, else sync, if absent."
     )
@@ -121,6 +128,9 @@ class RunConfig(Frozen):
     restarts: Annotated[int, Field(ge=0)] = Field(
         0, description="How often the run resumes by itself after its learner died."
     )
+    init_from: str | None = Field(
+        None, description="Begin with the weights of another run, by its name or directory; the optimizer begins anew."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:n.")
     name: str | None = Field(None, description="Name of the run.")
     run_dir: Path | None = Field(None, description="Directory of this run; runs/NAME if absent.")
@@ -129,6 +139,13 @@ class RunConfig(Frozen):
     flow: FlowConfig = Field(FlowConfig(), description="How experience and weights travel.")
     evaluation: EvalConfig = Field(EvalConfig(), description="How weights are judged.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is written down.")
+
+    @field_validator("runtime")
+    @classmethod
+    def _runtime(cls, value: str) -> str:
+        if value not in RUNTIMES and not factory.is_reference(value):
+            raise ValueError(f"there is no such runtime; there are: {', '.join(RUNTIMES)}.{nearest(value, RUNTIMES)}")
+        return value
 
     @field_validator("device")
     @classmethod
@@ -142,6 +159,10 @@ class RunConfig(Frozen):
             object.__setattr__(self, "steps", DEFAULT_STEPS)
         if mode == "single" and self.actors != 1:
             raise ConfigError(f"mode 'single' has one actor, not {self.actors}: use --mode sync or --mode async")
+        if self.flow.record_arrivals and mode != "async":
+            raise ConfigError(
+                f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
+            )
 
 
 @dataclass(frozen=True)

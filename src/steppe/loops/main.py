@@ -24,7 +24,7 @@ from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
 from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
 from steppe.records.view import RunView
-from steppe.runtimes import processes
+from steppe.runtimes import launcher, processes
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Handle
 
@@ -51,11 +51,18 @@ def train(
     them to the run's curves.
     """
     factory.stop_if_loading_main()
-    given = {name: factory.reference(value) if callable(value) else value for name, value in settings.items()}
+    given = {name: _by_name(value) for name, value in settings.items()}
     layer = {"env": factory.reference(env), "algo": factory.reference(algo), **given}
     result = run_experiment(resolve(("call", layer)), observers=callbacks)
     result.raise_for_fault()
     return result
+
+
+def _by_name(value: Any) -> Any:
+    """A setting with its callables named, alone or in a list."""
+    if isinstance(value, list | tuple):
+        return [_by_name(item) for item in value]
+    return factory.reference(value) if callable(value) else value
 
 
 def run_experiment(resolved: Resolved, *, observers: Sequence[Observer] = ()) -> RunResult:
@@ -318,7 +325,7 @@ def _launch(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: 
     if agent.built and plan.resume is None:
         made = agent.agent
         Checkpoints(directory.start, 1).save(made.weights(), {"agent": made.state()}, {})
-    return processes.launch(plan, directory)
+    return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
 
 
 def _parts(plan: Plan, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Parts:
