@@ -1,0 +1,182 @@
+"""Callables as text: what can be found again, where, and the user's script in another process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steppe.core import factory
+from steppe.core.errors import FactoryError
+
+pytestmark = pytest.mark.unit
+
+
+def module_level():
+    return "found"
+
+
+class Home:
+    class Inner:
+        pass
+
+    @staticmethod
+    def build():
+        return "built"
+
+
+class TestReferences:
+    @pytest.mark.parametrize(
+        ("thing", "text"),
+        [
+            (module_level, "test_factory:module_level"),
+            (Home, "test_factory:Home"),
+            (Home.Inner, "test_factory:Home.Inner"),
+            (Home.build, "test_factory:Home.build"),
+            (os.path.join, "posixpath:join"),
+            (Path, "pathlib:Path"),
+            ("any:text", "any:text"),
+        ],
+    )
+    def test_what_has_a_name_travels_by_it(self, thing, text):
+        assert factory.reference(thing) == text
+        if not isinstance(thing, str):
+            assert factory.resolve(text) is thing
+
+    def test_what_has_none_is_known_here_alone(self):
+        def inner():
+            return 1
+
+        things = [lambda: 2, inner, functools.partial(module_level), Home().build.__call__]
+        texts = [factory.reference(thing) for thing in things]
+        assert all(text.startswith("local:") for text in texts)
+        assert len(set(texts)) == len(texts)
+        assert [factory.reference(thing) for thing in things] == texts
+        assert all(factory.resolve(text) is thing for text, thing in zip(texts, things, strict=True))
+
+    def test_a_name_that_means_something_else_now_is_not_used(self):
+        def module_level():
+            return "another"
+
+        module_level.__qualname__ = "module_level"
+        assert factory.reference(module_level).startswith("local:")
+
+    @pytest.mark.parametrize(
+        ("text", "is_one"),
+        [
+            ("package.module:name", True), ("module:Class.method", True), ("local:3", True), ("CartPole-v1", False),
+            ("ALE/Pong-v5", False), ("package:Env-v0", False), ("ppo", False), (":", False), ("a:", False), ("1a:b", False),
+        ],
+    )  # fmt: skip
+    def test_what_looks_like_one(self, text, is_one):
+        assert factory.is_reference(text) is is_one
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("no_such_module_here:thing", "cannot import 'no_such_module_here'"),
+            ("pathlib:Nothing", "'pathlib' has no 'Nothing'"),
+            ("pathlib:Path.nothing.more", "has no 'Path.nothing.more'"),
+            ("local:99999", "lambda or local function of another process"),
+        ],
+    )
+    def test_what_cannot_be_found(self, text, words):
+        with pytest.raises(FactoryError, match=words):
+            factory.resolve(text)
+
+
+class TestPortability:
+    def test_a_lambda_is_refused_with_what_to_do(self):
+        text = factory.reference(lambda: None)
+        with pytest.raises(FactoryError, match=r"the environment is '.*<lambda>'.*runtime='inline'"):
+            factory.require_portable(text, "the environment")
+
+    def test_names_pass(self):
+        for text in ("CartPole-v1", "pathlib:Path", "ppo"):
+            factory.require_portable(text, "it")
+
+    def test_a_session_without_a_file_is_refused(self):
+        words = _run("-c", "from steppe.core import factory; factory.require_portable('__main__:f', 'the environment')")
+        assert "the environment is 'f' of a session without a file" in words.stderr
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {source!r})
+from steppe.core import factory
+import {sibling}
+
+def make():
+    return {sibling}.VALUE
+
+class Late:
+    pass
+
+def training_call():
+    factory.stop_if_loading_main()
+    print("trained in", __name__, flush=True)
+
+training_call()
+unreachable_elsewhere = True
+if __name__ == "__main__":
+    import multiprocessing
+    print(factory.reference(make), factory.resolve("__main__:make")(), flush=True)
+    print(repr(factory.main_script()), flush=True)
+"""
+ELSEWHERE = """
+import sys, ast
+from steppe.core import factory
+factory.adopt_main(ast.literal_eval(sys.argv[1]))
+make = factory.resolve("__main__:make")
+print(make(), factory.reference(make), factory.resolve("__main__:make") is make)
+print(hasattr(sys.modules[make.__module__], "unreachable_elsewhere"))
+factory.stop_if_loading_main()
+"""
+
+
+class TestTheUsersScript:
+    """A script without a main guard: its functions are found in another process, and training does not start there."""
+
+    def write(self, folder, **words):
+        (folder / "script.py").write_text(SCRIPT.format(source=str(Path(factory.__file__).parents[2]), **words))
+        (folder / "sibling_module.py").write_text("VALUE = 'a sibling'\n")
+
+    def test_run_by_its_path(self, tmp_path):
+        self.write(tmp_path, sibling="sibling_module")
+        own = _run(str(tmp_path / "script.py"), cwd=tmp_path).stdout.splitlines()
+        assert own[:2] == ["trained in __main__", "__main__:make a sibling"]
+        assert own[2] == repr((str(tmp_path / "script.py"), ""))
+        other = _run("-c", ELSEWHERE, own[2], cwd="/").stdout.splitlines()
+        assert other == ["a sibling __main__:make True", "False"]
+
+    def test_run_as_part_of_a_package(self, tmp_path):
+        package = tmp_path / "parcel"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        self.write(package, sibling="sibling_module")
+        text = (package / "script.py").read_text().replace("import sibling_module", "from . import sibling_module")
+        (package / "script.py").write_text(text)
+        own = _run("-m", "parcel.script", cwd=tmp_path).stdout.splitlines()
+        assert own[2] == repr((str(package / "script.py"), "parcel"))
+        other = _run("-c", ELSEWHERE, own[2], cwd=tmp_path).stdout.splitlines()
+        assert other == ["a sibling __main__:make True", "False"]
+
+    def test_a_script_that_fails_fails_each_time(self, tmp_path, monkeypatch):
+        (tmp_path / "broken.py").write_text("raise LookupError('in the script')\n")
+        monkeypatch.setattr(factory, "_script", (str(tmp_path / "broken.py"), ""))
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        for _ in range(2):
+            with pytest.raises(LookupError, match="in the script"):
+                factory.resolve("__main__:anything")
+        factory.stop_if_loading_main()
+
+    def test_a_training_call_stops_the_import_only(self):
+        factory.stop_if_loading_main()
+
+
+def _run(*words, cwd=None):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=cwd)
