@@ -1,0 +1,101 @@
+"""Plans: which roles there are, where they live, and what is fitted to the world."""
+
+from __future__ import annotations
+
+import pytest
+
+from steppe.core import factory
+from steppe.core.config import resolve
+from steppe.core.errors import FactoryError, WorldError
+from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.runtimes.plan import make_plan
+
+pytestmark = pytest.mark.unit
+
+WORLD = EnvSpec("world", FieldSpec("obs", (4,), "float32"), ActionSpec("discrete", (2,)))
+FAST = EnvSpec("fast", FieldSpec("obs", (4,), "float32"), ActionSpec("discrete", (2,)), native_vector=True)
+CONTINUOUS = EnvSpec("arm", FieldSpec("obs", (4,), "float32"), ActionSpec("box", (2,), (-1.0, -1.0), (1.0, 1.0)))
+
+
+def plan_of(spec=WORLD, **layer):
+    return make_plan(resolve(("flag", {"env": "CartPole-v1", **layer})).config, spec)
+
+
+def names(plan):
+    return {place: [role.name for role in roles] for place, roles in plan.places().items()}
+
+
+def test_single_shares_one_place():
+    assert names(plan_of(mode="single")) == {"learner": ["actor-0", "learner"], "manager": ["manager"]}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_others_have_a_place_each(mode):
+    plan = plan_of(mode=mode, actors=2)
+    assert names(plan) == {"actor-0": ["actor-0"], "actor-1": ["actor-1"], "learner": ["learner"], "manager": ["manager"]}  # fmt: skip
+    assert plan.readers == ("actor-0", "actor-1")
+
+
+@pytest.mark.parametrize(
+    ("layer", "lockstep", "slots"),
+    [
+        ({"mode": "single"}, True, 1),
+        ({"mode": "sync", "actors": 2}, True, 1),
+        ({"mode": "async", "actors": 1}, False, 2),
+        ({"mode": "async", "actors": 2}, False, 1),
+        ({"mode": "async", "actors": 2, "flow.slots_per_actor": 3}, False, 3),
+    ],
+)
+def test_gates_and_slots(layer, lockstep, slots):
+    plan = plan_of(**layer)
+    assert (plan.lockstep, plan.slots_per_actor) == (lockstep, slots)
+    assert plan.channel_bytes == plan.segment.nbytes * slots * plan.config.actors
+
+
+def test_what_was_left_open_is_chosen_and_written_down():
+    plan = plan_of(FAST, actors=2)
+    assert (plan.config.envs, plan.config.agent.segment_steps, plan.config.agent.minibatch_size) == (64, 32, 512)
+    assert (plan.segment.num_envs, plan.segment.num_steps) == (64, 32)
+    plan = plan_of(WORLD, algo="dqn")
+    assert plan.config.envs * plan.config.agent.segment_steps == 256
+
+
+def test_what_was_given_stays():
+    plan = plan_of(FAST, envs=3, segment_steps=5, minibatch_size=7)
+    assert (plan.num_envs, plan.segment.num_steps, plan.config.agent.minibatch_size) == (3, 5, 7)
+
+
+def test_a_fitted_configuration_gives_the_same_plan():
+    """Every process makes its plan from the configuration that the supervisor fitted."""
+    for spec in (WORLD, FAST):
+        for algo in ("ppo", "dqn"):
+            plan = plan_of(spec, algo=algo, actors=2)
+            assert make_plan(plan.config, spec) == plan
+
+
+def test_columns_of_the_agent_are_in_the_segment():
+    assert [field.name for field in plan_of(algo="ppo").segment.extras] == ["logp", "value"]
+    assert plan_of(algo="dqn").segment.extras == ()
+    assert plan_of(CONTINUOUS).segment.action == FieldSpec("action", (2,), "float32")
+
+
+def test_an_action_space_the_algorithm_cannot_do():
+    with pytest.raises(WorldError, match="dqn cannot choose continuous actions, which arm has; these can: ppo"):
+        plan_of(CONTINUOUS, algo="dqn")
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"env": "local"}, "the environment"),
+        ({"network": "local"}, "the network"),
+        ({"environment.wrappers": ("local",)}, "a wrapper"),
+    ],
+)
+def test_what_other_processes_cannot_find_is_refused(layer, words):
+    text = factory.reference(lambda: None)
+    key, value = next(iter(layer.items()))
+    given = {key: (text,) if isinstance(value, tuple) else text}
+    with pytest.raises(FactoryError, match=words):
+        plan_of(runtime="processes", **given)
+    plan_of(runtime="inline", **given)

@@ -1,0 +1,128 @@
+"""Taking turns: who is stepped, who is closed, and who is blamed."""
+
+from __future__ import annotations
+
+import pytest
+
+from steppe.core.errors import EnvironmentFault, NotFinite, UsageError
+from steppe.runtimes.turns import Fault, Turns, borrowed_torch
+
+pytestmark = pytest.mark.unit
+
+
+class Scripted:
+    """Does what its script says, one word a step: work, idle, done or an exception."""
+
+    def __init__(self, name, script, closing=None):
+        self.name, self.script, self.done, self.closing = name, list(script), False, closing
+        self.steps, self.closed = 0, 0
+
+    def step(self):
+        word = self.script[min(self.steps, len(self.script) - 1)]
+        self.steps += 1
+        if isinstance(word, Exception):
+            raise word
+        self.done = word == "done"
+        return word == "work"
+
+    def close(self):
+        self.closed += 1
+        if self.closing is not None:
+            raise self.closing
+
+
+def test_everyone_has_one_step():
+    roles = [Scripted(name, ["work"]) for name in "abc"]
+    turns = Turns(roles)
+    assert turns.once()
+    assert turns.once()
+    assert [role.steps for role in roles] == [2, 2, 2]
+
+
+def test_whether_anyone_did_anything():
+    assert not Turns([Scripted("a", ["idle"]), Scripted("b", ["idle"])]).once()
+    assert Turns([Scripted("a", ["idle"]), Scripted("b", ["work"])]).once()
+
+
+def test_who_is_done_is_closed_once_and_left_alone():
+    one, other = Scripted("a", ["done"]), Scripted("b", ["work"])
+    turns = Turns([one, other])
+    turns.once()
+    turns.once()
+    turns.close()
+    assert (one.steps, one.closed) == (1, 1)
+    assert (other.steps, other.closed) == (2, 1)
+    assert turns.faults == []
+
+
+def test_who_raises_is_out_and_the_others_go_on():
+    one, other = Scripted("a", [ValueError("broken")]), Scripted("b", ["work"])
+    turns = Turns([one, other])
+    assert turns.once()
+    turns.once()
+    (fault,) = turns.faults
+    assert (fault.role, fault.reason, fault.message) == ("a", "error", "ValueError: broken")
+    assert "test_turns.py" in fault.details["traceback"]
+    assert (one.done, one.steps, one.closed) == (True, 1, 0)
+    assert other.steps == 2
+
+
+def test_closing_goes_on_after_one_that_fails():
+    roles = [Scripted("a", ["work"], OSError("disk full")), Scripted("b", ["work"])]
+    turns = Turns(roles)
+    turns.close()
+    assert [role.closed for role in roles] == [1, 1]
+    assert [fault.role for fault in turns.faults] == ["a"]
+
+
+def test_faults_are_in_the_order_they_came():
+    turns = Turns([Scripted("a", ["work", ValueError()]), Scripted("b", [ValueError()])])
+    turns.once()
+    turns.once()
+    assert [fault.role for fault in turns.faults] == ["b", "a"]
+
+
+def test_an_interrupt_is_nobodys_fault():
+    class Interrupted(Scripted):
+        def step(self):
+            raise KeyboardInterrupt
+
+    turns = Turns([Interrupted("a", [])])
+    with pytest.raises(KeyboardInterrupt):
+        turns.once()
+    assert turns.faults == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "message"),
+    [
+        (NotFinite("obs is nan"), "not_finite", "obs is nan"),
+        (UsageError("say it otherwise"), "error", "say it otherwise"),
+        (KeyError("x"), "error", "KeyError: 'x'"),
+        (EnvironmentFault("it raised", {"seed": 4, "traceback": "theirs"}), "environment_fault", "it raised"),
+    ],
+)
+def test_what_an_exception_amounts_to(error, reason, message):
+    fault = Fault.of("actor-1", error)
+    assert (fault.role, fault.reason, fault.message) == ("actor-1", reason, message)
+    assert fault.details["traceback"]
+    if reason == "environment_fault":
+        assert fault.details == {"seed": 4, "traceback": "theirs"}
+
+
+def test_torch_is_given_back_as_it_was():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with borrowed_torch(1):
+            assert torch.get_num_threads() == 1
+            assert torch.tensor(1e-40) * 1.0 == 0.0  # denormals are flushed
+            with borrowed_torch(1):
+                pass
+            assert torch.tensor(1e-40) * 1.0 == 0.0
+        assert torch.get_num_threads() == 2
+        assert torch.tensor(1e-40) * 1.0 != 0.0
+    finally:
+        torch.set_num_threads(before)
