@@ -129,6 +129,53 @@ class ChannelConformance:
             for sequence, expected in enumerate(fresh, start=3):
                 self._receive(reader, expected, 0, sequence)
 
+    def test_a_state_travels_with_its_segment(self) -> None:
+        with self.make(2, 2) as reader:
+            writer = self.beside(reader)
+            states: list[bytes | None] = [b"first", None, b"third" * 1000, b""]
+            for sequence, state in enumerate(states):
+                send(writer, self.run, 1, sequence, state=state)
+                segment = reader.poll()
+                assert segment is not None
+                assert segment.state == state
+                reader.release(segment)
+
+    def test_the_last_offer_is_recalled(self) -> None:
+        """By a writer that takes a dead one's place, whether the segment still waits, is being read, or was released."""
+        with self.make(2, 2) as reader:
+            assert self.beside(reader).recall(0) is None
+            for sequence in range(5):
+                send(self.beside(reader), self.run, 0, sequence, state=f"after {sequence}".encode())
+                expected = (sequence, f"after {sequence}".encode())
+                assert self.beside(reader).recall(0) == expected
+                segment = reader.poll()
+                assert self.beside(reader).recall(0) == expected
+                assert segment is not None
+                reader.release(segment)
+                assert self.beside(reader).recall(0) == expected
+            assert self.beside(reader).recall(1) is None
+
+    def test_a_blank_that_was_never_offered_is_not_recalled(self) -> None:
+        with self.make(1, 2) as reader:
+            writer = self.beside(reader)
+            send(writer, self.run, 0, 0, state=b"whole")
+            blank = writer.blank(0)
+            assert blank is not None
+            fill(blank, 0, 1)
+            blank.state = b"half"
+            assert self.beside(reader).recall(0) == (0, b"whole")
+
+    def test_a_resumed_run_begins_where_it_was(self) -> None:
+        with self.make(2, 1) as reader:
+            reader.prime(1, 41, b"as it was")
+            writer = self.beside(reader)
+            assert writer.recall(1) == (41, b"as it was")
+            assert writer.recall(0) is None
+            assert reader.poll() is None, "what was learned from already came again"
+            expected = send(writer, self.run, 1, 42, state=b"as it is")
+            require_equal(reader.poll(), expected, header(self.run, 1, 42))
+            assert writer.recall(1) == (42, b"as it is")
+
     def test_a_random_life_of_several_writers(self) -> None:
         """Blank, offer, poll and release in any order, beside a model of plain queues."""
         num_actors, slots = 3, 2
@@ -200,12 +247,21 @@ def fill(segment: Segment, actor: int, sequence: int) -> Columns:
     return contents
 
 
-def send(writer: Channel, run: str, actor: int, sequence: int, given: SegmentHeader | None = None) -> Columns:
+def send(
+    writer: Channel,
+    run: str,
+    actor: int,
+    sequence: int,
+    given: SegmentHeader | None = None,
+    *,
+    state: bytes | None = None,
+) -> Columns:
     """Fill a blank and offer it; returns its contents as an independent copy."""
     segment = writer.blank(actor)
     assert segment is not None, f"no blank for actor {actor}, whose share is not full"
     contents = fill(segment, actor, sequence)
     segment.header = given or header(run, actor, sequence)
+    segment.state = state
     assert writer.offer(segment), "a segment that came from `blank` was refused"
     return contents
 
