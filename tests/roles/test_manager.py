@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from role_fakes import ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
@@ -39,11 +41,14 @@ class ScriptedJudge:
 class Album:
     """An Archive in lists."""
 
-    def __init__(self):
+    def __init__(self, written=None, best_score=-math.inf):
         self.recorded, self.best, self.results, self.recordings, self.closed = [], [], [], [], False
+        self.numbers, self.written = [], written or {}
+        self.best_score = lambda: best_score
 
-    def record(self, report):
+    def record(self, report, number):
         self.recorded.append(report)
+        self.numbers.append(number)
 
     def keep_best(self, weights, score):
         self.best.append((weights.version, score))

@@ -103,6 +103,9 @@ class CheckpointConfig(Frozen):
     every_s: PositiveFloat = Field(30.0, description="Seconds between checkpoints.")
     every_episodes: Positive | None = Field(None, description="Training episodes between checkpoints, besides every_s.")
     keep: Positive = Field(3, description="How many of the newest are kept, besides the best.")
+    full_disk: Literal["go-on", "stop"] = Field(
+        "go-on", description="Without room for a checkpoint: go on with the one before and try again, or end the run."
+    )
 
 
 class RunConfig(Frozen):

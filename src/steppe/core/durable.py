@@ -7,16 +7,17 @@ old content or the new one; what a crash leaves aside begins with a dot and ends
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.core.errors import DamagedFile
+from steppe.core.errors import DamagedFile, DiskFull
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -96,6 +97,31 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
     if wrong:
         raise DamagedFile(f"{path} is damaged: its entry {wrong[0]!r} is not a plain file name with size and sha256")
     return files
+
+
+@contextlib.contextmanager
+def noticing_full_disk(path: Path) -> Iterator[None]:
+    """Turn the system's word for no room, or for a used-up quota, into DiskFull."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(f"there is no room to write {path}: {error.strerror}") from error
+
+
+def is_full(error: OSError) -> bool:
+    """Whether this is for want of room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def free_bytes(path: Path) -> int | None:
+    """What an ordinary user may still write where `path` is; None where nobody knows."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
 
 
 def sweep(directory: Path) -> None:

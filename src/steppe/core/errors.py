@@ -12,7 +12,8 @@ SteppeError
 ├── RunFailed              training stopped with a reason, exit code 1
 │   ├── EnvironmentFault     the user's environment raised; carries seed, step and last action
 │   ├── NotFinite            NaN or infinity in observations, rewards or losses
-│   └── RoleDied             a process ended without saying why
+│   ├── RoleDied             a process ended without saying why
+│   └── DiskFull             no room for what has to be written down
 ├── CannotResume           a world's snapshot that does not bring this world where it was: begin new episodes
 └── DamagedFile            bytes that are not what their checksum or schema says
 """
@@ -94,6 +95,12 @@ class RoleDied(RunFailed):
     """A process of the run ended without saying why."""
 
     reason = "role_died"
+
+
+class DiskFull(RunFailed):
+    """There is no room for what has to be written down; what was there before is untouched."""
+
+    reason = "disk_full"
 
 
 class CannotResume(SteppeError):

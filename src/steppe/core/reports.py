@@ -68,6 +68,7 @@ class EvaluationReport(Report, kw_only=True):
     updates: int
     env_steps: int
     train_s: float
+    episodes: int = 0  # training episodes behind the judged weights
     returns: list[float]
     lengths: list[int]
     return_mean: float
@@ -83,6 +84,6 @@ class EvaluationReport(Report, kw_only=True):
 class EventReport(Report, kw_only=True):
     """Something that happened: state changes, faults, checkpoints, restarts, spans for timelines."""
 
-    kind: str  # state | fault | checkpoint | restart | span | command | metric | note
+    kind: str  # state | fault | checkpoint | restart | resume | warning | span | command | metric | note
     role: str = ""
     details: dict[str, Any] = {}

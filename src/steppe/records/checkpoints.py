@@ -4,8 +4,8 @@
     checkpoints/best/00000009/   weights.safetensors   counters.json   manifest.json
 
 The learner writes the first kind and the manager the second: each directory has one writer.
-`state.bin` is whatever tree the learner needs to go on exactly (core/codec.py). A damaged checkpoint is named and the one
-before it is used.
+`state.bin` is whatever tree the learner needs to go on exactly (core/codec.py). A checkpoint that is damaged, from another
+run or of a newer format is named and the one before it is used.
 """
 
 from __future__ import annotations
@@ -63,21 +63,23 @@ class CheckpointInfo:
 class Checkpoints:
     """The checkpoints of one run. One process saves, one saves the best, any may read."""
 
-    def __init__(self, directory: Path, keep: int = 3) -> None:
+    def __init__(self, directory: Path, keep: int = 3, run: str | None = None) -> None:
+        """With `run`, a run's key: checkpoints carry it, and those that carry another are not taken for this run's."""
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
         self.directory = directory
         self._keep = keep
+        self._run = run
 
     def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
         """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
-        files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(state), COUNTERS: _json(counters)}
+        files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(state), COUNTERS: self._about(counters)}
         return _append(self.directory, files, self._keep)
 
     def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
         """Keep weights as the best so far, in place of the best before them; `save` never removes it."""
         known = {"score": score, **codec.counters(weights), **(counters or {})}
-        files = {WEIGHTS: weights_bytes(weights), COUNTERS: _json(known)}
+        files = {WEIGHTS: weights_bytes(weights), COUNTERS: self._about(known)}
         return _append(self.directory / "best", files, 1)
 
     def latest(self) -> Checkpoint | None:
@@ -85,20 +87,24 @@ class Checkpoints:
 
         DamagedFile when there are some and none of them is whole.
         """
-        return _newest(self.directory)
+        return _newest(self.directory, self._run)
 
     def at(self, number: int) -> Checkpoint:
         """The checkpoint of that number; DamagedFile when it is not whole."""
-        return _load(number, self.directory / f"{number:08d}")
+        return _load(number, self.directory / f"{number:08d}", self._run)
 
     def best(self) -> Checkpoint | None:
         """The best weights so far, with `counters["score"]`; its state is empty."""
-        return _newest(self.directory / "best")
+        return _newest(self.directory / "best", self._run)
 
     def list(self) -> list[CheckpointInfo]:
         """Every checkpoint, oldest first, the best last, each read in full to know its health."""
-        numbered = [_describe(number, path, best=False) for number, path in _numbered(self.directory)]
-        return numbered + [_describe(number, path, best=True) for number, path in _numbered(self.directory / "best")]
+        best = self.directory / "best"
+        numbered = [_describe(number, path, self._run, best=False) for number, path in _numbered(self.directory)]
+        return numbered + [_describe(number, path, self._run, best=True) for number, path in _numbered(best)]
+
+    def _about(self, counters: dict[str, Any]) -> bytes:
+        return (json.dumps({"format": FORMAT, "run": self._run, "counters": counters}, indent=2) + "\n").encode()
 
 
 def _numbered(directory: Path) -> list[tuple[int, Path]]:
@@ -181,28 +187,34 @@ def _digest(about: str, weights: Weights) -> str:
     return hashlib.sha256(about.encode() + bytes.fromhex(weights.sha256())).hexdigest()
 
 
-def _load(number: int, path: Path) -> Checkpoint:
+def _load(number: int, path: Path, run: str | None) -> Checkpoint:
     files = read_bundle(path)
     if WEIGHTS not in files or COUNTERS not in files:
         raise DamagedFile(f"{path} is damaged: it holds no {WEIGHTS if WEIGHTS not in files else COUNTERS}")
+    counters = _counters(files[COUNTERS], path / COUNTERS, run)
     weights = weights_from(files[WEIGHTS], str(path / WEIGHTS))
     state = codec.unpack(files[STATE]) if STATE in files else {}
-    return Checkpoint(path, number, weights, state, _counters(files[COUNTERS], path))
+    return Checkpoint(path, number, weights, state, counters)
 
 
-def _counters(data: bytes, path: Path) -> dict[str, Any]:
+def _counters(data: bytes, path: Path, run: str | None) -> dict[str, Any]:
     try:
-        counters = json.loads(data)
-    except ValueError as error:
-        raise DamagedFile(f"{path / COUNTERS} is damaged: {error}") from None
-    return dict(counters)
+        about = json.loads(data)
+        version, owner, counters = about["format"], about["run"], dict(about["counters"])
+    except _BROKEN as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from None
+    if version > FORMAT:
+        raise DamagedFile(f"{path} has format {version}, newer than {FORMAT}, the newest this version of Steppe reads")
+    if run is not None and owner != run:
+        raise DamagedFile(f"{path.parent} is a checkpoint of another run ({owner}, not {run})")
+    return counters
 
 
-def _newest(directory: Path) -> Checkpoint | None:
+def _newest(directory: Path, run: str | None) -> Checkpoint | None:
     damaged: list[str] = []
     for number, path in reversed(_numbered(directory)):
         try:
-            return replace(_load(number, path), damaged=tuple(damaged))
+            return replace(_load(number, path, run), damaged=tuple(damaged))
         except DamagedFile as error:
             damaged.append(str(error))
     if damaged:
@@ -210,11 +222,11 @@ def _newest(directory: Path) -> Checkpoint | None:
     return None
 
 
-def _describe(number: int, path: Path, *, best: bool) -> CheckpointInfo:
+def _describe(number: int, path: Path, run: str | None, *, best: bool) -> CheckpointInfo:
     try:
         age = time.time() - path.stat().st_mtime
         size = sum(file.stat().st_size for file in path.iterdir())
-        counters = _load(number, path).counters
+        counters = _load(number, path, run).counters
     except FileNotFoundError:
         return CheckpointInfo(path, number, 0.0, 0, best, damage=f"{path} was removed while it was read")
     except DamagedFile as error:
@@ -227,7 +239,3 @@ def _remove(path: Path) -> None:
     doomed = path.with_name(f".{path.name}.old.tmp")
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _json(counters: dict[str, Any]) -> bytes:
-    return (json.dumps(counters, indent=2) + "\n").encode()

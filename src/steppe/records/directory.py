@@ -3,11 +3,13 @@
 run.json        what ran: configuration with sources, seed, versions, hardware, commit, command line
 run.sqlite      messages and state (store.py)
 lock            held by the owner while it writes; the kernel lets go of it when the owner dies
+reserve         room for the last words on a disk that is full, while the run is under way
 checkpoints/    recordings/    tb/    metrics.jsonl    summary.json
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -20,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from steppe.core.config import RunConfig, flatten, unflatten
-from steppe.core.durable import read_json, sweep, write_json
+from steppe.core.durable import noticing_full_disk, read_json, sweep, write_json
 from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunExists, RunNotFound, nearest
+from steppe.records.backlog import Backlog
 from steppe.records.provenance import provenance
 from steppe.records.store import Status, Store
 
 FORMAT = 1
-RECORD, STORE, LOCK, SUMMARY = "run.json", "run.sqlite", "lock", "summary.json"
+RECORD, STORE, LOCK, SUMMARY, RESERVE = "run.json", "run.sqlite", "lock", "summary.json", "reserve"
+RESERVE_BYTES = 256 << 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -93,6 +97,11 @@ class RunDirectory:
         return str(self.record.get("id", self.path.name))
 
     @property
+    def key(self) -> str:
+        """What no other run has, not even one of the same name: its checkpoints are known by it."""
+        return str(self.record.get("key", self.id))
+
+    @property
     def sources(self) -> dict[str, str]:
         """Dotted configuration key → where its value came from."""
         return dict(self.record.get("sources", {}))
@@ -104,6 +113,11 @@ class RunDirectory:
     @cached_property
     def store(self) -> Store:
         return Store(self.path / STORE)
+
+    @cached_property
+    def board(self) -> Backlog:
+        """The store's messages, for writers that must not fail when the disk is full."""
+        return Backlog(self.store)
 
     @property
     def checkpoints(self) -> Path:
@@ -163,15 +177,26 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
+    def reserve(self) -> None:
+        """Hold back some room for the run's last words; without room to hold back, go without."""
+        with contextlib.suppress(OSError):
+            (self.path / RESERVE).write_bytes(bytes(RESERVE_BYTES))
+
+    def free_reserve(self) -> None:
+        """Give the room that was held back to what is written next."""
+        (self.path / RESERVE).unlink(missing_ok=True)
+
     def _begin(self, config: RunConfig, sources: dict[str, str]) -> None:
         sweep(self.path)
         self.checkpoints.mkdir(exist_ok=True)
         self.recordings.mkdir(exist_ok=True)
         created = time.time()
-        store = self.store
+        with noticing_full_disk(self.path):
+            store = self.store
         record = {
             "format": FORMAT,
             "id": config.name or self.path.resolve().name,
+            "key": secrets.token_hex(8),
             "created_s": created,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
             "seed": config.seed,
@@ -180,7 +205,8 @@ class RunDirectory:
             **provenance(),
         }
         store.set_status("PENDING")
-        write_json(self.path / RECORD, record)  # last: a directory without it holds no run
+        with noticing_full_disk(self.path):
+            write_json(self.path / RECORD, record)  # last: a directory without it holds no run
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steppe.core.errors import Conflict, DamagedFile, RunNotFound
+from steppe.core.durable import free_bytes
+from steppe.core.errors import Conflict, DamagedFile, DiskFull, RunNotFound
 
 PENDING, STARTING, RUNNING, PAUSED, STOPPING = "PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING"
 SUCCEEDED, FAILED, STOPPED, LOST = "SUCCEEDED", "FAILED", "STOPPED", "LOST"
@@ -28,6 +29,14 @@ HEARTBEAT_S = 2.0
 LOST_AFTER_S = 3 * HEARTBEAT_S
 SCHEMA = 1
 _BUSY_S = 30.0
+_NO_ROOM = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+)
+_LEAST_BYTES = 64 << 10  # with less, a file that cannot be opened is one that cannot be made
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
     number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, record TEXT NOT NULL);
@@ -57,11 +66,15 @@ class Status:
 
 
 class Store:
-    """One file, many writers and readers; a write takes tens of microseconds where the disk is not busy."""
+    """One file, many writers and readers; a write takes tens of microseconds where the disk is not busy.
+
+    Without room on the disk writing raises DiskFull, and works again once there is some.
+    """
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
         self._local = threading.local()
+        self._beat_s = 0.0  # this process's own heart, which it need not read from the disk
         if not create and not path.exists():
             raise RunNotFound(f"{path} is missing: this directory holds no run")
         with self._connection() as database:
@@ -97,8 +110,12 @@ class Store:
 
     def heartbeat(self) -> None:
         """Say that the owner is still there; due every HEARTBEAT_S while the state is a live one."""
-        with self._connection() as database:
-            database.execute("UPDATE status SET heartbeat_s = ? WHERE pid = ?", (time.time(), os.getpid()))
+        self._beat_s = time.time()
+        try:
+            with self._connection() as database:
+                database.execute("UPDATE status SET heartbeat_s = ? WHERE pid = ?", (self._beat_s, os.getpid()))
+        except DiskFull:
+            os.utime(self.path)  # takes no room: see `status`
 
     def status(self) -> Status:
         """The state now: LOST when it says pending or live but its process is dead, or live but silent for 3 heartbeats."""
@@ -109,7 +126,11 @@ class Store:
         if row is None:
             return Status()
         status, start = Status(*row[:7]), row[7]
-        return _seen(status, start) if status.live or status.state == PENDING else status
+        return _seen(status, start, self._last_beat(status)) if status.live or status.state == PENDING else status
+
+    def _last_beat(self, status: Status) -> float:
+        own = self._beat_s if status.pid == os.getpid() else 0.0
+        return max(status.heartbeat_s or 0.0, own, self.path.stat().st_mtime)
 
     def close(self) -> None:
         """Close this thread's connection; others close with their thread or process."""
@@ -124,9 +145,16 @@ class Store:
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise Conflict(f"{self.path} is locked by another process for more than {_BUSY_S:.0f} s") from error
+            if self._no_room(error):
+                raise DiskFull(f"there is no room to write {self.path}: {error}") from error
             raise DamagedFile(f"{self.path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:
             raise DamagedFile(f"{self.path} is damaged: {error}") from error
+
+    def _no_room(self, error: sqlite3.OperationalError) -> bool:
+        code = getattr(error, "sqlite_errorcode", None)
+        free = free_bytes(self.path.parent)
+        return code in _NO_ROOM or (code == sqlite3.SQLITE_CANTOPEN and free is not None and free < _LEAST_BYTES)
 
     def _mine(self) -> sqlite3.Connection:
         """This thread's connection. SQLite forbids touching one inherited over a fork, even to close it: it is kept aside."""
@@ -151,8 +179,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _seen(status: Status, start: int | None) -> Status:
-    pid, beat = status.pid or 0, status.heartbeat_s or 0.0
+def _seen(status: Status, start: int | None, beat: float) -> Status:
+    pid = status.pid or 0
     now = process_start(pid)
     if now is None or (start is not None and now != start):
         message = f"process {pid} ended without saying why while the run was {status.state}"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+
+from steppe.core.durable import noticing_full_disk
+from steppe.core.errors import DamagedFile, DiskFull
 from steppe.core.reports import Report
 from steppe.core.weights import Weights
 from steppe.records.checkpoints import Checkpoints, save_weights
@@ -12,31 +17,66 @@ from steppe.roles.evaluation import Evaluation
 
 
 class RunArchive:
-    """The manager's Archive on a run directory."""
+    """The manager's Archive on a run directory. On a full disk, what the run is judged by waits until there is room."""
 
     def __init__(self, directory: RunDirectory, keep: int) -> None:
         self._directory = directory
-        self._checkpoints = Checkpoints(directory.checkpoints, keep)
+        self._checkpoints = Checkpoints(directory.checkpoints, keep, directory.key)
         self._recorder = Recorder(directory.path)
+        self._owed: dict[str, Callable[[], object]] = {}
 
-    def record(self, report: Report) -> None:
-        """Add a report to the curves."""
-        self._recorder.record(report)
+    @property
+    def written(self) -> Mapping[str, int]:
+        """Topic → number of the newest report in the curves, those of an earlier manager included."""
+        return self._recorder.written
+
+    def best_score(self) -> float:
+        """What the best weights that were kept had reached; minus infinity before there are any."""
+        try:
+            best = self._checkpoints.best()
+        except DamagedFile:
+            best = None
+        return float(best.counters["score"]) if best else -math.inf
+
+    def record(self, report: Report, number: int) -> None:
+        """Add a report, with its number on the Board, to the curves."""
+        self._recorder.record(report, number)
+        self._pay()
 
     def keep_best(self, weights: Weights, score: float) -> None:
         """Replace the best weights so far."""
-        self._checkpoints.save_best(weights, score)
+        self._owe("best", lambda: self._checkpoints.save_best(weights, score))
 
     def keep_result(self, weights: Weights) -> None:
         """The weights the run is judged by: what `steppe eval` and `steppe.load` take."""
-        save_weights(self._directory.result, weights)
+        self._owe("result", lambda: save_weights(self._directory.result, weights))
 
-    def keep_recording(self, evaluation: Evaluation, version: int) -> str:
-        """Write the frames as a GIF; returns its path within the run."""
+    def keep_recording(self, evaluation: Evaluation, version: int) -> str | None:
+        """Write the frames as a GIF; returns its path within the run, or None without room for it."""
         path = self._directory.recordings / f"version-{version:08d}.gif"
-        save_gif(path, evaluation.frames)
+        try:
+            with noticing_full_disk(path):
+                save_gif(path, evaluation.frames)
+        except DiskFull:
+            return None
         return str(path.relative_to(self._directory.path))
 
     def close(self) -> None:
-        """Flush the curves."""
+        """Write what is still owed; DiskFull when there is no room for the weights that the run is judged by."""
+        self._pay()
         self._recorder.close()
+        if self._owed:
+            raise DiskFull(f"there is no room for the {' and the '.join(self._owed)} weights in {self._directory.path}")
+
+    def _owe(self, what: str, write: Callable[[], object]) -> None:
+        self._owed[what] = write
+        self._pay()
+
+    def _pay(self) -> None:
+        for what, write in list(self._owed.items()):
+            try:
+                with noticing_full_disk(self._directory.path):
+                    write()
+            except DiskFull:
+                continue
+            del self._owed[what]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from steppe.core.agent import Policy
@@ -18,13 +18,21 @@ from steppe.roles.context import FINISH, POLICY, STOP, Context
 from steppe.roles.evaluation import Evaluation, Judge
 
 RECORD_EVERY_S = 0.5
-_RECORDED: dict[str, type[Report]] = {TRAINING: TrainingReport, ACTORS: ActorReport, EVENTS: EventReport}
+_RECORDED: dict[str, type[Report]] = {
+    TRAINING: TrainingReport,
+    ACTORS: ActorReport,
+    EVALUATIONS: EvaluationReport,
+    EVENTS: EventReport,
+}
 
 
 class Archive(Protocol):
     """Where the manager writes: curves, the best weights, the weights the run ends with, recordings."""
 
-    def record(self, report: Report) -> None: ...
+    @property
+    def written(self) -> Mapping[str, int]: ...
+    def best_score(self) -> float: ...
+    def record(self, report: Report, number: int) -> None: ...
     def keep_best(self, weights: Weights, score: float) -> None: ...
     def keep_result(self, weights: Weights) -> None: ...
     def keep_recording(self, evaluation: Evaluation, version: int) -> str | None: ...
@@ -32,7 +40,10 @@ class Archive(Protocol):
 
 
 class Manager:
-    """Looks at the run from outside: a slow evaluation never holds up the learner."""
+    """Looks at the run from outside: a slow evaluation never holds up the learner.
+
+    One that is started again, in the same run or a resumed one, goes on where the one before it was.
+    """
 
     def __init__(
         self,
@@ -51,9 +62,10 @@ class Manager:
         self._judge: Judge | None = None
         self._seen_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
-        self._best = -float("inf")
-        self._cursors = {TRAINING: 0, ACTORS: 0, EVENTS: 0}
+        self._best = archive.best_score()
+        self._cursors = dict.fromkeys(_RECORDED, 0) | dict(archive.written)
         self._recorded_s = 0.0
+        self._judged = self._earlier_verdicts()
 
     def step(self) -> bool:
         """Record what the others reported, and judge the newest weights when it is time."""
@@ -67,6 +79,8 @@ class Manager:
         weights = self.context.weights.newer_than(POLICY, -1 if self.done else self._seen_version)
         if weights is None:
             return recorded or self.done
+        if self._seen_version < 0:
+            self._keep_pace(weights)
         self._seen_version = weights.version  # what was not due once will not be later
         if self.done or self._due(weights):
             self.judge(weights, final=self.done)
@@ -88,8 +102,7 @@ class Manager:
         )
         if evaluation is None:
             return
-        self._next_steps = weights.env_steps + self.config.every_steps
-        self._next_episodes = weights.episodes + (self.config.every_episodes or math.inf)
+        self._wait_from(weights.env_steps, weights.episodes)
         self.context.span("evaluate", started_s, version=weights.version)
         self._conclude(weights, evaluation, time.perf_counter() - started, final=final)
 
@@ -106,6 +119,7 @@ class Manager:
             updates=weights.updates,
             env_steps=weights.env_steps,
             train_s=weights.train_s,
+            episodes=weights.episodes,
             returns=evaluation.returns,
             lengths=evaluation.lengths,
             return_mean=evaluation.mean,
@@ -119,7 +133,7 @@ class Manager:
         )
         self.context.board.post(EVALUATIONS, report.record())
         self.context.flush_spans()
-        self.archive.record(report)
+        self._record()
 
     def close(self) -> None:
         """Record what is still unrecorded."""
@@ -128,6 +142,26 @@ class Manager:
             if self._judge is not None:
                 stack.callback(self._judge.world.close)
             self._record()
+
+    def _earlier_verdicts(self) -> list[tuple[int, int]]:
+        """(env_steps, episodes) of the evaluations that an earlier manager of this run posted."""
+        found: list[tuple[int, int]] = []
+        after = 0
+        while page := self.context.board.read(EVALUATIONS, after):
+            after = page[-1][0]
+            reports = [EvaluationReport.read(record) for _, record in page]
+            found += [(report.env_steps, report.episodes) for report in reports]
+        return found
+
+    def _keep_pace(self, weights: Weights) -> None:
+        """Wait from the last evaluation that the weights at hand have behind them: a resumed run may have gone back."""
+        behind = [verdict for verdict in self._judged if verdict[0] <= weights.env_steps]
+        if behind:
+            self._wait_from(*max(behind))
+
+    def _wait_from(self, env_steps: int, episodes: int) -> None:
+        self._next_steps = env_steps + self.config.every_steps
+        self._next_episodes = episodes + (self.config.every_episodes or math.inf)
 
     def _due(self, weights: Weights) -> bool:
         return weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
@@ -144,7 +178,12 @@ class Manager:
             for number, record in self.context.board.read(topic, self._cursors[topic]):
                 self._cursors[topic] = number
                 report = kind.read(record)
-                if not isinstance(report, EventReport) or report.kind == "metric":
-                    self.archive.record(report)
+                if not isinstance(report, EventReport) or _belongs_to_curves(report):
+                    self.archive.record(report, number)
                     found = True
         return found
+
+
+def _belongs_to_curves(event: EventReport) -> bool:
+    """Numbers of callbacks, and the word that the run went back to a checkpoint."""
+    return event.kind == "metric" or (event.kind == "resume" and event.role == "supervisor")
