@@ -183,8 +183,14 @@ class ScriptedAgent:
     def weights(self) -> Weights:
         return self._weights
 
+    def load(self, weights) -> None:
+        self._weights.buffer[:] = weights.buffer
+
     def state(self):
         return {"learned": len(self.learned)}
+
+    def restore(self, state) -> None:
+        self.learned = [None] * state["learned"]
 
 
 class ScriptedMemory:
@@ -219,3 +225,6 @@ class ScriptedMemory:
 
     def state(self):
         return {"intakes": len(self.intakes), "left": self._left}
+
+    def restore(self, state) -> None:
+        self._left = state["left"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from role_fakes import SPEC, ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
-from steppe.core.errors import EnvironmentFault, NotFinite
+from steppe.core.errors import CannotResume, EnvironmentFault, NotFinite
 from steppe.core.experience import SegmentHeader
 from steppe.core.links import ACTORS, EVENTS
 from steppe.core.reports import ActorReport
@@ -285,3 +285,56 @@ class TestReports:
         actor.close()
         details = [record["details"] for _, record in context.board.read(EVENTS)]
         assert [(span["phase"], span["sequence"]) for span in details] == [("collect", 0), ("collect", 1)]
+
+
+class TestResuming:
+    def states(self, world):
+        """Five segments of one life, with the state that travelled with each."""
+        actor, context = make_actor(world=world)
+        context.weights.publish(POLICY, weights_of(1))
+        found = []
+        for _ in range(5):
+            actor.step()
+            segment = context.channel.poll()
+            found.append((segment.state, {name: column.copy() for name, column in segment.columns.items()}))
+            context.channel.release(segment)
+        return found
+
+    @pytest.mark.parametrize("next_step", [False, True])
+    def test_it_goes_on_exactly(self, next_step):
+        life = self.states(ScriptedWorld(next_step=next_step))
+        actor, context = make_actor(world=ScriptedWorld(next_step=next_step))
+        context.weights.publish(POLICY, weights_of(1))
+        assert actor.resume(1, life[1][0], np.random.SeedSequence(0)) == "exact"
+        for sequence, (head, columns) in enumerate(collected(actor, context, 3), start=2):
+            assert head.sequence == sequence
+            for name, column in columns.items():
+                if name != "final_obs":  # means nothing where no episode was cut
+                    np.testing.assert_array_equal(column, life[sequence][1][name], err_msg=name)
+        assert actor.env_steps == sum(int(columns["valid"].sum()) for _, columns in life)
+        assert actor.world.seeds == []
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_world_that_cannot_be_written_down_begins_new_episodes(self, known):
+        world = ScriptedWorld()
+        world.snapshot = lambda: None
+        state = self.states(world)[1][0] if known else None
+        actor, context = make_actor()
+        context.weights.publish(POLICY, weights_of(1))
+        seeds = np.random.SeedSequence(9)
+        assert actor.resume(1, state, seeds) == "episode-boundary"
+        ((head, columns),) = collected(actor, context)
+        assert head.sequence == 2
+        np.testing.assert_array_equal(columns["obs"][0], [[0, 0], [1, 0]])
+        assert actor.world.seeds == [seeds]
+        assert actor.env_steps == (18 if known else 6)
+
+    def test_a_world_that_refuses_its_snapshot_begins_new_episodes(self):
+        state = self.states(ScriptedWorld())[1][0]
+        actor, _ = make_actor()
+
+        def refuse(state):
+            raise CannotResume("made otherwise")
+
+        actor.world.restore = refuse
+        assert actor.resume(1, state, np.random.SeedSequence(9)) == "episode-boundary"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from role_fakes import SPEC, ScriptedAgent, ScriptedMemory, make_context, segment_of
 
+from steppe.core import codec
 from steppe.core.errors import NotFinite
 from steppe.core.links import TRAINING
 from steppe.core.reports import TrainingReport
@@ -288,3 +289,47 @@ class TestReports:
         with pytest.raises(NotFinite):
             bench.learner.step()
         assert bench.context.weights.newer_than(POLICY, 0) is None
+
+
+class TestResuming:
+    def test_it_goes_on_from_a_checkpoint(self):
+        """One learner of six rounds, and one of three that another takes over from."""
+        whole = Bench(num_actors=2, batches=3)
+        for _ in range(6):
+            whole.round()
+        first, second = Bench(num_actors=2, batches=3), Bench(num_actors=2, batches=3)
+        for _ in range(3):
+            first.round()
+        first.learner.close()
+        weights, state, counters = first.saved[-1]
+        second.learner.restore(weights, codec.unpack(codec.pack(state)), counters)
+        second.sequence = 3
+        for _ in range(3):
+            second.round()
+        assert second.versions == [3, 4, 5, 6]
+        assert second.published[-1].sha256() == whole.published[-1].sha256()
+        for name in ("updates", "env_steps", "version", "lags"):
+            assert getattr(second.learner, name) == getattr(whole.learner, name)
+
+    def test_what_was_learned_before_is_not_learned_again(self):
+        first, second = Bench(), Bench()
+        for _ in range(2):
+            first.round()
+        first.learner.close()
+        second.learner.restore(*first.saved[-1])
+        second.sequence = 1
+        second.round()
+        assert second.memory.intakes == []
+        assert second.learner.intake.ledger.dropped == {"repeated": 1}
+
+    def test_the_clock_goes_on_too(self):
+        first, second = Bench(), Bench()
+        first.context.clock.now_s = 50.0
+        first.round(started_s=30.0)
+        first.learner.close()
+        second.learner.restore(*first.saved[-1])
+        assert second.learner.train_s == 20.0
+        second.sequence = 1
+        second.context.clock.now_s = 1005.0
+        second.round(started_s=1000.0)
+        assert second.learner.train_s == 25.0
