@@ -39,6 +39,7 @@ class Outcome:
     reason: str
     message: str = ""
     fault: Fault | None = None
+    judge: bool = False  # whether the newest weights get a last evaluation
 
 
 class Interrupts:
@@ -81,13 +82,16 @@ class Supervisor:
         interrupts: Interrupts,
         *,
         commands_after: int = 0,
+        at_end: Outcome | None = None,
     ) -> None:
+        """`at_end` is what it means that the learner came to its end; if absent, its counts say."""
         self.handle, self.directory, self.config, self.interrupts = handle, directory, config, interrupts
         self.view = RunView(directory)
         self._stop: Outcome | None = None
         self._pause_wanted = self._paused = False
         self._recording = True  # while the manager is there to write metrics down
         self._command_cursor = commands_after
+        self._at_end = at_end
         interrupts.on_first = self._hurry
 
     def stop(self, reason: str, message: str = "") -> None:
@@ -160,7 +164,7 @@ class Supervisor:
         if self._stop is not None:
             return self._stop
         if self.handle.ended("learner"):
-            return self._completed()
+            return self._at_end or self._completed()
         return None
 
     def _rest_or_go_on(self) -> None:
@@ -174,13 +178,14 @@ class Supervisor:
     def _completed(self) -> Outcome:
         self.view.refresh()
         steps = self.config.steps
-        return Outcome("SUCCEEDED", "episodes_done" if steps is None or self.view.env_steps < steps else "steps_done")
+        reason = "episodes_done" if steps is None or self.view.env_steps < steps else "steps_done"
+        return Outcome("SUCCEEDED", reason, judge=True)
 
     def _wind_up(self, outcome: Outcome, deadline: float, observers: Sequence[Observer]) -> Outcome:
         """Actors stop, the learner writes its checkpoint, and a run that is complete gets its last evaluation."""
         self.handle.ask("actor", STOP)
         self.handle.ask("learner", STOP)
-        complete = outcome.reason in ("steps_done", "episodes_done")
+        complete = outcome.judge
         self._wait_for("learner", deadline, observers)
         self._show(observers)
         self._recording = False

@@ -4,7 +4,7 @@ run.json        what ran: configuration with sources, seed, versions, hardware, 
 run.sqlite      messages and state (store.py)
 lock            held by the owner while it writes; the kernel lets go of it when the owner dies
 reserve         room for the last words on a disk that is full, while the run is under way
-checkpoints/    recordings/    tb/    metrics.jsonl    summary.json
+checkpoints/    recordings/    tb/    metrics.jsonl    summary.json    arrivals.jsonl    faults/
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,8 +48,11 @@ class RunDirectory:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, config: RunConfig, sources: dict[str, str]) -> RunDirectory:
-        """Make a new run, locked by this process; RunExists, with nothing written, where there already is one."""
+    def create(cls, config: RunConfig, sources: dict[str, str], about: Mapping[str, Any] | None = None) -> RunDirectory:
+        """Make a new run, locked by this process; RunExists, with nothing written, where there already is one.
+
+        `about` is written into run.json besides what it always says.
+        """
         path = _choose(config)
         if (path / RECORD).exists():
             raise _exists(path)
@@ -61,7 +65,7 @@ class RunDirectory:
         try:
             if (path / RECORD).exists():
                 raise _exists(path)
-            directory._begin(config, sources)
+            directory._begin(config, sources, about or {})
         except BaseException:
             directory.release()
             raise
@@ -129,6 +133,27 @@ class RunDirectory:
         return self.path / "start"
 
     @property
+    def arrivals(self) -> Path:
+        """Which segments an async run learned from (arrivals.py); only with flow.record_arrivals."""
+        return self.path / "arrivals.jsonl"
+
+    @property
+    def faults(self) -> Path:
+        """How environments that raised came to it (faults.py)."""
+        return self.path / "faults"
+
+    @property
+    def passing(self) -> bool:
+        """Whether it is removed again after use, so that nobody can come back to it."""
+        return bool(self.record.get("passing", False))
+
+    @property
+    def address(self) -> str:
+        """What to call the run on the command line: its name where that is enough, otherwise its path."""
+        by_name = runs_root() / self.path.name
+        return self.path.name if by_name.resolve() == self.path.resolve() else str(self.path)
+
+    @property
     def recordings(self) -> Path:
         return self.path / "recordings"
 
@@ -186,7 +211,7 @@ class RunDirectory:
         """Give the room that was held back to what is written next."""
         (self.path / RESERVE).unlink(missing_ok=True)
 
-    def _begin(self, config: RunConfig, sources: dict[str, str]) -> None:
+    def _begin(self, config: RunConfig, sources: dict[str, str], about: Mapping[str, Any]) -> None:
         sweep(self.path)
         self.checkpoints.mkdir(exist_ok=True)
         self.recordings.mkdir(exist_ok=True)
@@ -203,6 +228,7 @@ class RunDirectory:
             "config": flatten(config),
             "sources": sources,
             **provenance(),
+            **about,
         }
         store.set_status("PENDING")
         with noticing_full_disk(self.path):

@@ -8,7 +8,7 @@ import numpy as np
 
 from steppe.core import codec
 from steppe.core.agent import Policy, Tree
-from steppe.core.errors import CannotResume
+from steppe.core.errors import CannotResume, EnvironmentFault
 from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.links import ACTORS
 from steppe.core.process import rss_bytes
@@ -18,6 +18,7 @@ from steppe.core.world import ResumeKind, World
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
 from steppe.roles.gates import Gate
+from steppe.roles.trail import KeepFault, Trail
 
 REPORT_EVERY_S = 0.5
 
@@ -26,7 +27,15 @@ class Actor:
     """One actor's life. `sequence` numbers its segments from 0; `epoch` counts its restarts."""
 
     def __init__(
-        self, index: int, world: World, policy: Policy, gate: Gate, context: Context, *, epoch: int = 0
+        self,
+        index: int,
+        world: World,
+        policy: Policy,
+        gate: Gate,
+        context: Context,
+        *,
+        epoch: int = 0,
+        keep_fault: KeepFault | None = None,
     ) -> None:
         self.name = context.name
         self.done = False
@@ -38,6 +47,7 @@ class Actor:
         self.phases = Phases("env", "policy", "blocked", "other")
         self._obs = np.zeros((world.num_envs, *world.spec.obs.shape), world.spec.obs.dtype)
         self._begun = False
+        self._trail = Trail(index, keep_fault)
         self._reported_s = context.clock()
 
     def step(self) -> bool:
@@ -82,7 +92,9 @@ class Actor:
         segment.header = SegmentHeader(
             self.context.run, self.index, self.epoch, self.sequence, self.version, started_s=started_s
         )
-        segment.state = codec.pack(self.state())
+        state = self.state()
+        segment.state = codec.pack(state)
+        self._trail.passed(segment, exact=state["world"] is not None)
         self.context.span("collect", started_s, sequence=self.sequence, version=self.version)
         return segment
 
@@ -107,8 +119,10 @@ class Actor:
             with contextlib.suppress(CannotResume):
                 self.world.restore(known["world"])
                 self._obs[...] = known["obs"]
+                self._trail.resume(state)
                 return "exact"
-        self.world.reset(self._obs, seeds)
+        self._trail.begin(after=sequence)
+        self._reset(seeds)
         return "episode-boundary"
 
     def close(self) -> None:
@@ -120,8 +134,16 @@ class Actor:
 
     def _begin(self) -> None:
         if not self._begun or self.context.asked() == RESTART:
-            self.world.reset(self._obs)
+            if self._begun:
+                self._trail.lost()
+            self._reset()
             self._begun = True
+
+    def _reset(self, seeds: np.random.SeedSequence | None = None) -> None:
+        try:
+            self.world.reset(self._obs, seeds)
+        except EnvironmentFault as fault:
+            raise self._trail.blame(fault, None) from fault
 
     def _step(self, segment: Segment, t: int) -> None:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
@@ -131,8 +153,10 @@ class Actor:
                 segment.columns[name][t] = values
             self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)
-        except Exception:
+        except Exception as error:
             require_finite(segment, t, self._where)
+            if isinstance(error, EnvironmentFault):
+                raise self._trail.blame(error, segment["action"][: t + 1].copy()) from error
             raise
 
     @property

@@ -7,12 +7,13 @@ This is all that differs between the train modes. `sync` (and `single`, its case
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from steppe.core.agent import Tree
 from steppe.core.experience import Segment
 from steppe.core.links import Channel
+from steppe.records.arrivals import Arrival
 
 
 class Gate(Protocol):
@@ -105,7 +106,7 @@ class Rounds:
 class Window:
     """Hands over what arrived within `window_s` of the first arrival, or sooner when every actor is there.
 
-    Segments collected more than `max_lag` versions ago are dropped and counted.
+    Segments collected more than `max_lag` versions ago are dropped and counted. `record` hears of every intake.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Window:
         self.ledger = Ledger()
         self._channel, self._num_actors = channel, num_actors
         self._window_s, self._max_lag, self._clock = window_s, max_lag, clock
+        self.record: Callable[[Sequence[Arrival]], object] = lambda arrivals: None
         self._waiting: list[Segment] = []
         self._opened_s = 0.0
 
@@ -128,12 +130,18 @@ class Window:
         if len(here) < self._num_actors and self._clock() - self._opened_s < self._window_s:
             return []
         taken, self._waiting = self._waiting, []
-        return [segment for segment in taken if self._keep(segment, version)]
+        arrivals: list[Arrival] = []
+        kept = [segment for segment in taken if self._keep(segment, version, arrivals)]
+        self.record(arrivals)
+        return kept
 
-    def _keep(self, segment: Segment, version: int) -> bool:
-        assert segment.header is not None
+    def _keep(self, segment: Segment, version: int, arrivals: list[Arrival]) -> bool:
+        header = segment.header
+        assert header is not None
         if self.ledger.accept(segment):
-            if version - segment.header.version <= self._max_lag:
+            young = version - header.version <= self._max_lag
+            arrivals.append(Arrival(header.actor, header.sequence, header.version, young))
+            if young:
                 return True
             self.ledger.dropped["too_old"] += 1
         self._channel.release(segment)

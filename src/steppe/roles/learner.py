@@ -31,6 +31,7 @@ class Limits:
     publish_every: int | None = None  # updates; None: only when what was taken in is digested
     checkpoint_every_s: float = math.inf
     checkpoint_every_episodes: int | None = None
+    end: tuple[int, int] | None = None  # env_steps and updates at which a run that is repeated ended, in place of the rest
 
 
 class Learner:
@@ -183,6 +184,8 @@ class Learner:
     def _over(self) -> bool:
         if self.context.ending:
             return True
+        if self.limits.end is not None:
+            return self.env_steps >= self.limits.end[0] and self.updates >= self.limits.end[1]
         if self.memory.ready():
             return False  # what was taken in is learned from first
         steps, episodes = self.limits.steps, self.limits.episodes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from steppe.agents import make_agent
 from steppe.agents.device import resolve_device
@@ -11,16 +13,19 @@ from steppe.core.agent import Agent, Memory, Tree
 from steppe.core.links import Role
 from steppe.core.weights import Weights
 from steppe.envs import make_world
-from steppe.records.checkpoints import Checkpoints
+from steppe.records.arrivals import ArrivalLog, Mark
+from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory
+from steppe.records.faults import Faults
 from steppe.replay import make_memory
 from steppe.roles.actor import Actor
 from steppe.roles.archive import RunArchive
 from steppe.roles.context import Context
 from steppe.roles.evaluation import Judge
-from steppe.roles.gates import Free, Lockstep, Rounds, Window
-from steppe.roles.learner import Learner, Limits
+from steppe.roles.gates import Free, Gate, Intake, Lockstep, Rounds, Window
+from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
+from steppe.roles.scripting import Follower, Script, Scripted
 from steppe.runtimes.plan import Plan, RoleSpec
 
 
@@ -30,15 +35,19 @@ class Parts:
 
     agent: Agent | None = None
     memory: Memory | None = None
+    script: Script | None = None  # of the recorded run that this one repeats
 
 
 def build_role(
     plan: Plan, role: RoleSpec, directory: RunDirectory, context: Context, parts: Parts | None = None
 ) -> Role:
     """The role that a plan describes, ready to step."""
+    parts = parts or Parts()
     if role.kind == "learner":
-        return _learner(plan, parts or Parts(), directory, context)
-    return _actor(plan, role, context) if role.kind == "actor" else _manager(plan, directory, context)
+        return _learner(plan, parts, directory, context)
+    if role.kind == "actor":
+        return _actor(plan, role, parts.script, directory, context)
+    return _manager(plan, directory, context)
 
 
 def _agent(plan: Plan, device: str) -> Agent:
@@ -47,24 +56,28 @@ def _agent(plan: Plan, device: str) -> Agent:
     return make_agent(config.algo, config.agent, plan.spec, seed=seed, device=device)
 
 
-def _actor(plan: Plan, role: RoleSpec, context: Context) -> Actor:
+def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDirectory, context: Context) -> Actor:
     config = plan.config
-    seeds = seeding.sequence(config.seed, "actor", role.index, "env")
-    world = make_world(config.env, config.environment, plan.num_envs, seeds)
+    world = make_world(config.env, config.environment, plan.num_envs, actor_seeds(config.seed, role.index))
     policy = _agent(plan, resolve_device(config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_envs, stream, actor=role.index, num_actors=config.actors)
-    actor = Actor(role.index, world, policy, Lockstep() if plan.lockstep else Free(), context, epoch=context.epoch)
+    gate: Gate = Lockstep() if plan.lockstep else Free()
+    if script is not None:
+        gate = follower = Follower(role.index, script, script.shelf_over(context.weights))
+        context = replace(context, weights=follower)
+    keep = None if directory.passing else Faults(directory).save
+    actor = Actor(role.index, world, policy, gate, context, epoch=context.epoch, keep_fault=keep)
     last = context.channel.recall(role.index)
     if last is not None:
-        again = seeding.sequence(config.seed, "actor", role.index, "env", "again", last[0])
+        again = actor_seeds(config.seed, role.index, after=last[0])
         context.event("resume", sequence=last[0] + 1, how=actor.resume(*last, again))
     return actor
 
 
 def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
     config = plan.config
-    agent = parts.agent or _begun(_agent(plan, resolve_device(config.device)), directory)
+    agent = parts.agent or begun(_agent(plan, resolve_device(config.device)), directory)
     memory = parts.memory or make_memory(
         config.agent,
         plan.segment,
@@ -72,32 +85,70 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         total_steps=config.steps,
         num_actors=config.actors,
     )
-    flow = config.flow
-    if plan.lockstep:
-        intake: Rounds | Window = Rounds(context.channel, config.actors)
-    else:
-        intake = Window(context.channel, config.actors, flow.window_s, flow.max_lag, context.clock)
-    limits = Limits(
-        steps=config.steps,
-        episodes=config.episodes,
-        publish_every=None if plan.lockstep else flow.publish_every,
-        checkpoint_every_s=config.checkpoint.every_s,
-        checkpoint_every_episodes=config.checkpoint.every_episodes,
-    )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
-
-    def save(weights: Weights, state: Tree, counters: dict[str, int | float]) -> None:
-        path = checkpoints.save(weights, state, counters)
-        context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters)
-
-    learner = Learner(agent, memory, intake, limits, save, context)
-    if plan.resume is not None:
-        checkpoint = checkpoints.at(plan.resume)
+    checkpoint = checkpoints.at(plan.resume) if plan.resume is not None else None
+    log = _arrival_log(plan, checkpoint, directory, context) if config.flow.record_arrivals else None
+    if parts.script is not None:
+        context = replace(context, weights=parts.script.shelf_over(context.weights))
+    save = _saver(checkpoints, directory, context, log)
+    intake = _intake(plan, parts.script, context, log)
+    learner = Learner(agent, memory, intake, _limits(plan, parts.script), save, context)
+    if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
     return learner
 
 
-def _begun(agent: Agent, directory: RunDirectory) -> Agent:
+def _intake(plan: Plan, script: Script | None, context: Context, log: ArrivalLog | None) -> Intake:
+    config, flow = plan.config, plan.config.flow
+    if script is not None:
+        return Scripted(context.channel, script)
+    if plan.lockstep:
+        return Rounds(context.channel, config.actors)
+    window = Window(context.channel, config.actors, flow.window_s, flow.max_lag, context.clock)
+    if log is not None:
+        window.record = log.take
+    return window
+
+
+def _limits(plan: Plan, script: Script | None) -> Limits:
+    config = plan.config
+    return Limits(
+        steps=config.steps,
+        episodes=config.episodes,
+        publish_every=None if plan.lockstep else config.flow.publish_every,
+        checkpoint_every_s=config.checkpoint.every_s,
+        checkpoint_every_episodes=config.checkpoint.every_episodes,
+        end=script.end if script else None,
+    )
+
+
+def _saver(checkpoints: Checkpoints, directory: RunDirectory, context: Context, log: ArrivalLog | None) -> Save:
+    def save(weights: Weights, state: Tree, counters: dict[str, int | float]) -> None:
+        if log is not None:
+            mark = Mark(weights.env_steps, weights.updates, weights.version, weights.sha256())
+            counters = {**counters, "arrivals_bytes": log.mark(mark)}
+        path = checkpoints.save(weights, state, counters)
+        context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters)
+
+    return save
+
+
+def _arrival_log(plan: Plan, start: Checkpoint | None, directory: RunDirectory, context: Context) -> ArrivalLog:
+    """The log from where the run begins or goes on: what was taken in after the checkpoint will be taken in anew."""
+    counters = start.counters if start is not None else {"arrivals_bytes": 0, "env_steps": 0, "updates": 0}
+    length = int(counters.get("arrivals_bytes", -1))
+    log = ArrivalLog(directory.arrivals, length, lambda words: context.event("note", message=words))
+    log.begin(plan.config.steps, int(counters["env_steps"]), int(counters["updates"]))
+    return log
+
+
+def actor_seeds(seed: int, actor: int, *, after: int | None = None) -> np.random.SeedSequence:
+    """What an actor's environments are seeded with: at its beginning, or where it goes on `after` a segment without them."""
+    names = ("actor", actor, "env") if after is None else ("actor", actor, "env", "again", after)
+    return seeding.sequence(seed, *names)
+
+
+def begun(agent: Agent, directory: RunDirectory) -> Agent:
     """The agent as the run's directory says it begins: fresh, or with what another run or the caller taught it."""
     start = Checkpoints(directory.start).latest()
     if start is not None:

@@ -1,0 +1,189 @@
+"""Repeating what an async run learned, from its log of arrivals: the same segments in the same groups, all in one process.
+
+A run that was resumed is repeated life by life: each ends where the next one's checkpoint was made, and is resumed there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steppe.core import factory
+from steppe.core.checked import checked
+from steppe.core.config import RunConfig
+from steppe.core.errors import Conflict, UsageError
+from steppe.core.links import EVENTS
+from steppe.core.reports import EventReport
+from steppe.envs import probe
+from steppe.loops.composing import NEVER
+from steppe.loops.main import conclude
+from steppe.loops.result import RunResult
+from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
+from steppe.records.arrivals import Life, read_arrivals
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.comparing import differences
+from steppe.records.directory import RunDirectory
+from steppe.records.view import RunView
+from steppe.roles.scripting import Script
+from steppe.runtimes.plan import Plan, make_plan
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as its log tells it: its lives, where the last one ended and with which weights."""
+
+    directory: RunDirectory
+    lives: list[Life]
+    end: tuple[int, int]  # env_steps, updates
+    weights_sha256: str
+    judged: bool  # whether its last weights were evaluated
+
+
+@checked
+def rerun(run: str | Path, observers: Sequence[Observer] = ()) -> RunResult:
+    """Learn again what a recorded async run learned, as a new run beside it, and compare the weights.
+
+    The result has `rerun_of`, `expected_sha256` and `matched` besides what every run's has.
+    """
+    factory.stop_if_loading_main()
+    recorded = _read(RunDirectory.open(run))
+    config = _config(recorded.directory)
+    plan = _plan(config)
+    directory = RunDirectory.create(plan.config, recorded.directory.sources, {"rerun_of": recorded.directory.id})
+    try:
+        if recorded.directory.start.exists():
+            shutil.copytree(recorded.directory.start, directory.start)
+        with Interrupts() as interrupts:
+            outcome, view = _repeat(plan, recorded, directory, interrupts, observers)
+        return _verdict(recorded, directory, conclude(directory, outcome, view))
+    finally:
+        directory.release()
+
+
+def _read(directory: RunDirectory) -> Recorded:
+    status = directory.store.status()
+    if status.live:
+        raise Conflict(f"{directory.id} is still {status.state}: it can be repeated when it has ended")
+    if not directory.arrivals.exists():
+        config = directory.config()
+        advice = "train it with --record-arrivals" if config.mode == "async" else "train again with the same seed"
+        raise UsageError(f"{directory.id} has no log of arrivals to be repeated from: {advice}")
+    lives = read_arrivals(directory.arrivals)
+    if not lives:
+        raise UsageError(f"{directory.id} ended before its first checkpoint: there are no weights to compare with")
+    _require_unbroken_episodes(directory)
+    view = RunView(directory)
+    view.refresh()
+    end, reached = lives[-1].end, view.reached_evaluation
+    assert end is not None, "a life without an end is not read"
+    judged = view.final_evaluation is not None
+    if reached is not None:  # the learner went on for a moment; the run is judged by the weights that reached the target
+        return Recorded(directory, lives, (reached.env_steps, reached.updates), reached.weights_sha256, judged)
+    return Recorded(directory, lives, (end.env_steps, end.updates), end.weights_sha256, judged)
+
+
+def _require_unbroken_episodes(directory: RunDirectory) -> None:
+    """An actor that was killed and went on with new episodes did so at a moment that the log does not know."""
+    killed: set[str] = set()
+    for _, record in directory.store.read(EVENTS, limit=NEVER):
+        event = EventReport.read(record)
+        if event.kind == "restart":
+            killed.add(event.role)
+        elif event.kind == "resume" and event.role in killed and event.details.get("how") != "exact":
+            raise UsageError(
+                f"{event.role} of {directory.id} was killed and had to begin new episodes, as its environments have no "
+                "snapshots: such a run cannot be repeated"
+            )
+
+
+def _config(original: RunDirectory) -> RunConfig:
+    """The original's, in one process, without evaluations on the way and without a target that could end it early."""
+    config = original.config()
+    return config.model_copy(
+        update={
+            "runtime": "inline",
+            "target_return": None,
+            "restarts": 0,
+            "name": None,
+            "run_dir": _free(original.path),
+            "flow": config.flow.model_copy(update={"record_arrivals": False}),
+            "evaluation": config.evaluation.model_copy(update={"every_steps": NEVER, "every_episodes": None}),
+        }
+    )
+
+
+def _free(path: Path) -> Path:
+    """RUN-rerun beside RUN, or RUN-rerun-2, …"""
+    name = f"{path.resolve().name}-rerun"
+    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
+    return next(path.parent / free for free in names if not (path.parent / free).exists())
+
+
+def _plan(config: RunConfig) -> Plan:
+    spec = probe(config.env, config.environment)
+    return make_plan(config, replace(spec, max_episode_steps=config.environment.time_limit or spec.max_episode_steps))
+
+
+def _repeat(
+    plan: Plan, recorded: Recorded, directory: RunDirectory, interrupts: Interrupts, observers: Sequence[Observer]
+) -> tuple[Outcome, RunView]:
+    from steppe.runtimes import inline
+    from steppe.runtimes.wiring import Parts
+
+    outcome, view = Outcome("FAILED", "error"), RunView(directory)
+    for life in recorded.lives:
+        last = life is recorded.lives[-1]
+        script = Script(life.intakes, recorded.end if last else _end(life))
+        lived = replace(plan, config=plan.config.model_copy(update={"steps": life.begin.steps}))
+        directory.store.set_status("STARTING")
+        handle = inline.launch(_from_newest(lived, life, directory), directory, Parts(script=script))
+        done = Outcome("SUCCEEDED", "log_done", judge=recorded.judged) if last else Outcome("STOPPED", "life_done")
+        supervisor = Supervisor(handle, directory, lived.config, interrupts, at_end=done)
+        try:
+            outcome, view = supervisor.run(observers), supervisor.view
+        except KeyboardInterrupt:
+            return Outcome("STOPPED", "interrupted", "stopped at once by a second signal"), view
+        if outcome != done:
+            break
+    return outcome, view
+
+
+def _end(life: Life) -> tuple[int, int]:
+    assert life.end is not None, "a life without an end is not read"
+    return life.end.env_steps, life.end.updates
+
+
+def _from_newest(plan: Plan, life: Life, directory: RunDirectory) -> Plan:
+    """A later life goes on from the checkpoint that the one before it has just left."""
+    newest = Checkpoints(directory.checkpoints).latest()
+    if newest is None:
+        return plan
+    details = {"checkpoint": newest.number, **newest.counters}
+    directory.store.post(
+        EVENTS, EventReport(run=directory.id, kind="resume", role="supervisor", details=details).record()
+    )
+    return replace(plan, resume=newest.number)
+
+
+def _verdict(recorded: Recorded, directory: RunDirectory, result: RunResult) -> RunResult:
+    finished = result.summary["reason"] == "log_done"
+    matched = result.summary["weights_sha256"] == recorded.weights_sha256 if finished else None
+    original = recorded.directory
+    about = {"rerun_of": original.id, "expected_sha256": recorded.weights_sha256, "matched": matched}
+    message = result.message
+    if matched:
+        message = f"the weights are those of {original.id}"
+    elif matched is False:
+        message = f"the weights are not those of {original.id}{_suspects(original, directory)}"
+    summary = {**result.summary, **about}
+    directory.write_summary({**summary, "message": message})
+    return replace(result, summary=summary, message=message)
+
+
+def _suspects(one: RunDirectory, other: RunDirectory) -> str:
+    """What could explain other weights: another machine or other libraries."""
+    sections = [differences(one.record.get(key, {}), other.record.get(key, {})) for key in ("versions", "hardware")]
+    apart = [f"{key} was {was}, is {now}" for section in sections for key, (was, now) in section.items()]
+    return f"; what differs here: {'; '.join(apart)}" if apart else ""

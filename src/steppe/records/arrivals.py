@@ -1,0 +1,151 @@
+"""arrivals.jsonl: which segments an async learner took, in which groups, so that its learning can be repeated.
+
+    {"begin": {"steps": 200000, "env_steps": 0, "updates": 0}}       a life of the run: its first, or one that resumed
+    {"take": [[actor, sequence, version, kept], …]}                  one intake; what was not kept was too old
+    {"mark": {"env_steps": …, "updates": …, "version": …, "weights_sha256": …}}     the learner at a checkpoint
+
+The learner is the only writer. A line reaches the system before its segments are learned from, and the disk with each mark, so
+a kill loses nothing that matters. A checkpoint knows the length of the log behind its mark; resuming cuts the log there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from steppe.core.errors import DamagedFile
+
+
+class Arrival(NamedTuple):
+    """A segment that the learner took from the channel, and whether it learned from it."""
+
+    actor: int
+    sequence: int
+    version: int  # of the weights it was collected with
+    kept: bool = True
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Where a life of the run began, and how many steps it was asked for."""
+
+    steps: int | None
+    env_steps: int = 0
+    updates: int = 0
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Where the learner was at a checkpoint."""
+
+    env_steps: int
+    updates: int
+    version: int
+    weights_sha256: str
+
+
+@dataclass
+class Life:
+    """What a run did from its beginning, or from a checkpoint, up to its newest mark."""
+
+    begin: Begin
+    intakes: list[list[Arrival]] = field(default_factory=list)
+    end: Mark | None = None
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    begin: Begin | None = None
+    take: list[Arrival] | None = None
+    mark: Mark | None = None
+
+
+class ArrivalLog:
+    """The writer. When the disk refuses a line, `complain` is called once and the log stays as it was at its last mark."""
+
+    def __init__(self, path: Path, length: int, complain: Callable[[str], object]) -> None:
+        """`length` is where to go on: 0 for a new log, otherwise what `mark` returned for the checkpoint."""
+        self._path, self._complain = path, complain
+        self._kept = True
+        with open(path, "ab") as file:
+            if 0 <= length <= file.tell():
+                file.truncate(length)
+                return
+        self._give_up("it is shorter than the checkpoint says")
+
+    def begin(self, steps: int | None, env_steps: int, updates: int) -> None:
+        """A life of the run begins."""
+        self._write("begin", Begin(steps, env_steps, updates))
+
+    def take(self, arrivals: Sequence[Arrival]) -> None:
+        """One intake."""
+        self._write("take", arrivals)
+
+    def mark(self, mark: Mark) -> int:
+        """The learner is about to be written down; returns how long the log is, -1 when it could not be kept."""
+        return self._write("mark", mark, synced=True)
+
+    def _write(self, kind: str, value: object, *, synced: bool = False) -> int:
+        if not self._kept:
+            return -1
+        try:
+            with open(self._path, "ab") as file:  # anew for each line: nothing is left open, whatever ends the learner
+                file.write(msgspec.json.encode({kind: value}) + b"\n")
+                file.flush()
+                if synced:
+                    os.fsync(file.fileno())
+                return file.tell()
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+            return -1
+
+    def _give_up(self, why: str) -> None:
+        self._kept = False
+        self._complain(f"arrivals are not recorded any more: {self._path} cannot be written ({why})")
+
+
+def read_arrivals(path: Path) -> list[Life]:
+    """The lives that came to a mark; what follows the last mark, also half a line of a killed writer, is left out."""
+    lives: list[Life] = []
+    pending: list[list[Arrival]] = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            entry = msgspec.json.decode(line, type=_Line)
+        except msgspec.MsgspecError as error:
+            raise DamagedFile(f"{path} is damaged in line {number}: {error}") from None
+        if entry.begin is not None:
+            pending = []
+            if lives and lives[-1].end is None:
+                lives.pop()
+            lives.append(Life(entry.begin))
+        elif not lives:
+            raise DamagedFile(f"{path} is damaged: it does not begin with the beginning of a run")
+        elif entry.take is not None:
+            pending.append(entry.take)
+        elif entry.mark is not None:
+            lives[-1].intakes += pending
+            lives[-1].end, pending = entry.mark, []
+    lives = [life for life in lives if life.end is not None]
+    _require_unbroken(path, lives)
+    return lives
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _require_unbroken(path: Path, lives: list[Life]) -> None:
+    """Each actor's segments are numbered 0, 1, 2, …; otherwise they cannot be collected again."""
+    expected: dict[int, int] = {}
+    for arrival in (arrival for life in lives for intake in life.intakes for arrival in intake):
+        due = expected.get(arrival.actor, 0)
+        if arrival.sequence != due:
+            raise DamagedFile(
+                f"{path} lacks segment {due} of actor {arrival.actor}: the run cannot be repeated from it"
+            )
+        expected[arrival.actor] = due + 1

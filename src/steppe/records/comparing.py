@@ -1,0 +1,60 @@
+"""What two runs do not have in common: configuration with its sources, versions, machine, project, results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steppe.records.directory import RunDirectory
+
+OWN = ("name", "run_dir")  # what tells any two runs apart
+SETTINGS = ("env", "algo", "runtime", "mode", "actors", "envs", "seed")  # a summary repeats these from the configuration
+
+Pair = tuple[Any, Any]
+
+
+def compare(one: RunDirectory, other: RunDirectory) -> dict[str, Any]:
+    """Section → key → the two values; in `config` each value is a dictionary with its source. Absent is None."""
+    records = one.record, other.record
+    return {
+        "runs": (one.id, other.id),
+        "config": _settings(one, other),
+        "versions": differences(*(record.get("versions") or {} for record in records)),
+        "hardware": differences(*(record.get("hardware") or {} for record in records)),
+        "project": differences(*(_project(record) for record in records)),
+        "results": differences(*(_results(run) for run in (one, other))),
+    }
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Pair]:
+    """The keys under which two mappings hold different values, in the order of the first."""
+    return {key: (one.get(key), other.get(key)) for key in {**one, **other} if one.get(key) != other.get(key)}
+
+
+def _settings(*runs: RunDirectory) -> dict[str, Pair]:
+    sourced = []
+    for run in runs:
+        config, sources = run.record["config"], run.sources
+        sourced.append({key: {"value": value, "source": sources.get(key)} for key, value in config.items()})
+    apart = differences(*({key: entry["value"] for key, entry in known.items()} for known in sourced))
+    return {key: (sourced[0].get(key), sourced[1].get(key)) for key in apart if key not in OWN}
+
+
+def _project(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's commit, the thread settings, and what the run was made from."""
+    about = {key: record[key] for key in ("rerun_of", "init_from", "cwd") if key in record}
+    return {**_flat("git", record.get("git")), **_flat("threads", record.get("threads")), **about}
+
+
+def _results(run: RunDirectory) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in (run.summary() or {}).items():
+        if key not in ("run", *SETTINGS):
+            found.update(_flat(key, value))
+    return found
+
+
+def _flat(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {} if value is None else {key: value}
+    return {name: leaf for inner, part in value.items() for name, leaf in _flat(f"{key}.{inner}", part).items()}

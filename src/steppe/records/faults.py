@@ -1,0 +1,73 @@
+"""faults/NNN.bin: how an environment that raised came to it, for `steppe reproduce`. Each is whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from steppe.core import codec
+from steppe.core.durable import write_atomic
+from steppe.core.errors import DamagedFile, RunNotFound
+from steppe.records.directory import RunDirectory
+
+SCHEMA = 1
+_NAME = re.compile(r"(\d{3,})\.bin")
+
+
+class Faults:
+    """The recorded faults of one run. Any number of processes may add to them at once."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+
+    def save(self, circumstances: dict[str, Any]) -> dict[str, str]:
+        """Write a fault down under the next free number; returns where it is and how to see it again."""
+        room = self._run.faults
+        room.mkdir(exist_ok=True)
+        aside = room / f".{os.getpid()}.part"
+        write_atomic(aside, codec.pack({"schema": SCHEMA, **circumstances}))
+        try:
+            path = _linked(aside, room, max(self.numbers(), default=0) + 1)
+        finally:
+            aside.unlink()
+        where = str(path.relative_to(self._run.path))
+        return {"recording": where, "reproduce": f"steppe reproduce {self._run.address}"}
+
+    def numbers(self) -> list[int]:
+        """The numbers there are, oldest first."""
+        room = self._run.faults
+        names = [_NAME.fullmatch(path.name) for path in room.iterdir()] if room.is_dir() else []
+        return sorted(int(name[1]) for name in names if name)
+
+    def load(self, number: int | None = None) -> tuple[Path, dict[str, Any]]:
+        """One of them, the newest if not said otherwise; RunNotFound when there is none."""
+        known = self.numbers()
+        if not known:
+            raise RunNotFound(f"{self._run.id} has no recorded fault: no environment of its actors raised anything")
+        if number is not None and number not in known:
+            raise RunNotFound(f"{self._run.id} has no fault {number}; there are: {', '.join(map(str, known))}")
+        path = self._run.faults / _name(known[-1] if number is None else number)
+        try:
+            found = codec.unpack(path.read_bytes())
+        except DamagedFile as error:
+            raise DamagedFile(f"{path} is damaged: {error}") from None
+        if not isinstance(found, dict) or found.get("schema", 0) > SCHEMA:
+            raise DamagedFile(f"{path} is not a fault that this version of Steppe can read")
+        return path, found
+
+
+def _linked(aside: Path, room: Path, number: int) -> Path:
+    """A link fails where a rename would replace another process's file."""
+    while True:
+        path = room / _name(number)
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+            return path
+        number += 1
+
+
+def _name(number: int) -> str:
+    return f"{number:03d}.bin"

@@ -1,0 +1,130 @@
+"""The parts by which a recorded async run is repeated: they take the place of gates, intake and weight store.
+
+An actor collects each segment with the version that the log names, however far the learner has gone on by then; the learner
+takes the groups that the log names, in its order. Everything else follows from these.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from steppe.core.errors import RunFailed
+from steppe.core.experience import Segment
+from steppe.core.links import Channel, WeightStore
+from steppe.core.weights import Weights
+from steppe.records.arrivals import Arrival
+from steppe.roles.gates import Ledger
+
+
+class Script:
+    """One life of a recorded run: the intakes, and the (env_steps, updates) at which it ended."""
+
+    def __init__(self, intakes: Sequence[Sequence[Arrival]], end: tuple[int, int]) -> None:
+        self.intakes, self.end = intakes, end
+        self._shelf: Shelf | None = None
+
+    def shelf_over(self, newest: WeightStore) -> Shelf:
+        """The shelf that actors and learner of the repeated life share; `newest` is for everyone else."""
+        if self._shelf is None:
+            self._shelf = Shelf(newest, self)
+        return self._shelf
+
+    def versions(self, actor: int) -> dict[int, int]:
+        """The version to collect each segment of an actor with, by sequence number."""
+        rows = [row for intake in self.intakes for row in intake if row.actor == actor]
+        return {row.sequence: row.version for row in rows}
+
+
+class Shelf:
+    """A WeightStore that keeps every version until all the actors that need it have gone on to newer ones."""
+
+    def __init__(self, newest: WeightStore, script: Script) -> None:
+        self._newest = newest
+        self._readers: defaultdict[int, set[int]] = defaultdict(set)
+        for intake in script.intakes:
+            for row in intake:
+                self._readers[row.version].add(row.actor)
+        self._kept: dict[int, Weights] = {}
+
+    def publish(self, policy: str, weights: Weights) -> None:
+        self._newest.publish(policy, weights)
+        if self._readers.get(weights.version):
+            self._kept[weights.version] = weights.copy()
+
+    def newer_than(self, policy: str, version: int) -> Weights | None:
+        return self._newest.newer_than(policy, version)
+
+    def at(self, version: int) -> Weights | None:
+        """The weights of that version, once they are published."""
+        return self._kept.get(version)
+
+    def done_with(self, version: int, actor: int) -> None:
+        """That actor needs this version no more."""
+        self._readers[version].discard(actor)
+        if not self._readers[version]:
+            self._kept.pop(version, None)
+
+
+class Follower:
+    """One actor's gate and weight store: opens for a segment exactly when the actor has the version it needs."""
+
+    def __init__(self, actor: int, script: Script, shelf: Shelf) -> None:
+        self._actor, self._shelf = actor, shelf
+        self._versions = script.versions(actor)
+        self._sequence = min(self._versions, default=0)
+
+    def open(self, sequence: int, version: int) -> bool:
+        self._sequence = sequence
+        return self._versions.get(sequence) == version
+
+    def newer_than(self, policy: str, version: int) -> Weights | None:
+        wanted = self._versions.get(self._sequence, version)
+        if wanted == version or (weights := self._shelf.at(wanted)) is None:
+            return None
+        self._shelf.done_with(version, self._actor)
+        return weights
+
+    def publish(self, policy: str, weights: Weights) -> None:
+        raise NotImplementedError("an actor publishes no weights")
+
+
+class Scripted:
+    """An intake that hands over the groups of a script, each when all its segments are there."""
+
+    def __init__(self, channel: Channel, script: Script) -> None:
+        self.ledger = Ledger()
+        self._channel = channel
+        self._intakes = list(reversed(script.intakes))  # the next one last
+        self._waiting: dict[tuple[int, int], Segment] = {}
+
+    def take(self, version: int) -> list[Segment]:
+        while (segment := self._channel.poll()) is not None:
+            assert segment.header is not None
+            self._waiting[segment.header.actor, segment.header.sequence] = segment
+        kept: list[Segment] = []
+        while not kept and self._intakes and self._complete(self._intakes[-1], version):
+            kept = self._hand_over(self._intakes.pop())
+        return kept
+
+    def _complete(self, intake: Sequence[Arrival], version: int) -> bool:
+        missing = [row for row in intake if (row.actor, row.sequence) not in self._waiting]
+        for row in missing:
+            if row.version > version:  # the learner rests until these arrive, so there will be no such version
+                raise RunFailed(
+                    f"the recorded run cannot be repeated here: segment {row.sequence} of actor {row.actor} was collected "
+                    f"with version {row.version}, but this run has only come to version {version} by then"
+                )
+        return not missing
+
+    def _hand_over(self, intake: Sequence[Arrival]) -> list[Segment]:
+        kept = []
+        for row in intake:
+            segment = self._waiting.pop((row.actor, row.sequence))
+            self.ledger.accept(segment)
+            if row.kept:
+                kept.append(segment)
+            else:
+                self.ledger.dropped["too_old"] += 1
+                self._channel.release(segment)
+        return kept

@@ -1,0 +1,82 @@
+"""How an actor's world came to where it is: a beginning that can be had again, and every action since.
+
+When an environment raises, this is written down, so that the fault can be seen again in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from steppe.core.agent import Tree
+from steppe.core.errors import EnvironmentFault
+from steppe.core.experience import Segment
+
+MOST_BYTES = 64 << 20  # of actions, in a world that cannot be snapshotted
+
+KeepFault = Callable[[Tree], dict[str, str]]
+
+
+class Trail:
+    """Holds the newest beginning: the packed state after a segment, or the seeds of a reset (see `begin`)."""
+
+    def __init__(self, actor: int, keep: KeepFault | None) -> None:
+        self._actor, self._keep = actor, keep
+        self._origin: Tree = {"after": None}
+        self._actions: list[np.ndarray] = []
+        self._num_bytes = 0
+        self._whole = True
+
+    def begin(self, *, after: int | None) -> None:
+        """Every environment is reset with the seeds that the actor begins with, or goes on with `after` a segment."""
+        self._start({"after": after})
+
+    def resume(self, state: bytes | None) -> None:
+        """The world was brought where it was after the segment that left this state."""
+        self._start({"state": state})
+
+    def lost(self) -> None:
+        """The world was reset without seeds: from here on, nobody can say how it began."""
+        self._start({"after": None})
+        self._whole = False
+
+    def passed(self, segment: Segment, *, exact: bool) -> None:
+        """A segment was collected; `exact` says whether its state holds the world."""
+        if self._keep is None:
+            return
+        if exact:
+            self.resume(segment.state)
+        elif self._num_bytes + segment["action"].nbytes <= MOST_BYTES:
+            self._actions.append(segment["action"].copy())
+            self._num_bytes += segment["action"].nbytes
+        else:
+            self._actions, self._whole = [], False
+
+    def blame(self, error: EnvironmentFault, actions: np.ndarray | None) -> EnvironmentFault:
+        """The fault with word of where it was written down; `actions` are those of the segment under way."""
+        if self._keep is None:
+            return error
+        try:
+            kept = self._keep(self._circumstances(error, actions))
+        except OSError as reason:
+            note = f"how it came to that could not be written down: {reason.strerror}"
+            return EnvironmentFault(f"{error}; {note}", error.details)
+        words = f"{error}; reproduce it with: {kept['reproduce']}"
+        return EnvironmentFault(words, {**error.details, **kept})
+
+    def _circumstances(self, error: EnvironmentFault, actions: np.ndarray | None) -> Tree:
+        cause = error.__cause__ or error
+        rows = [*self._actions, *([] if actions is None else [actions])]
+        return {
+            "actor": self._actor,
+            "origin": self._origin,
+            "whole": self._whole,
+            "actions": np.concatenate(rows) if rows else None,
+            "exception": type(cause).__name__,
+            "message": str(error),
+            "details": dict(error.details),
+        }
+
+    def _start(self, origin: Tree) -> None:
+        self._origin, self._actions, self._num_bytes, self._whole = origin, [], 0, True
