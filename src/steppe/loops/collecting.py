@@ -62,7 +62,7 @@ class Collector:
         try:
             config = config.model_copy(update={"run_dir": self._room / "workers"})
             self.plan = _plan_of_actors(config, spec, runtime)
-            self._directory = RunDirectory.create(self.plan.config, {})
+            self._directory = RunDirectory.create(self.plan.config, {}, {"passing": True})
             self._handle = _launch(self.plan, self._directory)
         except BaseException:
             self.close()

@@ -79,7 +79,9 @@ def _read(directory: RunDirectory) -> Recorded:
     end, reached = lives[-1].end, view.reached_evaluation
     assert end is not None, "a life without an end is not read"
     judged = view.final_evaluation is not None
-    if reached is not None:  # the learner went on for a moment; the run is judged by the weights that reached the target
+    if (
+        reached is not None
+    ):  # the learner went on for a moment; the run is judged by the weights that reached the target
         return Recorded(directory, lives, (reached.env_steps, reached.updates), reached.weights_sha256, judged)
     return Recorded(directory, lives, (end.env_steps, end.updates), end.weights_sha256, judged)
 
@@ -138,7 +140,7 @@ def _repeat(
         script = Script(life.intakes, recorded.end if last else _end(life))
         lived = replace(plan, config=plan.config.model_copy(update={"steps": life.begin.steps}))
         directory.store.set_status("STARTING")
-        handle = inline.launch(_from_newest(lived, life, directory), directory, Parts(script=script))
+        handle = inline.launch(_from_newest(lived, directory), directory, Parts(script=script))
         done = Outcome("SUCCEEDED", "log_done", judge=recorded.judged) if last else Outcome("STOPPED", "life_done")
         supervisor = Supervisor(handle, directory, lived.config, interrupts, at_end=done)
         try:
@@ -155,9 +157,9 @@ def _end(life: Life) -> tuple[int, int]:
     return life.end.env_steps, life.end.updates
 
 
-def _from_newest(plan: Plan, life: Life, directory: RunDirectory) -> Plan:
+def _from_newest(plan: Plan, directory: RunDirectory) -> Plan:
     """A later life goes on from the checkpoint that the one before it has just left."""
-    newest = Checkpoints(directory.checkpoints).latest()
+    newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
     if newest is None:
         return plan
     details = {"checkpoint": newest.number, **newest.counters}

@@ -69,11 +69,13 @@ class ArrivalLog:
         """`length` is where to go on: 0 for a new log, otherwise what `mark` returned for the checkpoint."""
         self._path, self._complain = path, complain
         self._kept = True
-        with open(path, "ab") as file:
-            if 0 <= length <= file.tell():
+        try:
+            with open(path, "ab") as file:
+                if not 0 <= length <= file.tell():
+                    raise OSError("it is shorter than the checkpoint says")
                 file.truncate(length)
-                return
-        self._give_up("it is shorter than the checkpoint says")
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
 
     def begin(self, steps: int | None, env_steps: int, updates: int) -> None:
         """A life of the run begins."""

@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 
-from steppe.core import codec
+from steppe.core import codec, seeding
 from steppe.core.agent import Policy, Tree
 from steppe.core.errors import CannotResume, EnvironmentFault
 from steppe.core.experience import Segment, SegmentHeader
@@ -184,3 +184,9 @@ class Actor:
         self.context.board.post(ACTORS, report.record())
         self.context.flush_spans()
         self._reported_s = self.context.clock()
+
+
+def env_seeds(seed: int, actor: int, *, after: int | None = None) -> np.random.SeedSequence:
+    """What an actor's environments are seeded with: at its beginning, or for new episodes `after` one of its segments."""
+    again = () if after is None else ("again", after)
+    return seeding.sequence(seed, "actor", actor, "env", *again)

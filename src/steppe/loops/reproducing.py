@@ -1,0 +1,111 @@
+"""Seeing an environment's fault again: the world of the actor that met it, in this process, through the same actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.core import codec, factory
+from steppe.core.checked import checked
+from steppe.core.config import RunConfig
+from steppe.core.errors import CannotResume, DamagedFile, EnvironmentFault
+from steppe.core.experience import Segment
+from steppe.core.specs import SegmentSpec
+from steppe.core.world import World
+from steppe.envs import make_world
+from steppe.records.directory import RunDirectory
+from steppe.records.faults import Faults
+from steppe.roles.actor import env_seeds
+
+PLACE = ("env_index", "episode", "step")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What an environment raised, and where: environment, episode and step within it, as far as they are known."""
+
+    exception: str
+    message: str
+    place: dict[str, int | None]
+    traceback: str
+
+    @classmethod
+    def of(cls, exception: str, message: str, details: Mapping[str, Any]) -> Raised:
+        """From the details of an EnvironmentFault."""
+        place = {key: details.get(key) for key in PLACE}
+        return cls(exception, message, place, str(details.get("traceback", "")))
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What was recorded and what happened now; `notes` say what could not be as it was."""
+
+    run: str
+    recording: Path
+    actor: int
+    steps: int  # that were repeated
+    recorded: Raised
+    found: Raised | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> bool:
+        """Whether the same type of exception was raised at the same step."""
+        found = self.found
+        return found is not None and (found.exception, found.place) == (self.recorded.exception, self.recorded.place)
+
+
+@checked
+def reproduce(run: str | Path, fault: int | None = None) -> Reproduction:
+    """Repeat what led to a recorded fault, the newest if not said otherwise, and see whether it happens again."""
+    factory.stop_if_loading_main()
+    directory = RunDirectory.open(run)
+    path, kept = Faults(directory).load(fault)
+    try:
+        actor, actions, origin, whole = int(kept["actor"]), kept["actions"], dict(kept["origin"]), bool(kept["whole"])
+        recorded = Raised.of(str(kept["exception"]), str(kept["message"]), kept["details"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedFile(f"{path} does not describe a fault: {type(error).__name__}: {error}") from None
+    found, notes = _repeat(directory.config(), actor, origin, actions)
+    if not whole:
+        notes.insert(0, "its environments have no snapshots and the run was long: only the last actions were kept")
+    steps = 0 if actions is None else len(actions)
+    return Reproduction(directory.id, path, actor, steps, recorded, found, tuple(notes))
+
+
+def _repeat(
+    config: RunConfig, actor: int, origin: dict[str, Any], actions: np.ndarray | None
+) -> tuple[Raised | None, list[str]]:
+    """What is raised on the way, if anything, and what could not be as it was."""
+    assert config.envs is not None, "the configuration of a run says how many environments there are"
+    notes: list[str] = []
+    world = make_world(config.env, config.environment, config.envs, env_seeds(config.seed, actor))
+    try:
+        notes += _begin(world, config, actor, origin)
+        row = Segment.blank(SegmentSpec(1, world.num_envs, world.spec.obs, world.spec.action.field))
+        for action in () if actions is None else actions:
+            world.step(action, row, 0)
+    except EnvironmentFault as fault:
+        return Raised.of(type(fault.__cause__ or fault).__name__, str(fault), fault.details), notes
+    finally:
+        world.close()
+    return None, notes
+
+
+def _begin(world: World, config: RunConfig, actor: int, origin: dict[str, Any]) -> list[str]:
+    """Bring a world where the recorded actions began; returns what is not as it was."""
+    obs = np.zeros((world.num_envs, *world.spec.obs.shape), world.spec.obs.dtype)
+    if "state" not in origin:
+        after = origin["after"]
+        world.reset(obs, None if after is None else env_seeds(config.seed, actor, after=after))
+        return []
+    try:
+        world.restore(codec.unpack(origin["state"])["world"])
+    except CannotResume as reason:
+        world.reset(obs)
+        return [f"the environments could not be brought where they were and began new episodes: {reason}"]
+    return []

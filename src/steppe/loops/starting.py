@@ -1,0 +1,38 @@
+"""Where a run's agent begins: with what it knows, with the weights of another run, or as the run's directory says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steppe.core.errors import ConfigError, DamagedFile
+from steppe.loops.agent import DistributedAgent
+from steppe.loops.evaluation import result_weights
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import borrowed_torch
+
+
+def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, Any]:
+    """Load the weights of another run, counters and optimizer left behind; returns what run.json says about it.
+
+    Raises ConfigError, naming the differences, where they do not fit.
+    """
+    source = RunDirectory.open(run)
+    try:
+        weights = result_weights(source)
+    except DamagedFile as error:
+        raise ConfigError(f"init_from={run!r}: {error}") from None
+    agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
+    with borrowed_torch(plan.config.flow.threads):
+        made = agent.agent
+        weights.require(made.weights().layout, f"{plan.config.algo} for {plan.spec.id} (init_from={run!r})")
+        made.load(weights.stamped(version=0, updates=0, env_steps=0))
+    origin = {"run": source.id, "path": str(source.path.resolve())}
+    return {"init_from": {**origin, "version": weights.version, "weights_sha256": weights.sha256()}}
+
+
+def keep_start(agent: DistributedAgent, directory: RunDirectory) -> None:
+    """Write down what the run begins with, for other processes and for those who repeat it."""
+    made = agent.agent
+    Checkpoints(directory.start, 1).save(made.weights(), {"agent": made.state()}, {})
