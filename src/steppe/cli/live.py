@@ -59,7 +59,8 @@ class Picture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         room = (options.height or console.size.height) - 1 if console.is_terminal else UNLIMITED
-        lines = [title(self.view), *progress_lines(self.view, width), *figure_lines(self.view, width)]
+        lines = [title(self.view), *warning_lines(self.view)]
+        lines += [*progress_lines(self.view, width), *figure_lines(self.view, width)]
         for section in (time_lines, actor_lines, event_lines):
             more = section(self.view, width)
             if more and len(lines) + 1 + len(more) <= room:
@@ -78,6 +79,11 @@ def title(view: RunView) -> Text:
         line.append(f" ({view.reason})")
     line.append(f"  {config.env} · {config.algo}", "bold")
     return line.append(f" · {config.runtime}/{config.mode} · {_crew(config.actors, config.envs)} · seed {config.seed}")
+
+
+def warning_lines(view: RunView) -> list[Text]:
+    """What somebody should look after, right below the state."""
+    return [Text(f"⚠ WARNING  {_one_line(view.warning)}", "bold yellow")] if view.warning else []
 
 
 def _crew(actors: int, envs: int | None) -> str:
@@ -172,8 +178,11 @@ def event_lines(view: RunView, width: int) -> list[Text]:
 
 def _short(value: Any) -> str:
     """A detail on one line; log lines and tracebacks are not for the live view, nor are a terminal's control codes."""
-    text = decimal(value) if isinstance(value, float) else str(value)
-    return "".join(character if character.isprintable() else " " for character in text)[:80]
+    return _one_line(decimal(value) if isinstance(value, float) else str(value))[:80]
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def labelled(label: str, value: Text) -> Text:
@@ -227,7 +236,8 @@ class PlainLines:
         now = self._clock()
         if now >= self._due or view.state != self._state:
             self._due, self._state = now + PLAIN_EVERY_S, view.state
-            print(plain_line(view), file=self._stream, flush=True)
+            warning = f"WARNING: {_one_line(view.warning)}\n" if view.warning else ""
+            print(warning + plain_line(view), file=self._stream, flush=True)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def result_weights(run: RunDirectory) -> Weights:
     """The weights a run is judged by: those it ended with, or else the newest checkpoint, or else the best one."""
     if run.result.exists():
         return load_weights(run.result)
-    checkpoints = Checkpoints(run.checkpoints)
+    checkpoints = Checkpoints(run.checkpoints, run=run.key)
     try:
         found = checkpoints.latest() or checkpoints.best()
     except DamagedFile as error:

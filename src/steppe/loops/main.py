@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,15 @@ import numpy as np
 from steppe.core import factory, seeding
 from steppe.core.checked import checked
 from steppe.core.config import Resolved, RunConfig, resolve
-from steppe.core.durable import read_json, write_json
-from steppe.core.errors import ConfigError, DamagedFile, RunNotFound, UsageError
-from steppe.core.links import EVENTS
+from steppe.core.durable import noticing_full_disk, read_json, write_json
+from steppe.core.errors import ConfigError, DamagedFile, DiskFull, RunNotFound, UsageError
+from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.loops.agent import DistributedAgent
 from steppe.loops.composing import compose, episodic
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.result import RunResult
+from steppe.loops.starting import adopt_weights, keep_start
 from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
 from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
@@ -101,6 +103,7 @@ class MainLoop:
         self._running = False
         self._directory: RunDirectory | None = None
         self._owed_updates = 0.0
+        self._init_from = self.config.init_from  # until the first run has begun with it
         self._commands_after = 0  # commands up to this one were for an earlier life of the run
 
     @classmethod
@@ -213,8 +216,11 @@ class MainLoop:
 
     def _run(self, config: RunConfig, observers: Sequence[Observer]) -> RunResult:
         factory.stop_if_loading_main()
-        plan = self._plan(config)
-        return self._live(plan, RunDirectory.create(plan.config, self.sources), observers)
+        plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
+        about = adopt_weights(self._init_from, self.agent, plan) if self._init_from is not None else {}
+        directory = RunDirectory.create(plan.config, self.sources, about)
+        self._init_from = None
+        return self._live(plan, directory, observers)
 
     def go_on(self, directory: RunDirectory, observers: Sequence[Observer] = ()) -> RunResult:
         """Run this loop's configuration in a directory that holds a run, from its newest whole checkpoint."""
@@ -224,6 +230,7 @@ class MainLoop:
     def _live(self, plan: Plan, directory: RunDirectory, observers: Sequence[Observer]) -> RunResult:
         self._directory = directory
         self._running = True
+        directory.reserve()
         try:
             with Interrupts() as interrupts:
                 outcome, view = self._supervise(plan, directory, interrupts, observers)
@@ -235,6 +242,7 @@ class MainLoop:
             result = conclude(directory, outcome, view)
         finally:
             self._running = False
+            directory.free_reserve()
             directory.release()
         self.episode += view.episodes
         if plan.config.runtime != "inline":
@@ -255,7 +263,8 @@ class MainLoop:
     def _supervise(
         self, plan: Plan, directory: RunDirectory, interrupts: Interrupts, observers: Sequence[Observer]
     ) -> tuple[Outcome, RunView]:
-        directory.store.set_status("STARTING")
+        with contextlib.suppress(DiskFull):
+            directory.store.set_status("STARTING")
         try:
             handle = _launch(plan, directory, self.agent, self.replay_buffer)
             self._supervisor = Supervisor(
@@ -265,7 +274,9 @@ class MainLoop:
         except KeyboardInterrupt:
             return Outcome("STOPPED", "interrupted", "stopped at once by a second signal"), RunView(directory)
         except BaseException as error:
-            directory.store.set_status("FAILED", "error", f"{type(error).__name__}: {error}")
+            directory.free_reserve()
+            with contextlib.suppress(DiskFull):
+                directory.store.set_status("FAILED", "error", f"{type(error).__name__}: {error}")
             raise
 
     def _from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
@@ -274,7 +285,9 @@ class MainLoop:
         number = checkpoint.number if checkpoint else None
         details = {"checkpoint": number, "damaged": damaged, **(checkpoint.counters if checkpoint else {})}
         event = EventReport(run=directory.id, kind="resume", role="supervisor", details=details)
-        self._commands_after = directory.store.post(EVENTS, event.record())
+        directory.board.post(EVENTS, event.record())
+        earlier = directory.store.read(COMMANDS, self._commands_after)
+        self._commands_after = earlier[-1][0] if earlier else self._commands_after
         return replace(plan, resume=number)
 
     def _learn_from_replay(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -318,22 +331,24 @@ class MainLoop:
 
 
 def _launch(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Handle:
+    if agent.built and plan.resume is None:
+        keep_start(agent, directory)
     if plan.config.runtime == "inline":
         from steppe.runtimes import inline
 
-        return inline.launch(plan, directory, _parts(plan, agent, pool))
-    if agent.built and plan.resume is None:
-        made = agent.agent
-        Checkpoints(directory.start, 1).save(made.weights(), {"agent": made.state()}, {})
+        return inline.launch(plan, directory, _parts(plan, directory, agent, pool))
     return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
 
 
-def _parts(plan: Plan, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Parts:
+def _parts(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Parts:
     """The caller's own agent and pool, to work in place."""
     from steppe.replay import make_memory
-    from steppe.runtimes.wiring import Parts
+    from steppe.runtimes.wiring import Parts, begun
 
+    fresh = not agent.built
     agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
+    if fresh:
+        begun(agent.agent, directory)
     if pool is None:
         return Parts(agent=agent.agent)
     memory = make_memory(
@@ -350,7 +365,7 @@ def _parts(plan: Plan, agent: DistributedAgent, pool: ReplayBufferPool | None) -
 def newest_whole(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, if there is one, and what is wrong with those that are newer."""
     try:
-        checkpoint = Checkpoints(directory.checkpoints).latest()
+        checkpoint = Checkpoints(directory.checkpoints, run=directory.key).latest()
     except DamagedFile as error:
         return None, [str(error)]
     return checkpoint, list(checkpoint.damaged) if checkpoint else []
@@ -358,8 +373,12 @@ def newest_whole(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]
 
 def conclude(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunResult:
     """Write a run's end down and return it."""
-    directory.store.set_status(outcome.state, outcome.reason, outcome.message)
+    directory.free_reserve()
+    with contextlib.suppress(DiskFull):  # whoever reads an unsaid end finds the run LOST, and may resume it
+        directory.store.set_status(outcome.state, outcome.reason, outcome.message)
+    directory.board.flush()
     view.refresh()
-    summary = view.summary()
-    directory.write_summary(summary | {"message": outcome.message})
+    summary = view.summary() | {"state": outcome.state, "reason": outcome.reason}
+    with contextlib.suppress(DiskFull), noticing_full_disk(directory.summary_path):
+        directory.write_summary(summary | {"message": outcome.message})
     return RunResult(directory.path, summary, outcome.message, outcome.fault)

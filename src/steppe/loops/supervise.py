@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from steppe.core.config import RunConfig
-from steppe.core.errors import UsageError
+from steppe.core.errors import DiskFull, UsageError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
@@ -91,6 +91,7 @@ class Supervisor:
         self._pause_wanted = self._paused = False
         self._recording = True  # while the manager is there to write metrics down
         self._command_cursor = commands_after
+        self._unsaid: tuple[str, str | None] | None = None
         self._at_end = at_end
         interrupts.on_first = self._hurry
 
@@ -108,12 +109,12 @@ class Supervisor:
 
     def run(self, observers: Sequence[Observer]) -> Outcome:
         """Watch until the run is over, then bring everything down."""
-        self.directory.store.set_status("RUNNING")
+        self._say("RUNNING")
         deadline: float | None = None
         try:
             with self._heart():
                 outcome = self._watch(observers)
-                self.directory.store.set_status("STOPPING", outcome.reason)
+                self._say("STOPPING", outcome.reason)
                 deadline = time.monotonic() + STOP_S
                 return self._wind_up(outcome, deadline, observers)
         finally:
@@ -145,6 +146,18 @@ class Supervisor:
             if outcome is not None:
                 return outcome
 
+    def _say(self, state: str, reason: str | None = None) -> None:
+        """Set the run's state, as soon as the disk has room for it."""
+        self._unsaid = (state, reason)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        with contextlib.suppress(DiskFull):
+            if self._unsaid is not None:
+                self.directory.store.set_status(*self._unsaid)
+                self._unsaid = None
+        self.directory.board.flush()
+
     def _hurry(self) -> None:
         """On the first signal, at once: roles may be deep inside a long step, in this very process."""
         for kind in ("actor", "learner", "manager"):
@@ -159,6 +172,7 @@ class Supervisor:
         self.view.refresh()
         if self.view.target_reached:
             return Outcome("SUCCEEDED", "target_reached")
+        self._catch_up()
         self._obey()
         self._rest_or_go_on()
         if self._stop is not None:
@@ -173,7 +187,7 @@ class Supervisor:
         self._paused = self._pause_wanted
         for kind in ("actor", "learner"):
             self.handle.ask(kind, PAUSE if self._paused else RUN)
-        self.directory.store.set_status("PAUSED" if self._paused else "RUNNING")
+        self._say("PAUSED" if self._paused else "RUNNING")
 
     def _completed(self) -> Outcome:
         self.view.refresh()
@@ -191,7 +205,7 @@ class Supervisor:
         self._recording = False
         self.handle.ask("manager", FINISH if complete else STOP)
         self._wait_for("manager", time.monotonic() + FINISH_S if complete else deadline, observers)
-        if complete and (faults := self.handle.faults()):
+        if self._spoiled(outcome) and (faults := self.handle.faults()):
             return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
         if not complete:
             return outcome
@@ -203,6 +217,12 @@ class Supervisor:
         if self.config.target_return is not None:
             return Outcome("FAILED", "target_not_reached", f"no evaluation reached {self.config.target_return:g}")
         return outcome
+
+    def _spoiled(self, outcome: Outcome) -> bool:
+        """Whether a fault while winding up changes what came of the run: results that could not be kept always do."""
+        if outcome.judge:
+            return True
+        return outcome.state == "SUCCEEDED" and any(fault.reason == DiskFull.reason for fault in self.handle.faults())
 
     def _wait_for(self, kind: str, deadline: float, observers: Sequence[Observer]) -> None:
         while not self.handle.ended(kind) and time.monotonic() < deadline:
@@ -221,7 +241,7 @@ class Supervisor:
                 values = {str(name): _number(name, value) for name, value in answer.items()}
                 details = {"env_steps": self.view.env_steps, "values": values}
                 event = EventReport(run=self.directory.id, kind="metric", role="callback", details=details)
-                self.directory.store.post(EVENTS, event.record())
+                self.directory.board.post(EVENTS, event.record())
         elif isinstance(answer, bool | np.bool_) and answer and self._stop is None:
             self.stop("stopped_by_callback", "a callback ended the run")
 
@@ -232,7 +252,7 @@ class Supervisor:
             known = self._carry_out(str(command.get("command")), str(command.get("issuer", "a command")))
             details = {"id": command.get("id"), "command": command.get("command"), "obeyed": known}
             event = EventReport(run=self.directory.id, kind="command", role="supervisor", details=details)
-            self.directory.store.post(EVENTS, event.record())
+            self.directory.board.post(EVENTS, event.record())
 
     def _carry_out(self, word: str, issuer: str) -> bool:
         """Whether the word is one that a run understands."""

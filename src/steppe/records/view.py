@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from steppe.core.config import RunConfig
+from steppe.core.durable import free_bytes
 from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
@@ -18,6 +19,7 @@ from steppe.records.directory import RunDirectory
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
+LOW_BYTES = 1 << 20  # of room on the disk
 WINDOW_EPISODES = 100
 WINDOW_S = 10.0  # how far back "recent" goes
 _KINDS: dict[str, type[Report]] = {
@@ -50,6 +52,9 @@ class RunView:
         self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
         self.episodes = 0
         self.resumed: str | None = None  # how a resumed run went on: exact, or at an episode boundary
+        self.damaged: list[str] = []  # checkpoints that a resumed run had to pass over, in words
+        self.checkpoint_bytes = 0
+        self._room: int | None = None  # bytes left on the disk, while that matters
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
         self._restarts: Counter[str] = Counter()
@@ -58,7 +63,7 @@ class RunView:
     def refresh(self) -> None:
         """Take in everything that was reported since the last call."""
         self.status = self.directory.store.status()
-        board: Board = self.directory.store
+        board: Board = self.directory.board
         for report in sorted(self._new_reports(board), key=lambda report: report.time_s):
             if isinstance(report, TrainingReport):
                 self._take_training(report)
@@ -68,6 +73,7 @@ class RunView:
                 self._take_evaluation(report)
             elif isinstance(report, EventReport) and report.kind != "span":
                 self._take_event(report)
+        self._room = None if self.ended else free_bytes(self.directory.path)
 
     @property
     def state(self) -> str:
@@ -85,6 +91,17 @@ class RunView:
     def ended(self) -> bool:
         """Whether nothing more will come."""
         return self.state in ENDED
+
+    @property
+    def warning(self) -> str | None:
+        """What somebody should look after while the run goes on."""
+        words = [f"passed over a checkpoint: {damage}" for damage in self.damaged] if not self.ended else []
+        if self._room is not None and self._room < max(LOW_BYTES, 2 * self.checkpoint_bytes):
+            words.append(
+                f"the disk is full: {self._room >> 10:,} KiB left for {self.directory.path}. Free some room; until then the "
+                "newest checkpoint stays as it is"
+            )
+        return "; ".join(words) or None
 
     @property
     def target_reached(self) -> bool:
@@ -252,7 +269,9 @@ class RunView:
             self.metrics.update(report.details["values"])
             return
         self.events.append(report)
-        if report.kind == "restart":
+        if report.kind == "checkpoint":
+            self.checkpoint_bytes = int(report.details.get("size_bytes", 0))
+        elif report.kind == "restart":
             self._restarts[report.role] += 1
         elif report.kind == "resume":
             self._take_resume(report)
@@ -262,6 +281,7 @@ class RunView:
         if report.role == "supervisor":
             self.final_training = self.final_evaluation = self.reached_evaluation = None
             self.resumed = "exact"
+            self.damaged = [str(damage) for damage in report.details.get("damaged", ())]
         elif self.resumed is not None and report.details.get("how") != "exact":
             self.resumed = "episode-boundary"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
+from steppe.core.errors import DiskFull
 from steppe.core.links import TRAINING
 from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
@@ -31,6 +32,7 @@ class Limits:
     publish_every: int | None = None  # updates; None: only when what was taken in is digested
     checkpoint_every_s: float = math.inf
     checkpoint_every_episodes: int | None = None
+    stop_on_full_disk: bool = False  # otherwise the run goes on with the checkpoint before
     end: tuple[int, int] | None = None  # env_steps and updates at which a run that is repeated ended, in place of the rest
 
 
@@ -145,12 +147,23 @@ class Learner:
 
     def close(self) -> None:
         """Write everything down one last time. What was not digested is not published: a resumed run digests it."""
-        self.checkpoint()
-        self._report(final=True)
+        try:
+            self._save()
+        finally:
+            self._report(final=True)
 
     def checkpoint(self) -> None:
-        """Write down everything that the run's next update depends on."""
+        """Write down everything that the run's next update depends on, if there is room for it."""
         self.phases.switch("other")
+        try:
+            self._save()
+        except DiskFull as error:
+            if self.limits.stop_on_full_disk:
+                raise
+            self.context.event("warning", message=f"{error}; the checkpoint before stays, and the run goes on")
+        self._saved_s, self._saved_episodes = self.context.clock(), self.episodes
+
+    def _save(self) -> None:
         counters: dict[str, int | float] = {
             "version": self.version,
             "updates": self.updates,
@@ -159,7 +172,6 @@ class Learner:
             "train_s": self.train_s,
         }
         self.save(self.stamped(), self.state(), counters)
-        self._saved_s, self._saved_episodes = self.context.clock(), self.episodes
 
     def state(self) -> Tree:
         """All but the weights and the counters: agent, memory, and where each actor stands."""

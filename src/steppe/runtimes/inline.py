@@ -43,7 +43,7 @@ class InlineHandle:
                 spec.name,
                 self.channel,
                 self.weights,
-                directory.store,
+                directory.board,
                 lambda kind=spec.kind: self._asked[kind],  # type: ignore[misc]
                 self._clock,
                 plan.config.flow.trace_spans,

@@ -5,7 +5,9 @@ The supervisor's side is processes.py. What crosses between them at the start is
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import io
 import multiprocessing
 import os
 import signal
@@ -13,7 +15,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import msgspec
 
 from steppe.core import factory
 from steppe.core.config import unflatten
+from steppe.core.durable import is_full
+from steppe.core.errors import DiskFull
 from steppe.core.links import EVENTS
 from steppe.core.reports import EventReport
 from steppe.core.specs import EnvSpec
@@ -66,9 +70,11 @@ def live(order: Order) -> None:
         _work(order, run, turns)
     except Exception as error:  # noqa: BLE001 - a role that cannot even be built is told like one that failed later
         turns.faults.append(Fault.of(order.place, error))
-    for fault in turns.faults:
-        _tell(run, order.place, fault)
-    run.store.close()
+    with contextlib.suppress(DiskFull):  # what became of the process is also in its room
+        for fault in reversed(turns.faults):
+            _tell(run, order, fault)
+        run.board.flush()
+        run.store.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(FAULT_EXIT if turns.faults else 0)  # nothing is left to do, and torch's threads need no farewell
@@ -103,7 +109,7 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
             spec.name,
             channel,
             weights,
-            run.store,
+            run.board,
             _asker(control, spec.kind),
             clock,
             trace_spans=plan.config.flow.trace_spans,
@@ -134,9 +140,17 @@ def _end_unless_asked(number: int, frame: types.FrameType | None) -> None:
     timer.start()
 
 
-def _tell(run: RunDirectory, place: str, fault: Fault) -> None:
-    details = {"place": place, "reason": fault.reason, "message": fault.message, "details": fault.details}
-    run.store.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
+def _tell(run: RunDirectory, order: Order, fault: Fault) -> None:
+    """To the supervisor through the room, where there is always place for it, and to everyone in the event log."""
+    with contextlib.suppress(FileNotFoundError):  # the supervisor did not wait for this one
+        fault_file(Path(order.room), order.place).write_bytes(msgspec.json.encode(asdict(fault)))
+    details = {"place": order.place, "reason": fault.reason, "message": fault.message, "details": fault.details}
+    run.board.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
+
+
+def fault_file(room: Path, place: str) -> Path:
+    """Where a process says why it ended early."""
+    return room / f"fault-{place}"
 
 
 def _redirect_output(path: Path) -> None:
@@ -146,8 +160,21 @@ def _redirect_output(path: Path) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+    sys.stdout, sys.stderr = (io.TextIOWrapper(io.BufferedWriter(_Log(n, "w")), line_buffering=True) for n in (1, 2))
     faulthandler.enable()  # a crash in native code leaves its traceback in the log
     faulthandler.register(WHERE_SIGNAL)
+
+
+class _Log(io.FileIO):
+    """Output that goes nowhere while the disk is full: no environment is to fail because it prints."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return len(data)
 
 
 def _die_with_parent() -> None:

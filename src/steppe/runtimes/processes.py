@@ -29,7 +29,7 @@ from steppe.core.process import in_mib, oom_kills, rss_bytes
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
-from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, live
+from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, fault_file, live
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault
@@ -213,18 +213,14 @@ class ProcessHandle:
         return Fault(place, "role_died", message, {"rss_bytes": size})
 
     def _told(self, place: str) -> Fault | None:
-        after, found = 0, None
-        while page := self._directory.store.read(EVENTS, after):
-            after = page[-1][0]
-            for event in (EventReport.read(record) for _, record in page):
-                if event.kind == "fault" and event.details.get("place") == place:
-                    told = event.details
-                    found = Fault(event.role, told["reason"], told["message"], told["details"])
-        return found
+        try:
+            return msgspec.json.decode(fault_file(self._room, place).read_bytes(), type=Fault)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
 
     def _note(self, kind: str, role: str, details: dict[str, object]) -> None:
         event = EventReport(run=self._directory.id, kind=kind, role=role, details=details)
-        self._directory.store.post(EVENTS, event.record())
+        self._directory.board.post(EVENTS, event.record())
 
     def _number(self, place: str) -> int:
         return list(self._places).index(place)

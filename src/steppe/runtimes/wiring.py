@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from steppe.agents import make_agent
 from steppe.agents.device import resolve_device
 from steppe.core import seeding
 from steppe.core.agent import Agent, Memory, Tree
+from steppe.core.durable import noticing_full_disk
 from steppe.core.links import Role
 from steppe.core.weights import Weights
 from steppe.envs import make_world
@@ -18,7 +18,7 @@ from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.records.faults import Faults
 from steppe.replay import make_memory
-from steppe.roles.actor import Actor
+from steppe.roles.actor import Actor, env_seeds
 from steppe.roles.archive import RunArchive
 from steppe.roles.context import Context
 from steppe.roles.evaluation import Judge
@@ -58,7 +58,7 @@ def _agent(plan: Plan, device: str) -> Agent:
 
 def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDirectory, context: Context) -> Actor:
     config = plan.config
-    world = make_world(config.env, config.environment, plan.num_envs, actor_seeds(config.seed, role.index))
+    world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
     policy = _agent(plan, resolve_device(config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_envs, stream, actor=role.index, num_actors=config.actors)
@@ -70,7 +70,7 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
     actor = Actor(role.index, world, policy, gate, context, epoch=context.epoch, keep_fault=keep)
     last = context.channel.recall(role.index)
     if last is not None:
-        again = actor_seeds(config.seed, role.index, after=last[0])
+        again = env_seeds(config.seed, role.index, after=last[0])
         context.event("resume", sequence=last[0] + 1, how=actor.resume(*last, again))
     return actor
 
@@ -85,7 +85,7 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         total_steps=config.steps,
         num_actors=config.actors,
     )
-    checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
+    checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
     checkpoint = checkpoints.at(plan.resume) if plan.resume is not None else None
     log = _arrival_log(plan, checkpoint, directory, context) if config.flow.record_arrivals else None
     if parts.script is not None:
@@ -118,17 +118,22 @@ def _limits(plan: Plan, script: Script | None) -> Limits:
         publish_every=None if plan.lockstep else config.flow.publish_every,
         checkpoint_every_s=config.checkpoint.every_s,
         checkpoint_every_episodes=config.checkpoint.every_episodes,
+        stop_on_full_disk=config.checkpoint.full_disk == "stop",
         end=script.end if script else None,
     )
 
 
 def _saver(checkpoints: Checkpoints, directory: RunDirectory, context: Context, log: ArrivalLog | None) -> Save:
     def save(weights: Weights, state: Tree, counters: dict[str, int | float]) -> None:
-        if log is not None:
-            mark = Mark(weights.env_steps, weights.updates, weights.version, weights.sha256())
-            counters = {**counters, "arrivals_bytes": log.mark(mark)}
-        path = checkpoints.save(weights, state, counters)
-        context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters)
+        started = time.perf_counter()
+        with noticing_full_disk(directory.checkpoints):
+            if log is not None:
+                mark = Mark(weights.env_steps, weights.updates, weights.version, weights.sha256())
+                counters = {**counters, "arrivals_bytes": log.mark(mark)}
+            path = checkpoints.save(weights, state, counters)
+        size = sum(file.stat().st_size for file in path.iterdir())
+        cost = {"size_bytes": size, "write_s": time.perf_counter() - started}
+        context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters, **cost)
 
     return save
 
@@ -140,12 +145,6 @@ def _arrival_log(plan: Plan, start: Checkpoint | None, directory: RunDirectory, 
     log = ArrivalLog(directory.arrivals, length, lambda words: context.event("note", message=words))
     log.begin(plan.config.steps, int(counters["env_steps"]), int(counters["updates"]))
     return log
-
-
-def actor_seeds(seed: int, actor: int, *, after: int | None = None) -> np.random.SeedSequence:
-    """What an actor's environments are seeded with: at its beginning, or where it goes on `after` a segment without them."""
-    names = ("actor", actor, "env") if after is None else ("actor", actor, "env", "again", after)
-    return seeding.sequence(seed, *names)
 
 
 def begun(agent: Agent, directory: RunDirectory) -> Agent:
