@@ -61,7 +61,7 @@ class Wheel(gym.Env):
 @pytest.fixture(scope="module")
 def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained") / "run"
-    return steppe.train("CartPole-v1", runtime="inline", steps=24_000, seed=1, run_dir=str(path)).path
+    return steppe.train("CartPole-v1", runtime="inline", steps=12_000, seed=1, run_dir=str(path)).path
 
 
 def test_evaluation_is_reproducible_and_says_whose_weights_it_judged(cartpole: Path) -> None:
@@ -76,9 +76,10 @@ def test_evaluation_is_reproducible_and_says_whose_weights_it_judged(cartpole: P
 
 def test_recordings_do_not_change_the_result(cartpole: Path, tmp_path: Path) -> None:
     pytest.importorskip("pygame")
-    plain = steppe.evaluate(cartpole, episodes=1, seed=3)
-    filmed = steppe.evaluate(cartpole, episodes=1, seed=3, render_dir=tmp_path / "films")
-    assert filmed["return_mean"] == plain["return_mean"]
+    plain = steppe.evaluate(cartpole, episodes=3, seed=3, explore=True)
+    filmed = steppe.evaluate(cartpole, episodes=3, seed=3, explore=True, render_dir=tmp_path / "films")
+    assert filmed["return_std"] > 0
+    assert filmed | {"recording": None} == plain
     with Image.open(filmed["recording"]) as film:
         assert film.n_frames >= 2
 
@@ -97,7 +98,7 @@ def test_a_loaded_policy_plays_as_the_run_was_judged(cartpole: Path) -> None:
             total, over = total + reward, terminated or truncated
         returns.append(total)
     env.close()
-    assert np.mean(returns) > 100, "an untrained policy gets about 20"
+    assert np.mean(returns) > 80, "an untrained policy gets about 20"
     assert policy.spec.obs.shape == (4,)
     assert policy.weights.sha256() == RunDirectory.open(cartpole).summary()["weights_sha256"]
 

@@ -62,12 +62,12 @@ def test_elsewhere_the_agent_goes_on_from_the_final_weights() -> None:
 def test_run_training_counts_episodes() -> None:
     loop = MainLoop(environment(1), None, DistributedAgent("ppo"), config=SHORT)
     seen: list[dict] = []
-    summary = loop.run_training(40, 10, 10, 20, callbacks=[lambda view: seen.append(loop.get_training_progress())])
+    summary = loop.run_training(40, 10, 10, 10, callbacks=[lambda view: seen.append(loop.get_training_progress())])
     assert (summary["state"], summary["reason"], summary["mode"]) == ("SUCCEEDED", "episodes_done", "single")
     assert 40 <= loop.episode <= 44
     assert 400 <= summary["env_steps"] < 400 + 32, "episodes are cut after ten steps"
     events = [record["kind"] for _, record in RunDirectory.open(summary["path"]).store.read("events")]
-    assert events.count("checkpoint") == 3, "at 20, at 40 and at the end"
+    assert events.count("checkpoint") == 4, "after about 10, 20 and 30 episodes, and at the end"
     judged = [record["env_steps"] for _, record in RunDirectory.open(summary["path"]).store.read("metrics.evaluations")]
     assert 3 <= len(judged) <= 5
     assert seen
