@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import doctor, info, runs, train
+from steppe.cli import doctor, info, recovery, runs, train
 from steppe.cli.options import FieldHelp
 from steppe.core.errors import SteppeError
 
 app = typer.Typer(
     name="steppe",
-    help="Train reinforcement-learning agents, watch them, stop them and judge them.",
+    help="Train reinforcement-learning agents, watch them, stop them, resume them and judge them.",
     epilog="Runs are kept in ./runs, or where STEPPE_RUNS says. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unreachable, "
     "4 conflict, 130 interrupted.",
     rich_markup_mode=None,
@@ -25,6 +25,11 @@ app = typer.Typer(
 config = typer.Typer(help="What a run would be made of.", rich_markup_mode=None, no_args_is_help=True)
 
 app.command(cls=FieldHelp)(train.train)
+app.command()(recovery.resume)
+app.command()(recovery.checkpoints)
+app.command()(recovery.rerun)
+app.command()(recovery.reproduce)
+app.command()(recovery.diff)
 app.command("eval")(runs.evaluate)
 app.command("runs")(runs.list_all)
 app.command()(runs.watch)

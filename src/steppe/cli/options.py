@@ -15,22 +15,32 @@ from steppe.core.errors import ConfigError
 Layers = tuple[tuple[str, Mapping[str, Any]], ...]
 Text = str | None
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; everything else goes to stderr.")]
-WORDS = {"env", "algo", "name", "run_dir", "device", "runtime", "mode"}  # taken as they are; the rest are TOML values
+WORDS = {
+    "env",
+    "algo",
+    "name",
+    "run_dir",
+    "device",
+    "runtime",
+    "mode",
+    "init_from",
+}  # taken as they are; the rest are TOML values
 
 
 class FieldHelp(TyperCommand):
     """A command whose flags take their help from the configuration's fields, at the moment help is shown."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from steppe.core.config import RunConfig
+        from steppe.core.config import FlowConfig, RunConfig
 
         for parameter in self.params:
-            field = RunConfig.model_fields.get(parameter.name or "")
+            name = parameter.name or ""
+            field = RunConfig.model_fields.get(name) or FlowConfig.model_fields.get(name)
             if field is not None:
                 choices = _choices(field.annotation)
                 default = field.get_default()
                 hints = [f"One of {', '.join(choices)}."] if choices else []
-                hints += [] if default is None or field.is_required() else [f"[default: {default}]"]
+                hints += [] if default is None or default is False or field.is_required() else [f"[default: {default}]"]
                 parameter.help = " ".join([field.description or "", *hints])  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
@@ -48,6 +58,9 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
         steps: Annotated[Text, typer.Option(metavar="N")] = None,
         seed: Annotated[Text, typer.Option(metavar="N")] = None,
         target_return: Annotated[Text, typer.Option(metavar="R")] = None,
+        restarts: Annotated[Text, typer.Option(metavar="N")] = None,
+        init_from: Annotated[Text, typer.Option(metavar="RUN")] = None,
+        record_arrivals: Annotated[bool, typer.Option("--record-arrivals")] = False,
         device: Annotated[Text, typer.Option(metavar="NAME")] = None,
         pairs: Annotated[
             list[str] | None,
@@ -68,7 +81,8 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
     ) -> None:
         given = {
             "env": env, "algo": algo, "runtime": runtime, "mode": mode, "actors": actors, "envs": envs, "steps": steps,
-            "seed": seed, "target_return": target_return, "device": device, "run_dir": run_dir, "name": name,
+            "seed": seed, "target_return": target_return, "restarts": restarts, "init_from": init_from,
+            "flow.record_arrivals": "true" if record_arrivals else None, "device": device, "run_dir": run_dir, "name": name,
         }  # fmt: skip
         command(layers({key: text for key, text in given.items() if text is not None}, pairs or [], config), as_json)
 

@@ -40,10 +40,19 @@ def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, st
     if summary.get("lag_max") is not None:
         lag = f"mean {decimal(summary['lag_mean'])}, max {count(summary['lag_max'])}"
         yield "lag", f"{lag}; {count(summary['dropped_segments'])} dropped, {count(summary['actor_restarts'])} restarts"
+    if summary.get("resume") is not None:
+        yield "recovery", f"resume: {summary['resume']}"
+    if "rerun_of" in summary:
+        yield "rerun", _comparison(summary)
     for role, shares in (summary.get("time_shares") or {}).items():
         yield role, shares_in_words(shares)
     yield "run", str(directory)
     yield from _places(directory)
+
+
+def _comparison(summary: Mapping[str, Any]) -> str:
+    verdict = {True: "matched", False: "NOT matched", None: "not finished"}[summary["matched"]]
+    return f"{verdict}: weights {str(summary['weights_sha256'])[:12]}, those of {summary['rerun_of']} {summary['expected_sha256'][:12]}"
 
 
 def _places(directory: Path) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ from steppe.cli.output import emit, reserved_stdout
 from steppe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from steppe.core.config import Resolved
     from steppe.loops.result import RunResult
+    from steppe.loops.supervise import Observer
     from steppe.records.view import RunView
 
 
@@ -30,30 +30,31 @@ def train(layers: Layers, as_json: bool) -> None:
 
     if not any("env" in layer for _, layer in layers):
         raise ConfigError('no environment given: steppe train ENV, or env = "…" in a --config file')
-    result = _run(resolve(*layers), as_json=as_json)
-    traceback = result.fault.details.get("traceback") if result.fault else None
-    if traceback:
-        print(traceback, file=sys.stderr)
-    if result.summary["state"] == "FAILED" and result.message:
-        print(f"steppe: {result.message}", file=sys.stderr)
+    from steppe.loops.main import run_experiment
+
+    resolved = resolve(*layers)
+    result = shown(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
+    complain(result)
     raise typer.Exit(exit_code(result.summary))
 
 
-def _run(resolved: Resolved, *, as_json: bool) -> RunResult:
+def shown(start: Callable[[list[Observer]], RunResult], *, as_json: bool) -> RunResult:
+    """Let a run go under a live view, and print what came of it."""
     from steppe.cli.live import showing
     from steppe.cli.summary import summary_text
-    from steppe.loops.main import run_experiment
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
         with showing() as show:
             views: list[RunView] = []
+            alarm = DamageAlarm()
 
             def observe(view: RunView) -> None:
                 views[:] = [view]
+                alarm(view)
                 show(view)
 
-            result = run_experiment(resolved, observers=[observe])
+            result = start([observe])
             for view in views:  # once more, now that the run has its final state
                 view.refresh()
                 show(view)
@@ -62,6 +63,33 @@ def _run(resolved: Resolved, *, as_json: bool) -> RunResult:
         else:
             print(summary_text(result.summary, result.path), flush=True)
     return result
+
+
+class DamageAlarm:
+    """Says on stderr, once each, which checkpoints a resumed run could not use."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, view: RunView) -> None:
+        for event in view.events:
+            if event.kind != "resume" or event.role != "supervisor":
+                continue
+            number = event.details.get("checkpoint")
+            instead = f"checkpoint {number} is used instead" if number is not None else "the run begins anew"
+            for damage in event.details.get("damaged", []):
+                if damage not in self._said:
+                    self._said.add(damage)
+                    print(f"steppe: WARNING: {damage}; {instead}", file=sys.stderr, flush=True)
+
+
+def complain(result: RunResult) -> None:
+    """Say on stderr why a run failed, with the traceback of where it happened."""
+    traceback = result.fault.details.get("traceback") if result.fault else None
+    if traceback:
+        print(traceback, file=sys.stderr)
+    if result.summary["state"] == "FAILED" and result.message:
+        print(f"steppe: {result.message}", file=sys.stderr)
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
