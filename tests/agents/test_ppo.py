@@ -47,6 +47,20 @@ def one_step_advantages(agent, batch):
     return np.where(columns["valid"], columns["reward"] + agent.config.gamma * after - columns["value"], 0.0)
 
 
+def written_out(network, obs):
+    """The same network as a formula that autograd can follow."""
+    features = []
+    for tower in range(2):
+        layer = obs
+        for weight, bias in zip(network.towers.weight, network.towers.bias, strict=True):
+            layer = torch.tanh(layer @ weight[tower] + bias[tower])
+        features.append(layer)
+    outputs = network.policy(features[0])
+    if network.log_std is not None:
+        outputs = torch.cat([outputs, network.log_std.expand_as(outputs)], dim=1)
+    return outputs, network.value(features[1]).squeeze(1)
+
+
 def autograd_gradient(agent, batch, advantage):
     """The paper's loss written with torch.distributions."""
     config, columns, valid = agent.config, batch.columns, batch["valid"]
@@ -55,7 +69,7 @@ def autograd_gradient(agent, batch, advantage):
     gain = (gain - gain.mean()) / (gain.std(unbiased=False) + 1e-8)
     action = torch.from_numpy(columns["action"][valid])
     agent.network.zero_grad(set_to_none=False)
-    outputs, value = agent.network(torch.from_numpy(columns["obs"][:-1][valid]))
+    outputs, value = written_out(agent.network, torch.from_numpy(columns["obs"][:-1][valid]))
     if action.dtype == torch.float32:
         chosen = [torch.distributions.Normal(outputs[:, d], outputs[:, 2 + d].exp()) for d in range(2)]
     else:

@@ -11,43 +11,19 @@ from collections.abc import Mapping
 import numba
 import numpy as np
 import torch
-from torch import nn
 
 from steppe.agents.flat import FlatModule, as_tensor
-from steppe.agents.networks import DuelingHead, build_seeded, build_torso
-from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
+from steppe.agents.networks import build_seeded
+from steppe.agents.q_network import build_q_network
 from steppe.agents.torch_agent import TorchAgent
 from steppe.core.agent import Learned, Progress, Tree
 from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
-from steppe.core.errors import ConfigError, NotFinite
+from steppe.core.errors import NotFinite
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import EnvSpec
 from steppe.core.weights import Weights
 
 _LEAST_PRIORITY = 1e-6  # so that no transition becomes unreachable
-
-
-class QNetwork(nn.Module):
-    """Action values [N, actions]; `epsilon` is a buffer, so that actors adopt it with the weights."""
-
-    epsilon: torch.Tensor
-
-    def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:
-        super().__init__()
-        if config.normalize_obs and spec.is_image:
-            raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
-        self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
-        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
-        self.torso, features = build_torso(config.network, spec, config.hidden or (), "relu")
-        num_actions = spec.action.sizes[0]
-        self.head = DuelingHead(features, num_actions) if config.dueling else nn.Linear(features, num_actions)
-        self.register_buffer("epsilon", torch.tensor(config.epsilon_start, dtype=torch.float64))
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        if self.normalizer is not None:
-            obs = self.normalizer(obs)
-        values: torch.Tensor = self.head(self.torso(obs))
-        return values
 
 
 class DQN(TorchAgent):
@@ -57,7 +33,7 @@ class DQN(TorchAgent):
         config.require(spec, "dqn")
         self.config = config = config.fitted(spec, 1, None)[0]
         self.num_actions = spec.action.sizes[0]
-        self.network = build_seeded(seed, lambda: QNetwork(config, spec))
+        self.network = build_seeded(seed, lambda: build_q_network(config, spec))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
         self._target: FlatModule | None = None  # an actor never needs one
         self._synced_at = 0
@@ -154,7 +130,7 @@ class DQN(TorchAgent):
         if not math.isfinite(loss):
             raise NotFinite(f"loss is {loss} at update {self.updates}: lower learning_rate or check the rewards")
         self.flat.gradient.zero_()
-        values.backward(as_tensor(gradient, device))
+        self.network.backward(as_tensor(gradient, device))
         return loss, errors, mean_value
 
     def _target_network(self) -> FlatModule:

@@ -1,6 +1,6 @@
 """Proximal policy optimization (Schulman et al. 2017) on rollouts with axes [T, B, …].
 
-The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; torch carries that back through the network.
+The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; the network carries that back.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 import torch
-from torch import nn
 
+from steppe.agents.actor_critic import build_actor_critic
 from steppe.agents.distributions import distribution_for
 from steppe.agents.flat import FlatModule, as_tensor
-from steppe.agents.networks import build_seeded, build_torso, linear
-from steppe.agents.normalizers import Moments, ObsNormalizer, RewardNormalizer
+from steppe.agents.networks import build_seeded
+from steppe.agents.normalizers import Moments
 from steppe.agents.returns import gae
 from steppe.agents.torch_agent import TorchAgent
 from steppe.core import seeding
@@ -28,35 +28,6 @@ from steppe.core.experience import Batch, Segment
 from steppe.core.specs import EnvSpec
 
 _STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-
-
-class ActorCritic(nn.Module):
-    """A policy head and a value head: on a torso each for vectors, on a common one for images and users' networks."""
-
-    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
-        super().__init__()
-        if config.normalize_obs and spec.is_image:
-            raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
-        is_box = spec.action.kind == "box"
-        self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
-        self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
-        self.torso, features = build_torso(config.network, spec, config.hidden or (), "tanh")
-        own = config.network == "mlp" or (config.network == "auto" and not spec.is_image)
-        self.value_torso = build_torso(config.network, spec, config.hidden or (), "tanh")[0] if own else None
-        self.policy = linear(features, width // 2 if is_box else width, gain=0.01)
-        self.value = linear(features, 1, gain=1.0)
-        self.log_std = nn.Parameter(torch.zeros(width // 2)) if is_box else None
-
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(distribution's outputs [N, width], values [N])."""
-        if self.normalizer is not None:
-            obs = self.normalizer(obs)
-        features = self.torso(obs)
-        outputs = self.policy(features)
-        if self.log_std is not None:
-            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
-        value = self.value(features if self.value_torso is None else self.value_torso(obs))
-        return outputs, value.squeeze(1)
 
 
 @dataclass
@@ -81,7 +52,7 @@ class PPO(TorchAgent):
         config.require(spec, "ppo")
         self.config = config = config.fitted(spec, 1, None)[0]
         self.choices = distribution_for(spec.action)
-        self.network = build_seeded(seed, lambda: ActorCritic(config, spec, self.choices.width))
+        self.network = build_seeded(seed, lambda: build_actor_critic(config, spec, self.choices.width))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
         self._rollouts = 0
         self._seen = Moments(spec.obs.shape)  # since the last update
@@ -202,7 +173,7 @@ class PPO(TorchAgent):
                 )
         d_outputs = self.choices.backward(outputs_now, action, d_logp, -config.entropy_coef / len(rows))
         self.flat.gradient.zero_()
-        torch.autograd.backward([outputs, value], [as_tensor(d_outputs, device), as_tensor(d_value, device)])
+        self.network.backward(as_tensor(d_outputs, device), as_tensor(d_value, device))
         return stats
 
     def _adopt_seen(self) -> None:
