@@ -140,7 +140,8 @@ def test_parameters_given_to_the_workers_take_the_place_of_the_policy_s() -> Non
         environment.reset_environments()
         assert environment.generate_batch_experiences(other, 20)["value"].shape == (20,)
     np.testing.assert_array_equal(replaced, own)
-    environment.update_policy({"torso.0.weight": np.zeros((64, 4), np.float32)})
+    name, value = next(iter(agent.get_policy_parameters().items()))
+    environment.update_policy({name: value})
     with environment, pytest.raises(ConfigError, match="the parameters lack"):
         environment.generate_batch_experiences(agent, 1)
 
