@@ -135,14 +135,20 @@ def _judged(view: RunView) -> str:
 def time_lines(view: RunView, width: int) -> list[Text]:
     """Where the time goes: one bar per role, each phase with its own sign in the bar and beside its name."""
     lines = [Text("where the time goes", "bold")] if view.time_shares else []
+    legends = {role: _legend(shares) for role, shares in view.time_shares.items()}
+    longest = max((sum(piece.cell_len + 2 for piece in legend) for legend in legends.values()), default=0)
+    room = min(40, width - LABEL - longest)  # the same for every role, so that bars can be compared
     for role, shares in view.time_shares.items():
-        legend = [
-            Text.assemble((fill(place), _phase_style(place)), f" {phase} {percent(share)}")
-            for place, (phase, share) in enumerate(shares.items())
-        ]
-        room = min(40, width - LABEL - sum(piece.cell_len + 2 for piece in legend))
-        lines += flowing(role, [_bar(shares, room), *legend] if room >= SHORTEST_BAR else legend, width)
+        pieces = [_bar(shares, room), *legends[role]] if room >= SHORTEST_BAR else legends[role]
+        lines += flowing(role, pieces, width)
     return lines
+
+
+def _legend(shares: Mapping[str, float]) -> list[Text]:
+    return [
+        Text.assemble((fill(place), _phase_style(place)), f" {phase} {percent(share)}")
+        for place, (phase, share) in enumerate(shares.items())
+    ]
 
 
 def _bar(shares: Mapping[str, float], width: int) -> Text:
