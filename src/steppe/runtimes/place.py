@@ -53,7 +53,7 @@ class Order:
     epoch: int
     room: str
     directory: str
-    surroundings: tuple[str, dict[str, str], factory.Script | None]  # directory, environment variables, user's script
+    surroundings: tuple[dict[str, str], factory.Script | None]  # environment variables, user's script
 
 
 def live(order: Order) -> None:
@@ -124,9 +124,8 @@ def _asker(control: Control, kind: str) -> Callable[[], int]:
     return lambda: control.get(kind)
 
 
-def _settle(directory: str, environ: dict[str, str], script: factory.Script | None) -> None:
-    """Take over what may have changed since the fork server started."""
-    os.chdir(directory)
+def _settle(environ: dict[str, str], script: factory.Script | None) -> None:
+    """Take over what may have changed since the fork server started, besides what multiprocessing carries."""
     os.environ.clear()
     os.environ.update(environ)
     factory.adopt_main(script)

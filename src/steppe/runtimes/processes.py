@@ -104,7 +104,7 @@ class ProcessHandle:
             epoch=self._epochs[place],
             room=str(self._room),
             directory=str(self._directory.path.resolve()),
-            surroundings=(os.getcwd(), dict(os.environ), factory.main_script()),
+            surroundings=(dict(os.environ), factory.main_script()),
         )
         process = _context().Process(target=live, args=(order,), name=f"steppe-{place}", daemon=True)
         self._control.grace(order.number, START_S)
