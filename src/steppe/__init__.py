@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from steppe.loops.evaluation import evaluate
     from steppe.loops.loading import LoadedPolicy, load
     from steppe.loops.main import MainLoop, train
+    from steppe.loops.rerunning import rerun
     from steppe.loops.result import RunResult
+    from steppe.loops.resuming import resume
     from steppe.records.view import RunView
     from steppe.replay.buffer import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
     from steppe.replay.pool import ReplayBufferPool
@@ -58,6 +60,8 @@ __all__ = [
     "__version__",
     "evaluate",
     "load",
+    "rerun",
+    "resume",
     "train",
 ]
 
@@ -90,6 +94,8 @@ _HOMES = {
     "Weights": "core.weights",
     "evaluate": "loops.evaluation",
     "load": "loops.loading",
+    "rerun": "loops.rerunning",
+    "resume": "loops.resuming",
     "train": "loops.main",
 }
 

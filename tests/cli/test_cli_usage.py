@@ -37,7 +37,8 @@ def test_help_names_every_command(steppe):
     done = steppe("--help")
     assert done.returncode == 0
     listed = done.stdout.split("Commands:")[1]
-    for command in ("train", "eval", "runs", "watch", "stop", "algos", "envs", "doctor", "config"):
+    commands = ("train", "eval", "runs", "watch", "stop", "algos", "envs", "doctor", "config")
+    for command in (*commands, "resume", "checkpoints", "rerun", "reproduce", "diff"):
         assert f"\n  {command} " in listed
     assert "..." not in listed
 
@@ -48,7 +49,11 @@ def test_flags_are_explained_by_the_fields(steppe, words):
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
     assert "--actors N Actors that collect experience. [default: 1]" in text
-    assert "--runtime NAME Where the roles live. One of inline, processes. [default: processes]" in text
+    assert "--runtime NAME Where the roles live: inline, processes, or" in text
+    assert "One of single, sync, async." in text
+    assert "--record-arrivals Async: write down which segments were learned from" in text
+    assert "--init-from RUN Begin with the weights of another run" in text
+    assert "--restarts N How often the run resumes by itself after its learner died. [default: 0]" in text
     assert "ENV <str> Gymnasium id" in text or "ENV Gymnasium id" in text
 
 

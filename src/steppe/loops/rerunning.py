@@ -12,7 +12,7 @@ from pathlib import Path
 
 from steppe.core import factory
 from steppe.core.checked import checked
-from steppe.core.config import RunConfig
+from steppe.core.config import RunConfig, flatten
 from steppe.core.errors import Conflict, UsageError
 from steppe.core.links import EVENTS
 from steppe.core.reports import EventReport
@@ -49,12 +49,14 @@ def rerun(run: str | Path, observers: Sequence[Observer] = ()) -> RunResult:
     """
     factory.stop_if_loading_main()
     recorded = _read(RunDirectory.open(run))
-    config = _config(recorded.directory)
+    original = recorded.directory
+    config = _config(original)
     plan = _plan(config)
-    directory = RunDirectory.create(plan.config, recorded.directory.sources, {"rerun_of": recorded.directory.id})
+    changed = dict.fromkeys(differences(original.record["config"], flatten(config)), "rerun")
+    directory = RunDirectory.create(plan.config, {**original.sources, **changed}, {"rerun_of": original.id})
     try:
-        if recorded.directory.start.exists():
-            shutil.copytree(recorded.directory.start, directory.start)
+        if original.start.exists():
+            shutil.copytree(original.start, directory.start)
         with Interrupts() as interrupts:
             outcome, view = _repeat(plan, recorded, directory, interrupts, observers)
         return _verdict(recorded, directory, conclude(directory, outcome, view))

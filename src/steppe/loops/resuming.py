@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steppe.core import factory
+from steppe.core.checked import checked
 from steppe.core.config import Resolved
 from steppe.core.errors import UsageError
 from steppe.loops.main import MainLoop
@@ -16,6 +17,7 @@ from steppe.records.directory import RunDirectory
 COMPLETE = ("steps_done", "episodes_done", "target_reached")
 
 
+@checked
 def resume(run: str | Path, *, steps: int | None = None, observers: Sequence[Observer] = ()) -> RunResult:
     """Run to its end what was begun in a run's directory, from its newest whole checkpoint.
 

@@ -8,7 +8,7 @@ from typing import Any
 from steppe.records.directory import RunDirectory
 
 OWN = ("name", "run_dir")  # what tells any two runs apart
-SETTINGS = ("env", "algo", "runtime", "mode", "actors", "envs", "seed")  # a summary repeats these from the configuration
+REPEATED = ("env", "algo", "runtime", "mode", "actors", "envs", "seed", "rerun_of")  # in a summary, though known before
 
 Pair = tuple[Any, Any]
 
@@ -49,7 +49,7 @@ def _project(record: Mapping[str, Any]) -> dict[str, Any]:
 def _results(run: RunDirectory) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in (run.summary() or {}).items():
-        if key not in ("run", *SETTINGS):
+        if key not in ("run", "message", *REPEATED):
             found.update(_flat(key, value))
     return found
 

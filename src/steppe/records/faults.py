@@ -33,8 +33,8 @@ class Faults:
             path = _linked(aside, room, max(self.numbers(), default=0) + 1)
         finally:
             aside.unlink()
-        where = str(path.relative_to(self._run.path))
-        return {"recording": where, "reproduce": f"steppe reproduce {self._run.address}"}
+        command = f"steppe reproduce {self._run.address} --fault {int(path.stem)}"  # others may fail at the same moment
+        return {"recording": str(path.relative_to(self._run.path)), "reproduce": command}
 
     def numbers(self) -> list[int]:
         """The numbers there are, oldest first."""

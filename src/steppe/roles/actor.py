@@ -47,7 +47,7 @@ class Actor:
         self.phases = Phases("env", "policy", "blocked", "other")
         self._obs = np.zeros((world.num_envs, *world.spec.obs.shape), world.spec.obs.dtype)
         self._begun = False
-        self._trail = Trail(index, keep_fault)
+        self._trail = Trail(index, world, keep_fault)
         self._reported_s = context.clock()
 
     def step(self) -> bool:
@@ -94,7 +94,7 @@ class Actor:
         )
         state = self.state()
         segment.state = codec.pack(state)
-        self._trail.passed(segment, exact=state["world"] is not None)
+        self._trail.passed(segment, resumable=state["world"] is not None)
         self.context.span("collect", started_s, sequence=self.sequence, version=self.version)
         return segment
 
@@ -143,7 +143,7 @@ class Actor:
         try:
             self.world.reset(self._obs, seeds)
         except EnvironmentFault as fault:
-            raise self._trail.blame(fault, None) from fault
+            raise self._trail.blame(fault, None) from fault.__cause__
 
     def _step(self, segment: Segment, t: int) -> None:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
@@ -156,7 +156,7 @@ class Actor:
         except Exception as error:
             require_finite(segment, t, self._where)
             if isinstance(error, EnvironmentFault):
-                raise self._trail.blame(error, segment["action"][: t + 1].copy()) from error
+                raise self._trail.blame(error, segment["action"][: t + 1]) from error.__cause__
             raise
 
     @property

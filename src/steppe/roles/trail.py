@@ -12,17 +12,22 @@ import numpy as np
 from steppe.core.agent import Tree
 from steppe.core.errors import EnvironmentFault
 from steppe.core.experience import Segment
+from steppe.core.world import World
 
-MOST_BYTES = 64 << 20  # of actions, in a world that cannot be snapshotted
+MOST_BYTES = 16 << 20  # of actions, where the world cannot be read
 
 KeepFault = Callable[[Tree], dict[str, str]]
 
 
 class Trail:
-    """Holds the newest beginning: the packed state after a segment, or the seeds of a reset (see `begin`)."""
+    """Holds the newest beginning: the packed state after a segment, or the seeds of a reset (see `begin`).
 
-    def __init__(self, actor: int, keep: KeepFault | None) -> None:
-        self._actor, self._keep = actor, keep
+    A world that can be read begins anew with every segment. Another one is followed from its seeds for as long as there is
+    room; after that from where it can be resumed, if it can.
+    """
+
+    def __init__(self, actor: int, world: World, keep: KeepFault | None) -> None:
+        self._actor, self._world, self._keep = actor, world, keep
         self._origin: Tree = {"after": None}
         self._actions: list[np.ndarray] = []
         self._num_bytes = 0
@@ -37,21 +42,23 @@ class Trail:
         self._start({"state": state})
 
     def lost(self) -> None:
-        """The world was reset without seeds: from here on, nobody can say how it began."""
+        """From here on nobody can say how it began: it was reset without seeds, or the way was too long."""
         self._start({"after": None})
         self._whole = False
 
-    def passed(self, segment: Segment, *, exact: bool) -> None:
-        """A segment was collected; `exact` says whether its state holds the world."""
+    def passed(self, segment: Segment, *, resumable: bool) -> None:
+        """A segment was collected; `resumable` says whether its state holds the world."""
         if self._keep is None:
             return
-        if exact:
+        actions = segment["action"]
+        room = self._num_bytes + actions.nbytes <= MOST_BYTES
+        if resumable and (not room or self._world.resume_kind == "exact"):
             self.resume(segment.state)
-        elif self._num_bytes + segment["action"].nbytes <= MOST_BYTES:
-            self._actions.append(segment["action"].copy())
-            self._num_bytes += segment["action"].nbytes
+        elif room:
+            self._actions.append(actions.copy())
+            self._num_bytes += actions.nbytes
         else:
-            self._actions, self._whole = [], False
+            self.lost()
 
     def blame(self, error: EnvironmentFault, actions: np.ndarray | None) -> EnvironmentFault:
         """The fault with word of where it was written down; `actions` are those of the segment under way."""
