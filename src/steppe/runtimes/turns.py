@@ -28,11 +28,17 @@ class Fault:
         """The fault that an exception amounts to."""
         reason = error.reason if isinstance(error, RunFailed) else "error"
         message = str(error) if isinstance(error, SteppeError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, MemoryError):
+        if any(isinstance(cause, MemoryError) for cause in _causes(error)):
             reason, message = "out_of_memory", f"{role} ran out of memory at {in_mib(rss_bytes())}: {error}"
         details = dict(error.details) if isinstance(error, EnvironmentFault) else {}
         details.setdefault("traceback", "".join(traceback.format_exception(error)))
         return cls(role, reason, message, details)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 class Handle(Protocol):

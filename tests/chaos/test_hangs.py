@@ -1,0 +1,37 @@
+"""Environments that hang or use up the memory: found, told with the place or the size, and mended where that helps."""
+
+from __future__ import annotations
+
+import pytest
+from chaos_kit import events, train
+
+pytestmark = pytest.mark.integration
+
+SMALL = {"mode": "sync", "actors": 2, "envs": 2, "segment_steps": 16, "hidden": (8,), "epochs": 1, "steps": 2000}
+
+
+def test_a_hung_environment_is_found_and_replaced(tmp_path):
+    kwargs = {"marker": str(tmp_path / "somebody-was-here")}
+    layer = {**SMALL, "env": "chaos_worlds:HangsOnceEnv", "environment.kwargs": kwargs, "runtime": "processes"}
+    result = train({**layer, "run_dir": tmp_path / "hang", "flow.hang_s": 3.0})
+    assert result.state == "SUCCEEDED", result.message
+    assert result.actor_restarts == 1
+    (restart,) = events(tmp_path / "hang", "restart")
+    assert "flow.hang_s=3" in restart["details"]["message"]
+    assert "in hang_here" in restart["details"]["traceback"]
+    assert "chaos_worlds.py" in restart["details"]["traceback"]
+
+
+@pytest.mark.parametrize("env", ["OutOfMemoryEnv", "GreedyEnv"])
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_memory_that_runs_out_is_told_with_the_size(env, runtime, tmp_path):
+    result = train({**SMALL, "env": f"chaos_worlds:{env}", "runtime": runtime, "run_dir": tmp_path / "memory"})
+    assert (result.state, result.reason) == ("FAILED", "out_of_memory")
+    role = result.fault.role
+    assert role in ("actor-0", "actor-1")
+    words = result.message.split()
+    assert result.message.startswith(f"{role} ran out of memory at ")
+    assert int(words[words.index("at") + 1]) > 10  # MiB: what any Python process has
+    assert words[words.index("at") + 2].startswith("MiB")
+    assert "MemoryError" in result.fault.details["traceback"]
+    assert result.fault.details["seed"] is not None

@@ -1,0 +1,121 @@
+"""kill -9 at seeded random moments, of everything at once and of single roles: the end is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+from chaos_kit import (
+    ALGOS,
+    Host,
+    child,
+    events,
+    kill_at,
+    moments,
+    pace,
+    require_ledger,
+    require_single_records,
+    settings,
+    train,
+    twin,
+)
+from chaos_worlds import PACE
+
+from steppe.loops.resuming import resume
+from steppe.transport.shm import make_room, remove_room
+
+pytestmark = pytest.mark.integration
+
+STEPS = {"ppo": 3200, "dqn": 1600}
+KILLS = 5  # for each algorithm on each runtime
+DELAY_S = 0.001  # of a step; a run then lasts some seconds
+MOMENTS = ["begun", "running", "saved", "saved", "saved again", "saved again"]
+MOST_S = 0.3  # that a life has left after its moment
+
+
+@pytest.fixture(scope="module")
+def host():
+    host = Host()
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def hashes(tmp_path_factory):
+    return {algo: twin(algo, STEPS[algo], tmp_path_factory.mktemp("twin") / algo) for algo in ALGOS}
+
+
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_all_killed_again_and_again_then_resumed(algo, runtime, host, hashes, tmp_path):
+    path, chance = tmp_path / f"killed-{algo}", random.Random(f"{algo} {runtime}")
+    order = {"run": settings(algo, STEPS[algo], path, runtime=runtime)}
+    for when in chance.sample(MOMENTS, KILLS):
+        ready = moments(path)[when]
+        pid = host.start(tmp_path / "log", environ={PACE: str(DELAY_S)}, **order)
+        kill_at(pid, ready, chance.uniform(0.0, MOST_S))
+        assert host.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
+        if (path / "run.json").exists():
+            order = {"resume": str(path)}
+    remove_room(make_room("sweep", 1))  # the rooms of the killed runs go with the next one that is made
+    result = resume(path)
+    assert result.state == "SUCCEEDED", result.message
+    assert result.resume == "exact"
+    assert result.weights_sha256 == hashes[algo]
+    assert result.env_steps == STEPS[algo]
+    resumes = [event["details"] for event in events(path, "resume") if event["role"] == "supervisor"]
+    assert len(resumes) >= KILLS - 1
+    assert resumes[-1]["env_steps"] > 0
+    require_ledger(path)
+    require_single_records(path)
+
+
+class Reaper:
+    """An observer that kills the processes of places, one after the other, each when its run has made some way again."""
+
+    def __init__(self, places, seed):
+        self.places, self.chance, self.killed = list(places), random.Random(seed), []
+        self._wait = 0
+
+    def __call__(self, view):
+        self._wait -= 1
+        if not self.places or self._wait > 0 or view.training is None:
+            return
+        victim = child(self.places[0])
+        if victim is not None:
+            self.killed.append(self.places.pop(0))
+            os.kill(victim.pid, signal.SIGKILL)
+            self._wait = self.chance.randint(1, 4)  # looks, five a second
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_single_roles_killed_on_the_way(algo, hashes, tmp_path):
+    path = tmp_path / f"roles-{algo}"
+    reaper = Reaper(["actor-0", "manager", "actor-1", "actor-0"], algo)
+    with pace(4 * DELAY_S):
+        result = train(settings(algo, STEPS[algo], path, runtime="processes"), [reaper])
+    assert len(reaper.killed) == 4
+    assert result.state == "SUCCEEDED", result.message
+    assert result.weights_sha256 == hashes[algo]
+    assert result.actor_restarts == 3
+    assert [event["role"] for event in events(path, "restart")] == reaper.killed
+    require_ledger(path)
+    lines = require_single_records(path)
+    judged = [line["env_steps"] for line in lines if line["kind"] == "evaluation" and not line["final"]]
+    assert judged == sorted(set(judged)), "a manager that was started again judged the same weights again"
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_killed_learner_is_resumed_as_often_as_asked_for(algo, hashes, tmp_path):
+    path = tmp_path / f"learner-{algo}"
+    reaper = Reaper(["learner", "learner"], algo)
+    with pace(2 * DELAY_S):
+        result = train(settings(algo, STEPS[algo], path, runtime="processes", restarts=2), [reaper])
+    assert reaper.killed == ["learner", "learner"]
+    assert result.state == "SUCCEEDED", result.message
+    assert result.weights_sha256 == hashes[algo]
+    assert len(events(path, "resume")) >= 2
+    require_ledger(path)
+    require_single_records(path)
