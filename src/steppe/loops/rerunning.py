@@ -78,13 +78,13 @@ def _read(directory: RunDirectory) -> Recorded:
     _require_unbroken_episodes(directory)
     view = RunView(directory)
     view.refresh()
-    end, reached = lives[-1].end, view.reached_evaluation
+    end, reached, final = lives[-1].end, view.reached_evaluation, view.final_evaluation
     assert end is not None, "a life without an end is not read"
-    judged = view.final_evaluation is not None
     if (
         reached is not None
     ):  # the learner went on for a moment; the run is judged by the weights that reached the target
-        return Recorded(directory, lives, (reached.env_steps, reached.updates), reached.weights_sha256, judged)
+        return Recorded(directory, lives, (reached.env_steps, reached.updates), reached.weights_sha256, judged=True)
+    judged = final is not None and final.weights_sha256 == end.weights_sha256
     return Recorded(directory, lives, (end.env_steps, end.updates), end.weights_sha256, judged)
 
 

@@ -103,7 +103,13 @@ class Scripted:
             assert segment.header is not None
             self._waiting[segment.header.actor, segment.header.sequence] = segment
         kept: list[Segment] = []
-        while not kept and self._intakes and self._complete(self._intakes[-1], version):
+        while not kept:
+            if not self._intakes:
+                raise RunFailed(
+                    "the recorded run cannot be repeated here: its log ended, but this run is not where it was"
+                )
+            if not self._complete(self._intakes[-1], version):
+                break
             kept = self._hand_over(self._intakes.pop())
         return kept
 

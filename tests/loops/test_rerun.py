@@ -1,0 +1,243 @@
+"""An async run is learned again from its log of arrivals, to the bit, whatever happened to it on the way."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from steppe.core.config import resolve
+from steppe.core.errors import ConfigError, Conflict, DamagedFile, UsageError
+from steppe.core.links import EVENTS
+from steppe.core.reports import EventReport
+from steppe.loops.main import run_experiment
+from steppe.loops.rerunning import rerun
+from steppe.loops.resuming import resume
+from steppe.records.arrivals import read_arrivals
+from steppe.records.directory import RunDirectory
+
+pytestmark = pytest.mark.integration
+
+ASYNC = {
+    "env": "CartPole-v1",
+    "mode": "async",
+    "name": "first",
+    "flow.record_arrivals": True,
+    "hidden": (16,),
+    "seed": 5,
+}
+JUDGE = {"evaluation.episodes": 2, "evaluation.every_steps": 10**9}
+PPO = {"algo": "ppo", "actors": 3, "envs": 4, "segment_steps": 32, "epochs": 2, "steps": 8_000}
+DQN = {
+    "algo": "dqn", "actors": 2, "envs": 2, "segment_steps": 8, "learning_starts": 300, "batch_size": 16, "steps": 2_500,
+    "prioritized": True, "n_step": 3, "flow.publish_every": 3, "buffer_size": 1_000,
+}  # fmt: skip
+
+
+def train(*layers, observers=(), **settings):
+    merged = {key: value for layer in layers for key, value in layer.items()}
+    return run_experiment(resolve(("call", {**ASYNC, **JUDGE, **merged, **settings})), observers=observers)
+
+
+def lines(result):
+    return [json.loads(line) for line in (result.path / "arrivals.jsonl").read_text().splitlines()]
+
+
+def rewrite(result, entries):
+    (result.path / "arrivals.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def assert_repeated(original, again):
+    assert again.matched is True, again.message
+    assert again.weights_sha256 == again.expected_sha256 == original.weights_sha256
+    assert (again.state, again.reason, again.rerun_of) == ("SUCCEEDED", "log_done", original.run)
+    for key in ("env_steps", "updates", "version", "lag_mean", "eval_return_mean", "dropped_segments"):
+        assert getattr(again, key) == getattr(original, key), key
+
+
+@pytest.mark.parametrize(
+    ("settings", "drops"),
+    [
+        ((PPO, {"flow.max_lag": 0}), True),
+        ((PPO, {"environment.vector": "loop", "environment.frame_stack": 2, "normalize_obs": True}), False),
+        ((DQN, {}), False),
+        ((PPO, {"actors": 1, "steps": 4_000}), False),
+    ],
+    ids=["ppo native", "ppo loop", "dqn prioritized", "lone actor"],
+)
+def test_processes_are_repeated_in_one(settings, drops):
+    original = train(*settings, runtime="processes")
+    assert original.reason == "steps_done"
+    assert original.lag_mean > 0 or original.dropped_segments > 0, "nothing was asynchronous: this shows little"
+    assert bool(original.dropped_segments) == drops or not drops
+    again = rerun("first")
+    assert_repeated(original, again)
+    record = RunDirectory.open(again.path).record
+    assert (again.path.name, record["rerun_of"]) == ("first-rerun", "first")
+    assert record["sources"]["runtime"] == "rerun"
+    assert record["sources"]["seed"] == "call"
+
+
+def test_the_log_says_what_was_learned_from():
+    """Independent count: the kept arrivals carry exactly the run's segments, the others are its drops."""
+    original = train(PPO, {"flow.max_lag": 0}, runtime="inline")
+    (life,) = read_arrivals(original.path / "arrivals.jsonl")
+    rows = [row for intake in life.intakes for row in intake]
+    assert sum(not row.kept for row in rows) == original.dropped_segments
+    for actor in range(3):
+        assert [row.sequence for row in rows if row.actor == actor] == list(range(sum(r.actor == actor for r in rows)))
+    assert (life.begin.steps, life.end.updates, life.end.env_steps) == (8_000, original.updates, original.env_steps)
+    assert life.end.weights_sha256 == original.weights_sha256
+
+
+def after_updates(count):
+    return lambda view: view.training is not None and view.updates >= count
+
+
+def test_a_run_that_was_stopped_while_it_digested():
+    """Its last intake pays for hundreds of updates, of which the stop leaves most undone."""
+    greedy = {"samples_per_insert": 200.0, "segment_steps": 32, "steps": 50_000}
+    original = train(DQN, greedy, runtime="processes", observers=[after_updates(300)])
+    assert original.state == "STOPPED"
+    assert_repeated(original, rerun("first"))
+
+
+def test_a_run_that_was_stopped_and_resumed_with_another_length():
+    train(DQN, {"steps": 50_000}, runtime="processes", observers=[after_updates(200)])
+    half = rerun("first")
+    assert half.matched
+    whole = resume("first", steps=4_000)
+    assert whole.resume == "exact"
+    assert len(read_arrivals(whole.path / "arrivals.jsonl")) == 2
+    again = rerun("first")
+    assert again.path.name == "first-rerun-2"
+    assert_repeated(whole, again)
+
+
+class Killer:
+    """An observer that kills one process of the run with -9 once the learner has reported."""
+
+    def __init__(self, role, after=0):
+        self.role, self.after, self.done = f"steppe-{role}", after, False
+
+    def __call__(self, view):
+        if not self.done and view.training is not None and view.updates > self.after:
+            self.done = True
+            (victim,) = [child for child in multiprocessing.active_children() if child.name == self.role]
+            os.kill(victim.pid, signal.SIGKILL)
+
+
+def test_a_run_whose_learner_was_killed_and_resumed_by_itself():
+    killer = Killer("learner", after=300)
+    settings = {"restarts": 1, "checkpoint.every_s": 0.2, "steps": 6_000}
+    original = train(DQN, settings, runtime="processes", observers=[killer])
+    assert killer.done
+    assert (original.state, original.resume) == ("SUCCEEDED", "exact")
+    assert_repeated(original, rerun("first"))
+
+
+def test_a_run_whose_actor_was_killed():
+    killer = Killer("actor-1")
+    original = train(DQN, {"steps": 6_000}, runtime="processes", observers=[killer])
+    assert killer.done
+    assert original.actor_restarts == 1
+    assert_repeated(original, rerun("first"))
+
+
+def test_a_run_that_reached_its_target_is_repeated_up_to_there():
+    settings = {"target_return": 5.0, "steps": 100_000, "evaluation.every_steps": 2_000}
+    original = train(PPO, settings, runtime="inline")
+    assert original.reason == "target_reached"
+    again = rerun("first")
+    assert again.matched
+    assert (again.version, again.eval_return_mean) == (original.version, original.eval_return_mean)
+
+
+def test_a_killed_run_is_repeated_up_to_its_newest_checkpoint():
+    """What a kill leaves: intakes behind the last mark, half a line, and no summary that counts."""
+    original = train(DQN, {"checkpoint.every_episodes": 20}, runtime="inline")
+    entries = lines(original)
+    marks = [index for index, entry in enumerate(entries) if "mark" in entry]
+    assert len(marks) > 2
+    cut = marks[-2]
+    rewrite(original, entries[: cut + 3])
+    with open(original.path / "arrivals.jsonl", "ab") as log:
+        log.write(b'{"take":[[0,1')
+    again = rerun("first")
+    assert again.matched
+    assert again.weights_sha256 == entries[cut]["mark"]["weights_sha256"] != original.weights_sha256
+    assert again.updates == entries[cut]["mark"]["updates"]
+
+
+def test_another_order_gives_other_weights_and_says_so():
+    """The log is what decides: the same segments side by side in another order are not the run that was recorded."""
+    original = train(PPO, {"environment.vector": "loop"}, runtime="inline")
+    entries = lines(original)
+    for entry in entries:
+        entry.get("take", []).reverse()
+    rewrite(original, entries)
+    again = rerun("first")
+    assert again.matched is False
+    assert (again.updates, again.env_steps) == (original.updates, original.env_steps)
+    assert again.message == "the weights are not those of first"
+
+
+def test_a_log_that_leads_elsewhere_is_an_error_and_no_wait():
+    original = train(PPO, {"steps": 3_000}, runtime="inline")
+    entries = lines(original)
+    entries[-1]["mark"]["updates"] += 1
+    rewrite(original, entries)
+    again = rerun("first")
+    assert again.state == "FAILED"
+    assert "its log ended" in again.message
+
+
+def test_a_version_that_never_comes_is_an_error_and_no_wait():
+    original = train(PPO, {"steps": 3_000}, runtime="inline")
+    entries = lines(original)
+    last = max(index for index, entry in enumerate(entries) if "take" in entry)
+    entries[last]["take"][-1][2] += 50
+    rewrite(original, entries)
+    again = rerun("first")
+    assert again.state == "FAILED"
+    assert again.matched is None
+    assert "cannot be repeated here" in again.message
+
+
+def test_weights_of_another_run_come_along():
+    taught = run_experiment(resolve(("call", {**JUDGE, **PPO, "env": "CartPole-v1", "name": "taught", "actors": 1,
+                                              "hidden": (16,), "runtime": "inline"})))  # fmt: skip
+    original = train(PPO, {"init_from": "taught"}, runtime="processes")
+    assert original.weights_sha256 != taught.weights_sha256
+    assert_repeated(original, rerun("first"))
+
+
+def test_what_cannot_be_repeated_is_refused_with_nothing_written(tmp_path):
+    plain = train(PPO, {"flow.record_arrivals": False, "steps": 500}, name="plain", runtime="inline")
+    with pytest.raises(UsageError, match="train it with --record-arrivals"):
+        rerun("plain")
+    with pytest.raises(ConfigError, match="record_arrivals is for mode 'async', not 'sync'"):
+        train(PPO, {"mode": "sync"})
+    recorded = train(PPO, {"steps": 500}, runtime="inline")
+    directory = RunDirectory.open("first")
+    whole = lines(recorded)
+    rewrite(recorded, [entry for entry in whole if "mark" not in entry])
+    with pytest.raises(UsageError, match="ended before its first checkpoint"):
+        rerun("first")
+    rewrite(recorded, [whole[0], *whole[2:]])
+    with pytest.raises(DamagedFile, match="lacks segment 0 of actor"):
+        rerun("first")
+    rewrite(recorded, whole)
+    directory.store.set_status("RUNNING")
+    with pytest.raises(Conflict, match="first is still RUNNING"):
+        rerun("first")
+    directory.store.set_status("STOPPED")
+    for kind, details in (("restart", {}), ("resume", {"how": "episode-boundary"})):
+        event = EventReport(run="first", kind=kind, role="actor-1", details=details)
+        directory.store.post(EVENTS, event.record())
+    with pytest.raises(UsageError, match="actor-1 of first was killed and had to begin new episodes"):
+        rerun("first")
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"first", plain.path.name}
