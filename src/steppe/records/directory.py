@@ -24,7 +24,7 @@ from typing import Any
 
 from steppe.core.config import RunConfig, flatten, unflatten
 from steppe.core.durable import noticing_full_disk, read_json, sweep, write_json
-from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunExists, RunNotFound, nearest
+from steppe.core.errors import ConfigError, Conflict, DamagedFile, DiskFull, RunExists, RunNotFound, nearest
 from steppe.records.backlog import Backlog
 from steppe.records.provenance import provenance
 from steppe.records.store import Status, Store
@@ -193,7 +193,11 @@ class RunDirectory:
                 f"the run in {self.path} is in use by process {owner}: stop it first (steppe stop {self.path.name})"
             ) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with (
+            contextlib.suppress(DiskFull),
+            noticing_full_disk(self.path),
+        ):  # the lock holds without its owner's name too
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
 
     def release(self) -> None:

@@ -174,13 +174,14 @@ class Manager:
     def _record(self) -> bool:
         self._recorded_s = time.monotonic()
         found = False
-        for topic, kind in _RECORDED.items():
-            for number, record in self.context.board.read(topic, self._cursors[topic]):
-                self._cursors[topic] = number
-                report = kind.read(record)
-                if not isinstance(report, EventReport) or _belongs_to_curves(report):
-                    self.archive.record(report, number)
-                    found = True
+        pages = {topic: self.context.board.read(topic, self._cursors[topic]) for topic in _RECORDED}
+        posted = [(number, topic, record) for topic, page in pages.items() for number, record in page]
+        for number, topic, record in sorted(posted, key=lambda post: post[0]):
+            self._cursors[topic] = number
+            report = _RECORDED[topic].read(record)
+            if not isinstance(report, EventReport) or _belongs_to_curves(report):
+                self.archive.record(report, number)
+                found = True
         return found
 
 
