@@ -11,6 +11,9 @@ from rich.console import Console
 from steppe.cli.live import STATES, PlainLines, plain_line, render, showing
 from steppe.cli.summary import summary_text
 from steppe.cli.train import exit_code
+from steppe.core.links import EVENTS
+from steppe.core.reports import EventReport
+from steppe.records import view as view_module
 from steppe.records.store import STATES as ALL_STATES
 from steppe.records.view import RunView
 
@@ -206,3 +209,44 @@ def test_the_summary_of_a_run_that_failed_at_once(view):
 )
 def test_exit_codes_of_training(state, reason, code):
     assert exit_code({"state": state, "reason": reason}) == code
+
+
+class TestWarnings:
+    """A disk that is nearly full, and checkpoints that were passed over, stay in sight for as long as they matter."""
+
+    @pytest.fixture
+    def low(self, monkeypatch):
+        monkeypatch.setattr(view_module, "free_bytes", lambda path: 100 << 10)
+
+    def test_without_a_reason_there_is_none(self, view):
+        view.refresh()
+        assert view.warning is None
+        assert "WARNING" not in drawn(view, 100)
+
+    @pytest.mark.parametrize("color", [None, "truecolor"])
+    def test_it_is_said_in_words_right_below_the_state(self, view, low, color):
+        view.refresh()
+        assert "⚠ WARNING  the disk is full: 100 KiB left" in drawn(view, 200, color=color).splitlines()[1]
+
+    def test_plain_lines_repeat_it(self, view, low):
+        view.refresh()
+        stream, times = io.StringIO(), iter([0.0, 1.0, 10.0, 20.0])
+        show = PlainLines(stream, clock=lambda: next(times))
+        for _ in range(4):
+            show(view)
+        assert stream.getvalue().count("WARNING: the disk is full") == 3
+
+    def test_room_counts_in_checkpoints(self, view, monkeypatch):
+        monkeypatch.setattr(view_module, "free_bytes", lambda path: 150 << 20)
+        details = {"path": "checkpoints/00000001", "size_bytes": 100 << 20}
+        event = EventReport(run="r", kind="checkpoint", role="learner", details=details)
+        view.directory.store.post(EVENTS, event.record())
+        view.refresh()
+        assert "the disk is full" in view.warning
+
+    def test_what_was_passed_over_is_named(self, view):
+        details = {"checkpoint": 3, "damaged": ["checkpoints/00000004/state.bin is missing"]}
+        event = EventReport(run="r", kind="resume", role="supervisor", details=details)
+        view.directory.store.post(EVENTS, event.record())
+        view.refresh()
+        assert "passed over a checkpoint: checkpoints/00000004/state.bin is missing" in drawn(view, 200)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 
 import pytest
 
-from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.records.metrics import Recorder
 
 pytestmark = pytest.mark.integration
@@ -35,17 +37,21 @@ def lines(directory):
     ]
 
 
-def scalars(directory) -> dict[str, list[tuple[int, float]]]:
+def events(directory):
     """Read the event files record by record: length, checksum, protocol buffer."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
-    found: dict[str, list[tuple[int, float]]] = {}
     for file in sorted((directory / "tb").iterdir()):
         for raw in RawEventFileLoader(str(file)).Load():
-            event = Event.FromString(raw)
-            for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+            yield Event.FromString(raw)
+
+
+def scalars(directory) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for event in events(directory):
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
     return found
 
 
@@ -153,3 +159,133 @@ def test_recording_imports_neither_torch_nor_tensorflow(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def resumed(env_steps) -> EventReport:
+    details = {"checkpoint": 3, "env_steps": env_steps}
+    return EventReport(run="r", kind="resume", role="supervisor", details=details)
+
+
+class TestGoingOn:
+    """A second recorder on the same directory, as after a kill of the first."""
+
+    def test_it_knows_the_newest_number_of_each_topic(self, tmp_path):
+        recorder = Recorder(tmp_path)
+        assert recorder.written == {}
+        recorder.record(training(1000), 4)
+        recorder.record(training(2000), 9)
+        recorder.record(actor([]), 7)
+        recorder.record(evaluation(), 8)
+        recorder.record(resumed(500), 11)
+        recorder.close()
+        again = Recorder(tmp_path)
+        assert again.written == {TRAINING: 9, ACTORS: 7, EVALUATIONS: 8, EVENTS: 11}
+        again.close()
+        assert [line["number"] for line in lines(tmp_path)] == [4, 9, 7, 8, 11]
+
+    def test_half_a_line_is_no_line(self, tmp_path):
+        recorder = Recorder(tmp_path)
+        recorder.record(training(1000), 4)
+        recorder.close()
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"kind":"training","number":99')
+        again = Recorder(tmp_path)
+        assert again.written == {TRAINING: 4}
+        again.record(training(2000), 5)
+        again.close()
+        assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["number"] == 5
+
+    def test_averages_go_on_from_the_episodes_before(self, tmp_path):
+        recorder = Recorder(tmp_path)
+        recorder.record(actor([(10.0, 4)]))
+        recorder.close()
+        again = Recorder(tmp_path)
+        again.record(actor([(20.0, 8)]))
+        again.record(training(1000))
+        again.close()
+        assert scalars(tmp_path)["train/return_mean"] == [(1000, 15.0)]
+
+    def test_curves_go_back_with_a_resumed_run(self, tmp_path):
+        recorder = Recorder(tmp_path)
+        recorder.record(training(4000, train_s=4.0))
+        recorder.record(resumed(1000))
+        recorder.record(training(2000, train_s=2.0))
+        recorder.close()
+        assert [step for step, _ in scalars(tmp_path)["train/updates"]] == [4000, 2000]
+        assert [line["kind"] for line in lines(tmp_path)] == ["training", "resume", "training"]
+        assert all(value >= 0 for _, value in scalars(tmp_path)["time/steps_per_s"])
+        sessions = [event for event in events(tmp_path) if event.HasField("session_log")]
+        assert [(event.step, event.session_log.status) for event in sessions] == [
+            (1000, 1)
+        ]  # START: forget later steps
+
+    def test_tensorboard_forgets_what_was_undone(self, tmp_path):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        recorder = Recorder(tmp_path)
+        for env_steps in (1000, 2000, 3000):
+            recorder.record(training(env_steps))
+        recorder.close()
+        again = Recorder(tmp_path)
+        again.record(resumed(1500))
+        again.record(training(2500))
+        again.close()
+        read = EventAccumulator(str(tmp_path / "tb"))
+        read.Reload()
+        assert [point.step for point in read.Scalars("train/updates")] == [1000, 2500]
+
+
+class TestFullDisk:
+    """Writes that find no room, or room for a part only, as the system tells it."""
+
+    @pytest.mark.parametrize("room", [0, 1, 37])
+    def test_nothing_half_and_nothing_lost(self, room, tmp_path, monkeypatch):
+        recorder = Recorder(tmp_path)
+        recorder.record(training(1000), 1)
+        write = os.write
+
+        def full(descriptor, data):
+            if not room:
+                raise OSError(28, "No space left on device")
+            return write(descriptor, data[:room])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            for number in (2, 3, 4):
+                recorder.record(training(1000 * number), number)
+        assert [line["number"] for line in lines(tmp_path)] == [1]
+        recorder.record(training(5000), 5)
+        recorder.close()
+        assert [line["number"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
+        assert [step for step, _ in scalars(tmp_path)["train/updates"]] == [1000, 2000, 3000, 4000, 5000]
+
+    def test_a_line_without_room_for_its_event_waits_with_it(self, tmp_path, monkeypatch):
+        recorder = Recorder(tmp_path)
+        recorder.record(training(1000), 1)
+        write, calls = os.write, []
+
+        def full_for_the_second(descriptor, data):
+            calls.append(descriptor)
+            if len(calls) == 2:
+                raise OSError(122, "Disk quota exceeded")
+            return write(descriptor, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full_for_the_second)
+            recorder.record(training(2000), 2)
+        assert [line["number"] for line in lines(tmp_path)] == [1]
+        recorder.close()
+        assert [line["number"] for line in lines(tmp_path)] == [1, 2]
+        assert [step for step, _ in scalars(tmp_path)["train/updates"]] == [1000, 2000]
+
+    def test_other_errors_are_errors(self, tmp_path, monkeypatch):
+        recorder = Recorder(tmp_path)
+
+        def broken(descriptor, data):
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", broken)
+            with pytest.raises(OSError, match="Input/output"):
+                recorder.record(training(1000), 1)
+        recorder.close()

@@ -9,9 +9,9 @@ import pytest
 from role_fakes import SPEC, ScriptedAgent, ScriptedMemory, make_context, segment_of
 
 from steppe.core import codec
-from steppe.core.errors import NotFinite
-from steppe.core.links import TRAINING
-from steppe.core.reports import TrainingReport
+from steppe.core.errors import DiskFull, NotFinite
+from steppe.core.links import EVENTS, TRAINING
+from steppe.core.reports import EventReport, TrainingReport
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
 from steppe.roles.gates import Rounds, Window
 from steppe.roles.learner import REPORT_EVERY_S, Learner, Limits
@@ -249,6 +249,48 @@ class TestCheckpoints:
         bench.round()
         bench.learner.close()
         assert [counters["updates"] for *_, counters in bench.saved] == [1]
+
+
+class TestFullDisk:
+    def full(self, bench):
+        def refuse(weights, state, counters):
+            raise DiskFull("there is no room")
+
+        bench.learner.save, before = refuse, bench.learner.save
+        return before
+
+    def warnings(self, bench):
+        found = [EventReport.read(record) for _, record in bench.context.board.read(EVENTS)]
+        return [event.details["message"] for event in found if event.kind == "warning"]
+
+    def test_it_goes_on_says_so_each_time_and_tries_again(self):
+        bench = Bench(checkpoint_every_s=30.0)
+        save = self.full(bench)
+        for count in (1, 2):
+            bench.context.clock.now_s += 30.0
+            bench.round()
+            bench.round()
+            assert len(self.warnings(bench)) == count
+        assert "there is no room" in self.warnings(bench)[0]
+        bench.learner.save = save
+        bench.context.clock.now_s += 30.0
+        bench.round()
+        assert [counters["updates"] for *_, counters in bench.saved] == [5]
+
+    def test_it_ends_where_asked_to(self):
+        bench = Bench(checkpoint_every_s=30.0, stop_on_full_disk=True)
+        self.full(bench)
+        bench.context.clock.now_s += 30.0
+        with pytest.raises(DiskFull):
+            bench.round()
+
+    def test_an_end_that_cannot_be_kept_is_told_after_the_last_report(self):
+        bench = Bench()
+        bench.round()
+        self.full(bench)
+        with pytest.raises(DiskFull):
+            bench.learner.close()
+        assert bench.reports()[-1].final
 
 
 class TestReports:

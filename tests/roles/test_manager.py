@@ -8,8 +8,8 @@ import pytest
 from role_fakes import ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
 from steppe.core.config import EvalConfig
-from steppe.core.links import ACTORS, EVALUATIONS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.roles import manager as manager_module
 from steppe.roles.context import FINISH, POLICY, STOP
 from steppe.roles.evaluation import Evaluation
@@ -244,3 +244,79 @@ class TestRecording:
         kinds = [type(report).__name__ for report in bench.album.recorded]
         assert kinds == ["TrainingReport", "ActorReport", "TrainingReport", "TrainingReport"]
         assert [r.version for r in bench.album.recorded if isinstance(r, TrainingReport)] == [0, 1, 2]
+
+
+class TestStartedAgain:
+    """A second manager on the same board, as after a kill of the first."""
+
+    def again(self, bench, **archive):
+        """Another bench whose board and weights are those of the first."""
+        other = Bench()
+        other.context.board, other.context.weights = bench.context.board, bench.context.weights
+        other.album = Album(**archive)
+        other.manager = Manager(
+            other.judge.policy, other._make_judge, other.manager.config, None, other.album, other.context
+        )
+        return other
+
+    def test_it_records_only_what_the_curves_lack(self, monkeypatch):
+        monkeypatch.setattr(manager_module, "RECORD_EVERY_S", 0.0)
+        bench = Bench()
+        bench.publish(0, env_steps=100)
+        for version in range(3):
+            report = TrainingReport(run="run", version=version, updates=0, env_steps=0, train_s=0.0)
+            bench.context.board.post(TRAINING, report.record())
+        other = self.again(bench, written={TRAINING: 2, EVALUATIONS: 1})
+        other.manager.step()
+        assert [(type(report).__name__, report.version) for report in other.album.recorded] == [("TrainingReport", 2)]
+        assert other.album.numbers == [3]
+
+    def test_it_keeps_the_pace(self):
+        bench = Bench()
+        bench.publish(1, env_steps=130)
+        other = self.again(bench)
+        other.manager.step()  # 130 was judged
+        other.publish(2, env_steps=200)
+        other.publish(3, env_steps=229)
+        assert other.judged == []
+        other.publish(4, env_steps=230)
+        assert other.judged == [4]
+
+    def test_it_keeps_the_pace_in_episodes(self):
+        bench = Bench(every_steps=10**9, every_episodes=10)
+        bench.publish(1, env_steps=130, episodes=12)
+        (report,) = bench.reports()
+        assert report.episodes == 12
+
+    def test_a_run_that_went_back_is_judged_again_from_there(self):
+        bench = Bench()
+        bench.publish(1, env_steps=110)
+        bench.publish(2, env_steps=220)
+        other = Bench()
+        other.context.board = bench.context.board
+        other.manager = Manager(
+            other.judge.policy, other._make_judge, other.manager.config, None, other.album, other.context
+        )
+        other.publish(1, env_steps=150)  # from a checkpoint before the second evaluation
+        other.publish(2, env_steps=209)
+        assert other.judged == []
+        other.publish(3, env_steps=210)
+        assert other.judged == [3]
+
+    def test_it_keeps_the_best(self):
+        bench = Bench(scores={1: 50.0})
+        bench.publish(1, env_steps=100)
+        other = self.again(bench, best_score=50.0)
+        other.judge.scores = {2: 49.0, 3: 51.0}
+        other.publish(2, env_steps=200)
+        assert other.album.best == []
+        other.publish(3, env_steps=300)
+        assert other.album.best == [(3, 51.0)]
+
+    def test_the_curves_hear_of_a_resumed_run(self, monkeypatch):
+        monkeypatch.setattr(manager_module, "RECORD_EVERY_S", 0.0)
+        bench = Bench()
+        for kind, role in [("resume", "supervisor"), ("resume", "actor-0"), ("checkpoint", "learner")]:
+            bench.context.board.post(EVENTS, EventReport(run="run", kind=kind, role=role).record())
+        bench.manager.step()
+        assert [(report.kind, report.role) for report in bench.album.recorded] == [("resume", "supervisor")]

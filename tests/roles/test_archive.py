@@ -1,0 +1,109 @@
+"""The archive on a run directory: what it keeps, and what it does without room."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+from role_fakes import weights_of
+
+from steppe.core import durable
+from steppe.core.config import resolve
+from steppe.core.errors import DiskFull
+from steppe.core.links import TRAINING
+from steppe.core.reports import TrainingReport
+from steppe.records.checkpoints import Checkpoints, load_weights
+from steppe.records.directory import RunDirectory
+from steppe.roles.archive import RunArchive
+from steppe.roles.evaluation import Evaluation
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = resolve(("call", {"env": "CartPole-v1", "run_dir": tmp_path / "run"}))
+    directory = RunDirectory.create(made.config, made.sources)
+    yield directory
+    directory.store.close()
+    directory.release()
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Without room until `full.undo()`."""
+
+    def refuse(descriptor, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        yield patch
+
+
+def report(version=0):
+    return TrainingReport(run="run", version=version, updates=0, env_steps=0, train_s=0.0)
+
+
+def test_the_next_one_goes_on_where_this_one_ended(directory):
+    archive = RunArchive(directory, 3)
+    assert (archive.best_score(), dict(archive.written)) == (-math.inf, {})
+    archive.keep_best(weights_of(3, value=1.0), 12.5)
+    archive.record(report(), 7)
+    archive.close()
+    again = RunArchive(directory, 3)
+    assert (again.best_score(), dict(again.written)) == (12.5, {TRAINING: 7})
+    again.close()
+
+
+def test_a_damaged_best_is_none(directory):
+    archive = RunArchive(directory, 3)
+    archive.keep_best(weights_of(3), 12.5)
+    (directory.checkpoints / "best" / "00000001" / "weights.safetensors").unlink()
+    assert archive.best_score() == -math.inf
+    archive.close()
+
+
+def test_weights_wait_for_room_and_the_newest_counts(directory, full):
+    archive = RunArchive(directory, 3)
+    archive.keep_best(weights_of(1, value=1.0), 1.0)
+    archive.keep_best(weights_of(2, value=2.0), 2.0)
+    archive.keep_result(weights_of(2, value=2.0))
+    assert Checkpoints(directory.checkpoints).best() is None
+    full.undo()
+    archive.record(report(), 1)
+    best = Checkpoints(directory.checkpoints, run=directory.key).best()
+    assert (best.weights.version, best.counters["score"], best.number) == (2, 2.0, 1)
+    assert load_weights(directory.result).version == 2
+    archive.close()
+
+
+def test_an_end_that_cannot_be_kept_is_told(directory, full):
+    archive = RunArchive(directory, 3)
+    archive.keep_result(weights_of(2))
+    with pytest.raises(DiskFull, match="no room for the result weights"):
+        archive.close()
+
+
+def test_a_recording_is_given_up(directory, full):
+    archive = RunArchive(directory, 3)
+    frames = [np.zeros((8, 8, 3), np.uint8)]
+    assert archive.keep_recording(Evaluation([1.0], [1], frames), 5) is None
+    full.undo()
+    assert archive.keep_recording(Evaluation([1.0], [1], frames), 5) == "recordings/version-00000005.gif"
+    archive.close()
+
+
+def test_other_errors_are_errors(directory, monkeypatch):
+    archive = RunArchive(directory, 3)
+
+    def broken(descriptor):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "fsync", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            archive.keep_result(weights_of(2))
+    archive.close()
