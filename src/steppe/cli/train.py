@@ -47,40 +47,22 @@ def shown(start: Callable[[list[Observer]], RunResult], *, as_json: bool) -> Run
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
         with showing() as show:
             views: list[RunView] = []
-            alarm = DamageAlarm()
 
             def observe(view: RunView) -> None:
                 views[:] = [view]
-                alarm(view)
                 show(view)
 
             result = start([observe])
             for view in views:  # once more, now that the run has its final state
                 view.refresh()
                 show(view)
+        for damage in views[0].damaged if views else ():
+            print(f"steppe: WARNING: passed over a checkpoint: {damage}", file=sys.stderr)
         if as_json:
             emit(result.summary, stdout)
         else:
             print(summary_text(result.summary, result.path), flush=True)
     return result
-
-
-class DamageAlarm:
-    """Says on stderr, once each, which checkpoints a resumed run could not use."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, view: RunView) -> None:
-        for event in view.events:
-            if event.kind != "resume" or event.role != "supervisor":
-                continue
-            number = event.details.get("checkpoint")
-            instead = f"checkpoint {number} is used instead" if number is not None else "the run begins anew"
-            for damage in event.details.get("damaged", []):
-                if damage not in self._said:
-                    self._said.add(damage)
-                    print(f"steppe: WARNING: {damage}; {instead}", file=sys.stderr, flush=True)
 
 
 def complain(result: RunResult) -> None:
