@@ -1,0 +1,122 @@
+"""The parts that repeat a recorded run: each segment with its own version, each group in its turn, no weights kept for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steppe.core.errors import RunFailed
+from steppe.core.experience import SegmentHeader
+from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.weights import Weights
+from steppe.records.arrivals import Arrival
+from steppe.roles.scripting import Follower, Script, Scripted, Shelf
+from steppe.transport.local import LocalChannel, LocalWeights
+
+pytestmark = pytest.mark.unit
+
+SPEC = SegmentSpec(2, 1, FieldSpec("obs", (1,), "float32"), FieldSpec("action", (), "int64"))
+
+
+def weights(version):
+    return Weights.from_arrays({"w": np.full(2, version, np.float32)}).stamped(version=version, updates=0, env_steps=0)
+
+
+def script(*intakes, end=(10, 10)):
+    return Script([[Arrival(*row) for row in intake] for intake in intakes], end)
+
+
+def adopt(follower, version):
+    """What an actor does at the beginning of its step."""
+    newer = follower.newer_than("policy", version)
+    return version if newer is None else newer.version
+
+
+def test_an_actor_gets_the_version_of_each_segment_however_far_the_learner_is():
+    told = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 0), (1, 1, 2)], [(0, 2, 3)])
+    shelf = Shelf(LocalWeights(), told)
+    follower = Follower(0, told, shelf)
+    assert adopt(follower, -1) == -1, "nothing is published yet"
+    for version in range(5):
+        shelf.publish("policy", weights(version))
+    version = adopt(follower, -1)
+    collected = []
+    for sequence in range(4):
+        for _ in range(2):  # a step that only finds the gate closed, and the next
+            version = adopt(follower, version)
+            if follower.open(sequence, version):
+                collected.append((sequence, version))
+                break
+    assert collected == [(0, 0), (1, 0), (2, 3)], "segment 3 is not in the script"
+
+
+def test_the_manager_sees_the_newest():
+    shelf = Shelf(LocalWeights(), script([(0, 0, 0)]))
+    for version in range(3):
+        shelf.publish("policy", weights(version))
+    assert shelf.newer_than("policy", 0).version == 2
+    assert shelf.newer_than("policy", 2) is None
+
+
+def test_weights_go_when_the_last_of_their_readers_has_gone_on():
+    told = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 2), (1, 1, 2)])
+    shelf = Shelf(LocalWeights(), told)
+    for version in range(3):
+        shelf.publish("policy", weights(version))
+    assert shelf.at(1) is None, "no segment needs it"
+    actors = [Follower(actor, told, shelf) for actor in (0, 1)]
+    for actor in actors:
+        assert shelf.at(0) is not None
+        assert adopt(actor, -1) == 0
+        assert actor.open(0, 0)
+        assert not actor.open(1, 0)
+        assert adopt(actor, 0) == 2
+    assert shelf.at(0) is None
+
+
+def test_shelves_are_shared_within_a_script():
+    told, newest = script(), LocalWeights()
+    assert told.shelf_over(newest) is told.shelf_over(newest)
+
+
+def offer(channel, actor, sequence, version=0):
+    segment = channel.blank(actor)
+    segment.header = SegmentHeader("run", actor, 0, sequence, version)
+    assert channel.offer(segment)
+
+
+def names(segments):
+    return [(segment.header.actor, segment.header.sequence) for segment in segments]
+
+
+def test_groups_come_in_the_order_of_the_script():
+    channel = LocalChannel(SPEC, 2, 3)
+    intake = Scripted(channel, script([(1, 0, 0), (0, 0, 0)], [(0, 1, 0)], [(1, 1, 0)]))
+    offer(channel, 0, 0)
+    offer(channel, 0, 1)
+    assert intake.take(0) == []
+    offer(channel, 1, 0)
+    offer(channel, 1, 1)
+    assert names(intake.take(0)) == [(1, 0), (0, 0)]
+    assert names(intake.take(0)) == [(0, 1)]
+    assert names(intake.take(0)) == [(1, 1)]
+    assert intake.ledger.expected == {0: 2, 1: 2}
+
+
+def test_what_was_dropped_is_dropped_again_and_given_back():
+    channel = LocalChannel(SPEC, 1, 1)
+    intake = Scripted(channel, script([(0, 0, 0, False)], [(0, 1, 0, True)]))
+    offer(channel, 0, 0)
+    assert intake.take(0) == []
+    assert intake.ledger.dropped == {"too_old": 1}
+    offer(channel, 0, 1)  # there is room again
+    assert names(intake.take(0)) == [(0, 1)]
+
+
+def test_what_can_never_come_is_an_error():
+    channel = LocalChannel(SPEC, 1, 1)
+    intake = Scripted(channel, script([(0, 0, 3)]))
+    with pytest.raises(RunFailed, match="collected with version 3, but this run has only come to version 2"):
+        intake.take(2)
+    with pytest.raises(RunFailed, match="its log ended"):
+        Scripted(channel, script()).take(0)
