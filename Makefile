@@ -2,16 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-UV_VERSION := 0.9.9
+UV_VERSION := 0.13.7
+
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --upgrade-deps $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv"
-	$(BIN)/python -m uv pip install --quiet --require-hashes -r requirements-dev.lock
-	$(BIN)/python -m uv pip install --quiet --no-deps -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements-dev.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
 demo: $(VENV)/.ready

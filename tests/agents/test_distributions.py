@@ -46,7 +46,7 @@ def test_forms_are_the_declared_ones(case):
 def test_logp_and_entropy_are_torchs(case):
     spec, distribution, outputs, action, sampled_logp = case
     logp, entropy = torch_terms(spec, torch.from_numpy(outputs).double(), torch.from_numpy(action))
-    found_logp, found_entropy = distribution.evaluate(outputs, action)
+    found_logp, found_entropy, _ = distribution.evaluate(outputs, action)
     np.testing.assert_allclose(found_logp, logp, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found_entropy, entropy, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(sampled_logp, logp, rtol=1e-4, atol=1e-4)
@@ -58,7 +58,8 @@ def test_gradients_are_autograds(case):
     leaf = torch.from_numpy(outputs).double().requires_grad_()
     logp, entropy = torch_terms(spec, leaf, torch.from_numpy(action))
     (logp @ torch.from_numpy(d_logp) + 0.3 * entropy.sum()).backward()
-    found = distribution.backward(outputs, action, d_logp, 0.3)
+    _, _, inner = distribution.evaluate(outputs, action)
+    found = distribution.backward(inner, action, d_logp, 0.3)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, leaf.grad, rtol=1e-5, atol=1e-6)
 
@@ -69,9 +70,9 @@ def test_extreme_logits_stay_finite_and_impossible_choices_are_never_made():
     action, logp = distribution.sample(outputs, np.random.default_rng(0))
     assert (action == 1).all()
     np.testing.assert_allclose(logp, 0.0)
-    _, entropy = distribution.evaluate(outputs, action)
+    _, entropy, inner = distribution.evaluate(outputs, action)
     np.testing.assert_allclose(entropy, 0.0)
-    assert np.isfinite(distribution.backward(outputs, action, np.ones(500), 1.0)).all()
+    assert np.isfinite(distribution.backward(inner, action, np.ones(500), 1.0)).all()
 
 
 def test_choices_come_as_often_as_their_probabilities():

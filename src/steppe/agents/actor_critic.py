@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import functools
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -35,6 +36,13 @@ def build_actor_critic(config: PPOConfig, spec: EnvSpec, width: int) -> TwinTowe
     return TwinTowers(config, spec, width) if plain else CommonTorso(config, spec, width)
 
 
+class Head(NamedTuple):
+    """A linear layer's parameters."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
 class _ActorCritic(nn.Module):
     """The parts that both kinds have."""
 
@@ -61,32 +69,36 @@ class TwinTowers(_ActorCritic):
         hidden = config.hidden or ()
         super().__init__(config, spec, width, hidden[-1])
         self.towers = Towers(2, spec.obs.shape[0], hidden, "tanh")
-        self._features: torch.Tensor | None = None
 
-    @torch.no_grad()
+    @functools.cached_property
+    def _heads(self) -> tuple[Head, Head]:
+        """The two heads' parameters, found once: a module's attributes are slow to look up."""
+        return Head(self.policy.weight, self.policy.bias), Head(self.value.weight, self.value.bias)
+
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(distribution's outputs [N, width], values [N])."""
-        features = self._features = self.towers(obs if self.normalizer is None else self.normalizer(obs))
-        outputs = torch.addmm(self.policy.bias, features[0], self.policy.weight.t())
-        value = torch.addmv(self.value.bias, features[1], self.value.weight[0])
-        return self._with_deviation(outputs), value
+        with torch.no_grad():
+            features = self.towers(obs if self.normalizer is None else self.normalizer(obs))
+            policy, value = self._heads
+            outputs = torch.addmm(policy.bias, features[0], policy.weight.t())
+            values = torch.addmv(value.bias, features[1], value.weight[0])
+            return self._with_deviation(outputs), values
 
-    @torch.no_grad()
     def backward(self, d_outputs: torch.Tensor, d_value: torch.Tensor) -> None:
-        features = self._features
-        assert features is not None, "forward comes before backward"
-        policy, value = self.policy, self.value
-        if self.log_std is not None:
-            torch.sum(d_outputs[:, self.num_outputs :], 0, out=self.log_std.grad)
-            d_outputs = d_outputs[:, : self.num_outputs]
-        torch.mm(d_outputs.t(), features[0], out=policy.weight.grad)
-        torch.sum(d_outputs, 0, out=policy.bias.grad)
-        torch.mv(features[1].t(), d_value, out=_of(value.weight)[0])
-        torch.sum(d_value, 0, keepdim=True, out=value.bias.grad)
-        gradient = torch.empty_like(features)
-        torch.mm(d_outputs, policy.weight, out=gradient[0])
-        torch.outer(d_value, value.weight[0], out=gradient[1])
-        self.towers.backward(gradient)
+        policy, value = self._heads
+        features = self.towers.features
+        with torch.no_grad():
+            if self.log_std is not None:
+                torch.sum(d_outputs[:, self.num_outputs :], 0, out=self.log_std.grad)
+                d_outputs = d_outputs[:, : self.num_outputs]
+            torch.mm(d_outputs.t(), features[0], out=policy.weight.grad)
+            torch.sum(d_outputs, 0, out=policy.bias.grad)
+            torch.mv(features[1].t(), d_value, out=_of(value.weight)[0])
+            torch.sum(d_value, 0, keepdim=True, out=value.bias.grad)
+            gradient = self.towers.gradient
+            torch.mm(d_outputs, policy.weight, out=gradient[0])
+            torch.outer(d_value, value.weight[0], out=gradient[1])
+            self.towers.backward(gradient)
 
 
 class CommonTorso(_ActorCritic):

@@ -25,10 +25,10 @@ class Distribution(Protocol):
     def sample(self, outputs: np.ndarray, stream: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
         """Actions and the logarithm of their probability (density); the most likely ones when `stream` is None."""
 
-    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(logp [N], entropy [N]) of given actions, as float64."""
+    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(logp [N], entropy [N]) of given actions, as float64, and what `backward` would otherwise compute again."""
 
-    def backward(self, outputs: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+    def backward(self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
         """d(loss)/d(outputs) from d(loss)/d(logp) [N] and the same d(loss)/d(entropy) for every row."""
 
 
@@ -50,13 +50,13 @@ class Categorical:
         action, logp = _categorical_sample(outputs, self._bounds, uniform)
         return (action[:, 0] if self._single else action), logp
 
-    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        logp, entropy = _categorical_evaluate(outputs, self._bounds, action.reshape(len(outputs), -1))
-        return logp, entropy
+    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        logp, entropy, masses = _categorical_evaluate(outputs, self._bounds, action.reshape(len(outputs), -1))
+        return logp, entropy, masses
 
-    def backward(self, outputs: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
-        action = action.reshape(len(outputs), -1)
-        gradient: np.ndarray = _categorical_backward(outputs, self._bounds, action, d_logp, d_entropy)
+    def backward(self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+        action = action.reshape(len(inner), -1)
+        gradient: np.ndarray = _categorical_backward(inner, self._bounds, action, d_logp, d_entropy)
         return gradient
 
 
@@ -83,14 +83,14 @@ class Gaussian:
         action, logp = _gaussian_sample(outputs, self._middle, self._extent, noise)
         return action.reshape(len(outputs), *self._shape), logp
 
-    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         action = action.reshape(len(outputs), -1)
         logp, entropy = _gaussian_evaluate(outputs, self._middle, self._extent, action)
-        return logp, entropy
+        return logp, entropy, outputs
 
-    def backward(self, outputs: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
-        action = action.reshape(len(outputs), -1)
-        gradient: np.ndarray = _gaussian_backward(outputs, self._middle, self._extent, action, d_logp, d_entropy)
+    def backward(self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+        action = action.reshape(len(inner), -1)
+        gradient: np.ndarray = _gaussian_backward(inner, self._middle, self._extent, action, d_logp, d_entropy)
         return gradient
 
 
@@ -135,40 +135,46 @@ def _categorical_sample(logits: np.ndarray, bounds: np.ndarray, uniform: np.ndar
 
 
 @numba.njit(cache=True, nogil=True)
-def _categorical_evaluate(logits: np.ndarray, bounds: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _categorical_evaluate(
+    logits: np.ndarray, bounds: np.ndarray, action: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(logp [N], entropy [N], log-masses [N, width])."""
     num_rows = len(logits)
     logp = np.zeros(num_rows, np.float64)
     entropy = np.zeros(num_rows, np.float64)
+    log_masses = np.empty(logits.shape, np.float64)
     for i in range(num_rows):
         for k in range(len(bounds) - 1):
             first, end = bounds[k], bounds[k + 1]
             normalizer = _log_normalizer(logits[i], first, end)
-            logp[i] += np.float64(logits[i, first + action[i, k]]) - normalizer
             for j in range(first, end):
                 log_mass = np.float64(logits[i, j]) - normalizer
+                log_masses[i, j] = log_mass
                 entropy[i] -= math.exp(log_mass) * log_mass
-    return logp, entropy
+            logp[i] += log_masses[i, first + action[i, k]]
+    return logp, entropy, log_masses
 
 
 @numba.njit(cache=True, nogil=True)
 def _categorical_backward(
-    logits: np.ndarray, bounds: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float
+    log_masses: np.ndarray, bounds: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float
 ) -> np.ndarray:
     """d logp / d l_j = [j = a] − p_j;  d H / d l_j = −p_j (log p_j + H)."""
-    gradient = np.empty(logits.shape, np.float32)
-    for i in range(len(logits)):
+    gradient = np.empty(log_masses.shape, np.float32)
+    for i in range(len(log_masses)):
         for k in range(len(bounds) - 1):
             first, end = bounds[k], bounds[k + 1]
-            normalizer = _log_normalizer(logits[i], first, end)
             entropy = 0.0
+            if d_entropy != 0.0:
+                for j in range(first, end):
+                    entropy -= math.exp(log_masses[i, j]) * log_masses[i, j]
             for j in range(first, end):
-                log_mass = np.float64(logits[i, j]) - normalizer
-                entropy -= math.exp(log_mass) * log_mass
-            for j in range(first, end):
-                log_mass = np.float64(logits[i, j]) - normalizer
-                mass = math.exp(log_mass)
+                mass = math.exp(log_masses[i, j])
                 chosen = 1.0 if j == first + action[i, k] else 0.0
-                gradient[i, j] = d_logp[i] * (chosen - mass) - d_entropy * mass * (log_mass + entropy)
+                slope = d_logp[i] * (chosen - mass)
+                if d_entropy != 0.0:
+                    slope -= d_entropy * mass * (log_masses[i, j] + entropy)
+                gradient[i, j] = slope
     return gradient
 
 

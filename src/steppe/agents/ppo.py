@@ -160,18 +160,18 @@ class PPO(TorchAgent):
         """Fill the flat gradient from one minibatch; returns its statistics in the order of _STATS."""
         config, device = self.config, self.flat.device
         outputs, value = self.network(rollout.obs.index_select(0, as_tensor(rows, device)))
-        outputs_now, action = _host(outputs), rollout.action[rows]
-        logp, entropy = self.choices.evaluate(outputs_now, action)
+        action = rollout.action[rows]
+        logp, entropy, inner = self.choices.evaluate(_host(outputs), action)
         d_logp, d_value, stats = _clipped_loss(
             rows, logp, _host(value), rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef
         )
-        stats[2] = entropy.mean()
+        stats[2] = entropy.sum() / len(rows)
         for name, number in zip(_STATS[:3], stats[:3].tolist(), strict=True):
             if not math.isfinite(number):
                 raise NotFinite(
                     f"{name} is {number} at update {self.updates}: lower learning_rate or check the rewards"
                 )
-        d_outputs = self.choices.backward(outputs_now, action, d_logp, -config.entropy_coef / len(rows))
+        d_outputs = self.choices.backward(inner, action, d_logp, -config.entropy_coef / len(rows))
         self.flat.gradient.zero_()
         self.network.backward(as_tensor(d_outputs, device), as_tensor(d_value, device))
         return stats

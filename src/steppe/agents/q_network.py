@@ -45,13 +45,13 @@ class TowerQ(_QNetwork):
     @torch.no_grad()
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Action values [N, actions]."""
-        self._features = self.tower(obs if self.normalizer is None else self.normalizer(obs))
-        return torch.addmm(self.head.bias, self._features[0], self.head.weight.t())
+        features = self.tower(obs if self.normalizer is None else self.normalizer(obs))
+        return torch.addmm(self.head.bias, features[0], self.head.weight.t())
 
     @torch.no_grad()
     def backward(self, gradient: torch.Tensor) -> None:
         """Fill the gradients from d(loss)/d(values) of the last call."""
-        torch.mm(gradient.t(), self._features[0], out=self.head.weight.grad)
+        torch.mm(gradient.t(), self.tower.features[0], out=self.head.weight.grad)
         torch.sum(gradient, 0, out=self.head.bias.grad)
         self.tower.backward(torch.mm(gradient, self.head.weight).unsqueeze(0))
 

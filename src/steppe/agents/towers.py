@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 Activation = Literal["tanh", "relu"]
-_KEPT_BENCHES = 16  # numbers of rows whose memory is kept
+_KEPT_BENCHES = 64  # numbers of rows whose views are kept
 
 
 class Towers(nn.Module):
@@ -29,12 +29,18 @@ class Towers(nn.Module):
         layers = [[_initial(*shape, tanh=self.tanh) for _ in range(num_towers)] for shape in shapes]
         self.weight = nn.ParameterList(torch.stack([weight for weight, _ in layer]) for layer in layers)
         self.bias = nn.ParameterList(torch.stack([bias for _, bias in layer]) for layer in layers)
+        self._plain = list(
+            zip(self.weight, self.bias, strict=True)
+        )  # looking them up in a ParameterList costs more than a layer
+        self._capacity = [0]
+        self._memory: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._workbenches: dict[tuple[int, int], _Workbench] = {}
-        self._last: _Workbench | None = None
+        self._last: list[_Workbench] = []  # a list, because setting a module's attribute is slow
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Features [K, N, width], in memory that the next call with as many rows reuses."""
-        bench = self._last = self._workbench(len(obs))
+        bench = self._workbench(len(obs))
+        self._last[:] = [bench]
         bench.obs = obs
         belows = [obs] * self.num_towers
         for layer in bench.layers:
@@ -44,10 +50,19 @@ class Towers(nn.Module):
             belows = layer.out
         return bench.layers[-1].whole
 
+    @property
+    def features(self) -> torch.Tensor:
+        """What the last `forward` returned."""
+        return self._last[0].layers[-1].whole
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Memory for d(loss)/d(features) of the last `forward`."""
+        return self._last[0].layers[-1].d_whole
+
     def backward(self, gradient: torch.Tensor) -> None:
         """Write every parameter's gradient, given d(loss)/d(features) [K, N, width] of the last `forward`; clobbers it."""
-        bench = self._last
-        assert bench is not None, "forward comes before backward"
+        bench = self._last[0]
         layers = bench.layers
         for index in range(len(layers) - 1, -1, -1):
             layer = layers[index]
@@ -64,14 +79,20 @@ class Towers(nn.Module):
             gradient = layers[index - 1].d_whole
 
     def _workbench(self, num_rows: int) -> _Workbench:
-        """Memory and views for so many rows. Parameters move when a module becomes flat or is copied: hence their address."""
-        key = (num_rows, self.weight[0].data_ptr())
+        """Views for so many rows into memory that all numbers of rows share: fresh pages would cost more than the sums.
+
+        Parameters move when a module becomes flat or is copied: hence their address.
+        """
+        key = (num_rows, self._plain[0][0].data_ptr())
         bench = self._workbenches.get(key)
         if bench is None:
-            if len(self._workbenches) >= _KEPT_BENCHES:
+            if num_rows > self._capacity[0] or len(self._workbenches) >= _KEPT_BENCHES:
                 self._workbenches.clear()
-            layers = [_Layer.of(weight, bias, num_rows) for weight, bias in zip(self.weight, self.bias, strict=True)]
-            bench = self._workbenches[key] = _Workbench(layers, self.weight[0].data)
+            if num_rows > self._capacity[0]:
+                self._capacity[0] = num_rows
+                self._memory[:] = [_room(weight, num_rows) for weight, _ in self._plain]
+            layers = [_Layer.of(*pair, num_rows, *room) for pair, room in zip(self._plain, self._memory, strict=True)]
+            bench = self._workbenches[key] = _Workbench(layers, self._plain[0][0].data)
         return bench
 
     def __deepcopy__(self, memo: dict[int, object]) -> Towers:
@@ -97,10 +118,12 @@ class _Layer:
     d_out: list[torch.Tensor]
 
     @classmethod
-    @torch.inference_mode(False)  # memory made while acting must also serve while learning
-    def of(cls, weight: nn.Parameter, bias: nn.Parameter, num_rows: int) -> _Layer:
-        towers, _, width = weight.shape
-        whole, d_whole = (weight.data.new_empty((towers, num_rows, width)) for _ in range(2))
+    def of(
+        cls, weight: nn.Parameter, bias: nn.Parameter, num_rows: int, results: torch.Tensor, gradients: torch.Tensor
+    ) -> _Layer:
+        shape = (weight.shape[0], num_rows, weight.shape[2])
+        size = math.prod(shape)
+        whole, d_whole = results[:size].view(shape), gradients[:size].view(shape)
         d_weight = weight.grad if weight.grad is not None else torch.zeros_like(weight.data)
         d_bias = bias.grad if bias.grad is not None else torch.zeros_like(bias.data)
         views = [list(tensor.unbind()) for tensor in (weight.data, bias.data, d_weight, whole, d_whole)]
@@ -111,6 +134,13 @@ class _Layer:
 class _Workbench:
     layers: list[_Layer]
     obs: torch.Tensor
+
+
+@torch.inference_mode(False)  # memory made while acting must also serve while learning
+def _room(weight: nn.Parameter, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flat memory for one layer's results and their gradients."""
+    size = weight.shape[0] * num_rows * weight.shape[2]
+    return weight.data.new_empty(size), weight.data.new_empty(size)
 
 
 def _initial(num_in: int, num_out: int, *, tanh: bool) -> tuple[torch.Tensor, torch.Tensor]:

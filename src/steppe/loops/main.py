@@ -239,7 +239,8 @@ class MainLoop:
                         break
                     plan = self._from_newest(plan, directory)
                     outcome, view = self._supervise(plan, directory, interrupts, observers)
-            result = conclude(directory, outcome, view)
+                interrupts.ignore()
+                result = conclude(directory, outcome, view)
         finally:
             self._running = False
             directory.free_reserve()

@@ -51,6 +51,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
         self.on_first: Callable[[], None] = lambda: None
+        self._deaf = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -63,7 +64,13 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def ignore(self) -> None:
+        """From now on: the run is over, and its end is being written down."""
+        self._deaf = True
+
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self._deaf:
+            return
         self.count += 1
         if self.count == 1:
             self.on_first()

@@ -51,7 +51,7 @@ def warm_up() -> None:
     # and while it imports it has no handlers of its own yet.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        with _without_main():
+        with _without_main(), _without_output():
             ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -228,6 +228,24 @@ class ProcessHandle:
 
 def _context() -> ForkServerContext:
     return multiprocessing.get_context("forkserver")
+
+
+@contextlib.contextmanager
+def _without_output() -> Iterator[None]:
+    """Keep the fork server from holding on to the caller's output: whoever reads it to its end would wait for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number, _ in kept:
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        os.close(nowhere)
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)
 
 
 @contextlib.contextmanager
