@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format pictures lock clean
+.PHONY: demo test chaos soak check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,12 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
+
+chaos: $(VENV)/.ready
+	$(BIN)/python benchmarks/chaos.py kills
+
+soak: $(VENV)/.ready
+	$(BIN)/python benchmarks/chaos.py soak
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .

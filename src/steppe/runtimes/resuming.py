@@ -12,5 +12,6 @@ def prime(channel: Channel, plan: Plan, directory: RunDirectory) -> None:
     """Tell the channel what each actor had offered by the checkpoint that the plan goes on from, if it does."""
     if plan.resume is None:
         return
-    for actor, expected, state in Checkpoints(directory.checkpoints).at(plan.resume).state["ledger"]["actors"]:
+    checkpoint = Checkpoints(directory.checkpoints, run=directory.key).at(plan.resume)
+    for actor, expected, state in checkpoint.state["ledger"]["actors"]:
         channel.prime(actor, expected - 1, state)
