@@ -19,7 +19,7 @@ demo: $(VENV)/.ready
 	$(BIN)/steppe train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 chaos: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py kills

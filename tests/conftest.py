@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -83,12 +84,20 @@ def _rooms() -> list[Path]:
 
 
 def _own_rooms(rooms: set[Path], tmp_path: Path) -> list[Path]:
-    """Those of runs that were made in this test; other tests may be running beside this one."""
+    """Those of runs that were made in this test; other tests may be running beside this one, with runs of the same name."""
     if not rooms:
         return []
     from steppe.transport import shm
 
     runs = [path.parent.name[:40] for path in tmp_path.rglob("run.json")]
-    return [
-        room for room in rooms if room in shm._owners or any(room.name.startswith(f"steppe-{run}-") for run in runs)
-    ]
+    named = [room for room in rooms if any(room.name.startswith(f"steppe-{run}-") for run in runs)]
+    return [room for room in rooms if room in shm._owners or (room in named and _abandoned(room))]
+
+
+def _abandoned(room: Path) -> bool:
+    try:
+        with (room / "owner").open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False  # held by a process that is alive, or gone by now
+    return True
