@@ -164,6 +164,12 @@ def require_ledger(path):
     assert sum(count for _, count in checkpoint.state["lags"]) == 2 * rounds
 
 
+def recorded(path):
+    """Whether the manager has written reports down, so that another in its place could repeat them."""
+    lines = Path(path) / "metrics.jsonl"
+    return lines.exists() and lines.stat().st_size > 0
+
+
 def require_single_records(path):
     """No report is twice in metrics.jsonl."""
     lines = [json.loads(line) for line in (Path(path) / "metrics.jsonl").read_text().splitlines()]

@@ -15,6 +15,7 @@ from chaos_kit import (
     kill_at,
     moments,
     pace,
+    recorded,
     require_ledger,
     require_single_records,
     settings,
@@ -82,6 +83,8 @@ class Reaper:
     def __call__(self, view):
         self._wait -= 1
         if not self.places or self._wait > 0 or view.training is None:
+            return
+        if self.places[0] == "manager" and not recorded(view.directory.path):
             return
         victim = child(self.places[0])
         if victim is not None:

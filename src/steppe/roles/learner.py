@@ -33,7 +33,7 @@ class Limits:
     checkpoint_every_s: float = math.inf
     checkpoint_every_episodes: int | None = None
     stop_on_full_disk: bool = False  # otherwise the run goes on with the checkpoint before
-    end: tuple[int, int] | None = None  # env_steps and updates at which a run that is repeated ended, in place of the rest
+    end: tuple[int, int] | None = None  # env_steps and updates where a run that is repeated ended, in place of the rest
 
 
 class Learner:
