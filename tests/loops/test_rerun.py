@@ -109,7 +109,7 @@ def test_a_run_that_was_stopped_and_resumed_with_another_length():
     train(DQN, {"steps": 50_000}, runtime="processes", observers=[after_updates(200)])
     half = rerun("first")
     assert half.matched
-    whole = resume("first", steps=4_000)
+    whole = resume("first", steps=2_000)
     assert whole.resume == "exact"
     assert len(read_arrivals(whole.path / "arrivals.jsonl")) == 2
     again = rerun("first")

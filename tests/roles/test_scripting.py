@@ -120,3 +120,29 @@ def test_what_can_never_come_is_an_error():
         intake.take(2)
     with pytest.raises(RunFailed, match="its log ended"):
         Scripted(channel, script()).take(0)
+    told = script([(0, 3, 0)])
+    with pytest.raises(RunFailed, match="how segment 2 of actor 0 was collected"):
+        Follower(0, told, Shelf(LocalWeights(), told)).open(2, 0)
+
+
+def test_the_end_waits_for_intakes_of_which_nothing_was_kept():
+    """A resumed life begins behind them, so the one before must not end without them."""
+    channel = LocalChannel(SPEC, 1, 1)
+    told = script([(0, 0, 0)], [(0, 1, 0, False)], end=(20, 5))
+    intake = Scripted(channel, told)
+    offer(channel, 0, 0)
+    (segment,) = intake.take(0)
+    channel.release(segment)
+    assert not told.ended(20, 4, digesting=True)
+    assert not told.ended(19, 5, digesting=True)
+    assert told.ended(20, 5, digesting=True), "stopped in the midst of what it had taken in: nothing came after that"
+    assert not told.ended(20, 5, digesting=False)
+    offer(channel, 0, 1)
+    assert intake.take(0) == []
+    assert told.ended(20, 5, digesting=False)
+    assert intake.ledger.expected == {0: 2}
+
+
+def test_an_early_end_leaves_the_rest():
+    told = Script([[Arrival(0, 0, 0)]], (0, 0), early=True)
+    assert told.ended(0, 0, digesting=False)

@@ -38,6 +38,7 @@ class Recorded:
     lives: list[Life]
     end: tuple[int, int]  # env_steps, updates
     weights_sha256: str
+    reached: bool  # whether it is judged by weights from before its learner's end
     judged: bool  # whether its last weights were evaluated
 
 
@@ -83,9 +84,11 @@ def _read(directory: RunDirectory) -> Recorded:
     if (
         reached is not None
     ):  # the learner went on for a moment; the run is judged by the weights that reached the target
-        return Recorded(directory, lives, (reached.env_steps, reached.updates), reached.weights_sha256, judged=True)
+        return Recorded(
+            directory, lives, (reached.env_steps, reached.updates), reached.weights_sha256, reached=True, judged=True
+        )
     judged = final is not None and final.weights_sha256 == end.weights_sha256
-    return Recorded(directory, lives, (end.env_steps, end.updates), end.weights_sha256, judged)
+    return Recorded(directory, lives, (end.env_steps, end.updates), end.weights_sha256, reached=False, judged=judged)
 
 
 def _require_unbroken_episodes(directory: RunDirectory) -> None:
@@ -139,7 +142,7 @@ def _repeat(
     outcome, view = Outcome("FAILED", "error"), RunView(directory)
     for life in recorded.lives:
         last = life is recorded.lives[-1]
-        script = Script(life.intakes, recorded.end if last else _end(life))
+        script = Script(life.intakes, recorded.end if last else _end(life), early=last and recorded.reached)
         lived = replace(plan, config=plan.config.model_copy(update={"steps": life.begin.steps}))
         directory.store.set_status("STARTING")
         handle = inline.launch(_from_newest(lived, directory), directory, Parts(script=script))

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.errors import DiskFull
@@ -23,6 +23,12 @@ REPORT_EVERY_S = 0.5
 Save = Callable[[Weights, Tree, dict[str, int | float]], None]
 
 
+class Ended(Protocol):
+    """Whether a run is over that has taken in and learned so much; `digesting`: there is more to learn from."""
+
+    def __call__(self, env_steps: int, updates: int, *, digesting: bool) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Limits:
     """When a run is over, how often weights go out at the latest, and how often they are written down."""
@@ -33,7 +39,7 @@ class Limits:
     checkpoint_every_s: float = math.inf
     checkpoint_every_episodes: int | None = None
     stop_on_full_disk: bool = False  # otherwise the run goes on with the checkpoint before
-    end: tuple[int, int] | None = None  # env_steps and updates where a run that is repeated ended, in place of the rest
+    ended: Ended | None = None  # where a run that is repeated ended, in place of the rest
 
 
 class Learner:
@@ -196,8 +202,8 @@ class Learner:
     def _over(self) -> bool:
         if self.context.ending:
             return True
-        if self.limits.end is not None:
-            return self.env_steps >= self.limits.end[0] and self.updates >= self.limits.end[1]
+        if self.limits.ended is not None:
+            return self.limits.ended(self.env_steps, self.updates, digesting=self.memory.ready())
         if self.memory.ready():
             return False  # what was taken in is learned from first
         steps, episodes = self.limits.steps, self.limits.episodes

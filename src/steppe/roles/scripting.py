@@ -18,11 +18,23 @@ from steppe.roles.gates import Ledger
 
 
 class Script:
-    """One life of a recorded run: the intakes, and the (env_steps, updates) at which it ended."""
+    """One life of a recorded run: the intakes, and the (env_steps, updates) at which it ended.
 
-    def __init__(self, intakes: Sequence[Sequence[Arrival]], end: tuple[int, int]) -> None:
-        self.intakes, self.end = intakes, end
+    `early` is for a life that is to end before all of its intakes were taken.
+    """
+
+    def __init__(self, intakes: Sequence[Sequence[Arrival]], end: tuple[int, int], *, early: bool = False) -> None:
+        self.intakes, self.end, self.early = intakes, end, early
+        self.rest = list(reversed(intakes))  # those still to be taken, the next one last
         self._shelf: Shelf | None = None
+
+    def ended(self, env_steps: int, updates: int, *, digesting: bool) -> bool:
+        """Whether a learner that has come this far is where the recorded one ended.
+
+        Intakes of which everything was dropped change no count, but the actors have gone on by them: they are taken too.
+        """
+        here = env_steps >= self.end[0] and updates >= self.end[1]
+        return here and (digesting or self.early or not self.rest)
 
     def shelf_over(self, newest: WeightStore) -> Shelf:
         """The shelf that actors and learner of the repeated life share; `newest` is for everyone else."""
@@ -76,6 +88,8 @@ class Follower:
 
     def open(self, sequence: int, version: int) -> bool:
         self._sequence = sequence
+        if sequence < min(self._versions, default=0):
+            raise RunFailed(f"the log does not tell how segment {sequence} of actor {self._actor} was collected")
         return self._versions.get(sequence) == version
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
@@ -95,21 +109,17 @@ class Scripted:
     def __init__(self, channel: Channel, script: Script) -> None:
         self.ledger = Ledger()
         self._channel = channel
-        self._intakes = list(reversed(script.intakes))  # the next one last
+        self._intakes = script.rest
         self._waiting: dict[tuple[int, int], Segment] = {}
 
     def take(self, version: int) -> list[Segment]:
         while (segment := self._channel.poll()) is not None:
             assert segment.header is not None
             self._waiting[segment.header.actor, segment.header.sequence] = segment
+        if not self._intakes:
+            raise RunFailed("the recorded run cannot be repeated here: its log ended, but this run is not where it was")
         kept: list[Segment] = []
-        while not kept:
-            if not self._intakes:
-                raise RunFailed(
-                    "the recorded run cannot be repeated here: its log ended, but this run is not where it was"
-                )
-            if not self._complete(self._intakes[-1], version):
-                break
+        while not kept and self._intakes and self._complete(self._intakes[-1], version):
             kept = self._hand_over(self._intakes.pop())
         return kept
 

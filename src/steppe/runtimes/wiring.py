@@ -119,7 +119,7 @@ def _limits(plan: Plan, script: Script | None) -> Limits:
         checkpoint_every_s=config.checkpoint.every_s,
         checkpoint_every_episodes=config.checkpoint.every_episodes,
         stop_on_full_disk=config.checkpoint.full_disk == "stop",
-        end=script.end if script else None,
+        ended=script.ended if script else None,
     )
 
 
