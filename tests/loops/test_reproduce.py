@@ -166,4 +166,3 @@ def test_actions_are_kept_from_the_seeds_on_where_nothing_can_be_read(monkeypatc
     assert not short["whole"]
     assert len(short["actions"]) <= SMALL["segment_steps"]
     assert any("only the last actions were kept" in note for note in reproduce("short").notes)
-
