@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+if threading.current_thread() is threading.main_thread():
+    # A shell ignores Ctrl-C for what it runs in the background, and children inherit that: not what is tested here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 
