@@ -29,6 +29,21 @@ class StuckEnv(CountingEnv):
         return super().step(action)
 
 
+class CrowdedEnv(CountingEnv):
+    """The tenth copy in one process is never made, and says so in a file: few act, many are needed to judge."""
+
+    copies = 0
+
+    def __init__(self, marker):
+        super().__init__()
+        CrowdedEnv.copies += 1
+        if CrowdedEnv.copies == 10:
+            with open(marker, "w") as file:
+                file.write(str(os.getpid()))
+            while True:
+                time.sleep(3600.0)
+
+
 class NoisyEnv(CountingEnv):
     """Prints in every step, from Python and past it."""
 

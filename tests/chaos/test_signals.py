@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from steppe.core.errors import SteppeError
-from steppe.core.links import TRAINING
+from steppe.core.links import COMMANDS, TRAINING
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.transport.shm import make_room, remove_room
@@ -173,6 +173,31 @@ def test_an_environment_that_is_stuck_is_not_waited_for(tmp_path):
         send_to_one(process, signal.SIGTERM)
         out, errors = require_clean_end(process, tmp_path)
     assert json.loads(out) == {"state": "STOPPED", "reason": "interrupted", "message": "stopped by a signal"}, errors
+
+
+def ask_to_stop(process, tmp_path):
+    RunDirectory.open(tmp_path / RUN).store.post(COMMANDS, {"id": "1", "command": "stop", "issuer": "a test"})
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason", "message"),
+    [
+        (lambda process, _: send_to_group(process, signal.SIGINT), "interrupted", "stopped by a signal"),
+        (lambda process, _: send_to_group(process, signal.SIGTERM), "interrupted", "stopped by a signal"),
+        (ask_to_stop, "stop_requested", "stopped by a test"),
+    ],
+    ids=["SIGINT", "SIGTERM", "command"],
+)
+def test_a_last_evaluation_that_is_stuck_is_not_waited_for(stop, reason, message, tmp_path):
+    marker = tmp_path / "stuck"
+    env = {"env": "__main__:CrowdedEnv", "environment.kwargs": {"marker": str(marker)}, "evaluation.episodes": 20}
+    with training(tmp_path, **env, steps=64) as process:
+        wait_until(marker.exists, process)
+        wait_until(lambda: status(tmp_path).state == "STOPPING", process)
+        stop(process, tmp_path)
+        out, errors = require_clean_end(process, tmp_path)
+    said = {"state": "STOPPED", "reason": reason, "message": f"{message} during the last evaluation"}
+    assert json.loads(out) == said, errors
 
 
 def test_a_killed_supervisor_takes_its_processes_along(tmp_path):

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -97,6 +97,7 @@ class Supervisor:
         self._stop: Outcome | None = None
         self._pause_wanted = self._paused = False
         self._recording = True  # while the manager is there to write metrics down
+        self._ending = False  # what callbacks say then ends nothing any more
         self._command_cursor = commands_after
         self._unsaid: tuple[str, str | None] | None = None
         self._at_end = at_end
@@ -149,6 +150,7 @@ class Supervisor:
         while True:
             self.handle.advance(TICK_S)
             outcome = self._look()
+            self._ending = outcome is not None
             self._show(observers)
             if outcome is not None:
                 return outcome
@@ -210,20 +212,37 @@ class Supervisor:
         self._wait_for("learner", deadline, observers)
         self._show(observers)
         self._recording = False
-        self.handle.ask("manager", FINISH if complete else STOP)
-        self._wait_for("manager", time.monotonic() + FINISH_S if complete else deadline, observers)
+        if complete and (broken_off := self._judge(observers)):
+            return broken_off
+        if not complete:
+            self.handle.ask("manager", STOP)
+            self._wait_for("manager", deadline, observers)
         if self._spoiled(outcome) and (faults := self.handle.faults()):
             return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
         if not complete:
             return outcome
-        if self.interrupts.count:
-            return Outcome("STOPPED", "interrupted", "stopped by a signal during the last evaluation")
         self.view.refresh()
         if self.view.target_reached:
             return Outcome("SUCCEEDED", "target_reached")
         if self.config.target_return is not None:
             return Outcome("FAILED", "target_not_reached", f"no evaluation reached {self.config.target_return:g}")
         return outcome
+
+    def _judge(self, observers: Sequence[Observer]) -> Outcome | None:
+        """Wait for the last evaluation; the outcome when the user does not want to wait so long."""
+        self.handle.ask("manager", FINISH)
+        deadline = time.monotonic() + FINISH_S
+        while not self.handle.ended("manager") and time.monotonic() < deadline:
+            self.handle.advance(TICK_S)
+            self._show(observers)
+            self._obey()
+            if self.interrupts.count:
+                self._stop = Outcome("STOPPED", "interrupted", "stopped by a signal")
+            if self._stop is not None:
+                self.handle.ask("manager", STOP)
+                self._wait_for("manager", time.monotonic() + STOP_S, observers)
+                return replace(self._stop, message=f"{self._stop.message} during the last evaluation")
+        return None
 
     def _spoiled(self, outcome: Outcome) -> bool:
         """Whether a fault while winding up changes what came of the run: results that could not be kept always do."""
@@ -249,7 +268,7 @@ class Supervisor:
                 details = {"env_steps": self.view.env_steps, "values": values}
                 event = EventReport(run=self.directory.id, kind="metric", role="callback", details=details)
                 self.directory.board.post(EVENTS, event.record())
-        elif isinstance(answer, bool | np.bool_) and answer and self._stop is None:
+        elif isinstance(answer, bool | np.bool_) and answer and not self._ending and self._stop is None:
             self.stop("stopped_by_callback", "a callback ended the run")
 
     def _obey(self) -> None:
