@@ -11,7 +11,7 @@ from steppe.core.config import EvalConfig
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.roles import manager as manager_module
-from steppe.roles.context import FINISH, POLICY, STOP
+from steppe.roles.context import FINISH, POLICY, RUN, STOP
 from steppe.roles.evaluation import Evaluation
 from steppe.roles.manager import Manager
 
@@ -179,6 +179,16 @@ class TestTheEnd:
         bench.manager.step()
         assert bench.reports() == []
         assert bench.manager.done
+
+    @pytest.mark.parametrize("asked", [RUN, FINISH])
+    def test_a_long_evaluation_is_no_hung_one(self, asked):
+        bench = Bench()
+        beats = []
+        bench.context.beat = lambda: beats.append(1)
+        bench.context.orders["now"] = asked
+        bench.publish(0, env_steps=100)
+        assert bench.judged == [0]
+        assert beats == [1], "each time the judge asks whether to go on, which is before every step"
 
     def test_closing_closes_judge_and_archive(self):
         bench = Bench()

@@ -94,9 +94,14 @@ class Manager:
         started, started_s = time.perf_counter(), self.context.clock()
         self.policy.load(weights)
         context = self.context
+
+        def stopping() -> bool:
+            context.beat()  # an evaluation may be long; only a step in it that does not end counts as hung
+            return context.asked() == STOP if final else context.ending
+
         evaluation = self._judge.evaluate(
             self.config.episodes,
-            (lambda: context.asked() == STOP) if final else (lambda: context.ending),
+            stopping,
             explore=self.config.explore,
             record=self.config.record,
         )
