@@ -157,7 +157,16 @@ def test_a_name_of_digits_stays_a_name(steppe):
 def test_an_unknown_variable_is_an_error_too(steppe):
     done = steppe("config", "show", "CartPole-v1", STEPPE_SEEED="1")
     assert done.returncode == 2
-    assert "Did you mean 'seed'?" in done.stderr
+    assert done.stderr == "steppe: unknown key 'seeed' in the variable STEPPE_SEEED. Did you mean 'seed'?\n"
+
+
+def test_a_module_beside_the_user_is_found_and_hides_nothing(steppe, tmp_path):
+    (tmp_path / "mine.py").write_text("import gymnasium\n\ndef pole():\n    return gymnasium.make('CartPole-v1')\n")
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')\n")
+    words = ("--actors", "2", "--envs", "2", "--steps", "64", "-s", "segment_steps=16", "-s", "evaluation.episodes=1")
+    done = steppe("train", "mine:pole", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["env"] == "mine:pole"
 
 
 def test_config_show_works_without_an_environment_and_follows_the_algorithm(steppe):

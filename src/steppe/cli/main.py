@@ -3,6 +3,7 @@ NumPy, gymnasium, torch) is imported inside the command that needs it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -62,6 +63,8 @@ def entry() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # `steppe train mine:MyEnv` finds mine.py; at the end, where it hides nothing
     try:
         app(prog_name="steppe")
     except SteppeError as error:

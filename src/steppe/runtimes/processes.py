@@ -51,7 +51,7 @@ def warm_up() -> None:
     # and while it imports it has no handlers of its own yet.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        with _without_main(), _without_output():
+        with _without_main(), _without_output(), _without_directory():
             ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -246,6 +246,21 @@ def _without_output() -> Iterator[None]:
         for number, copy in kept:
             os.dup2(copy, number)
             os.close(copy)
+
+
+@contextlib.contextmanager
+def _without_directory() -> Iterator[None]:
+    """Keep files of the current directory (a random.py, a queue.py) from the fork server's imports."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager
