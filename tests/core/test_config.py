@@ -201,8 +201,8 @@ class TestReading:
     def test_an_unknown_table_is_an_error(self, tmp_path):
         path = tmp_path / "bad.toml"
         path.write_text('env = "CartPole-v1"\n[flo]\nmax_lag = 2\n')
-        with pytest.raises(ConfigError, match="unknown key 'flo'"):
-            resolve(("file", from_toml(path)))
+        with pytest.raises(ConfigError, match=r"unknown key 'flo' in .*bad\.toml\."):
+            resolve((str(path), from_toml(path)))
 
     def test_the_environment(self):
         environ = {
@@ -216,7 +216,7 @@ class TestReading:
 
     @pytest.mark.parametrize(
         ("text", "value"),
-        [("3", 3), ("3e-4", 3e-4), ("true", True), ("[64, 64]", [64, 64]), ("'quoted'", "quoted"), ("plain words", "plain words"), ("", ""), ("{a = 1}", {"a": 1}), ("CartPole-v1", "CartPole-v1")],
+        [("3", 3), ("3e-4", 3e-4), ("true", True), ("[64, 64]", [64, 64]), ("'quoted'", "quoted"), ("plain words", "plain words"), ("", ""), ("{a = 1}", {"a": 1}), ('{"a": [1, true]}', {"a": [1, True]}), ("{a", "{a"), ("CartPole-v1", "CartPole-v1")],
     )  # fmt: skip
     def test_values(self, text, value):
         assert parse_value(text) == value

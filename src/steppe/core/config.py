@@ -6,6 +6,7 @@ remembers where it came from.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -194,7 +195,7 @@ def resolve(*layers: tuple[str, Mapping[str, Any]]) -> Resolved:
     agent_class = config_class(algo)
     for source, layer in layers:
         for key, value in layer.items():
-            merged[_full_key(key, agent_class)] = (value, source)
+            merged[_full_key(key, agent_class, source)] = (value, source)
     tree: dict[str, Any] = {"agent": {}}
     for key, (value, _) in merged.items():
         section, _, name = key.rpartition(".")
@@ -271,14 +272,18 @@ def from_pairs(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value where the text is one (3e-4, true, [64, 64]), otherwise the text itself."""
+    """A TOML value where the text is one (3e-4, true, [64, 64], {size = 4}), or JSON ({"size": 4}), otherwise the text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return json.loads(text) if text.startswith(("{", "[")) else text
+    except json.JSONDecodeError:
         return text
 
 
-def _full_key(key: str, agent_class: type[AgentConfig]) -> str:
+def _full_key(key: str, agent_class: type[AgentConfig], source: str) -> str:
     section, _, name = key.rpartition(".")
     homes: dict[str, type[Frozen]] = {"": RunConfig, "agent": agent_class, **SECTIONS}
     if section in homes and name in homes[section].model_fields and name not in (*SECTIONS, "agent"):
@@ -288,4 +293,6 @@ def _full_key(key: str, agent_class: type[AgentConfig]) -> str:
     known = [name for name in RunConfig.model_fields if name not in (*SECTIONS, "agent")]
     known += list(agent_class.model_fields)
     known += [f"{home}.{field}" for home, kind in SECTIONS.items() for field in kind.model_fields]
-    raise ConfigError(f"unknown key {key!r}.{nearest(key, known)}")
+    variable = PREFIX + key.upper().replace(".", "__")
+    where = {"flag": "", "call": "", "environment": f" in the variable {variable}"}.get(source, f" in {source}")
+    raise ConfigError(f"unknown key {key!r}{where}.{nearest(key, known)}")
