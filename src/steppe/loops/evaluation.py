@@ -10,7 +10,7 @@ import numpy as np
 from steppe.core import seeding
 from steppe.core.checked import checked
 from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, DamagedFile, RunNotFound, WorldError
+from steppe.core.errors import ConfigError, DamagedFile, RunNotFound, UsageError, WorldError
 from steppe.core.specs import EnvSpec
 from steppe.core.weights import Weights
 from steppe.envs import probe
@@ -53,7 +53,10 @@ def evaluate(
         if not evaluation.frames:
             raise WorldError(f"{config.env} gives no images to record: it needs the render mode 'rgb_array'")
         recording = render_dir / f"{directory.path.resolve().name}-seed-{seed}.gif"
-        save_gif(recording, evaluation.frames)
+        try:
+            save_gif(recording, evaluation.frames)
+        except OSError as error:
+            raise UsageError(f"cannot keep the recording {recording}: {error.strerror}") from None
     about = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
     judged = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
     return about | verdict(evaluation) | judged | {"recording": None if recording is None else str(recording)}
