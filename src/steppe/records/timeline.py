@@ -8,6 +8,7 @@ from html import escape
 
 from steppe.core.links import EVENTS, Board
 from steppe.core.reports import EventReport
+from steppe.records.svg import round_step, svg_document
 
 # Colour only repeats what the words on a bar, its tooltip and the legend say.
 PHASES = {
@@ -67,26 +68,12 @@ def timeline_svg(spans: Sequence[Span], *, width: int = 960, title: str = "", wi
         y = _TOP + _LANE * place
         body.append(f'<text class="t" x="{_LEFT - 10}" y="{y + 16}" text-anchor="end">{escape(role)}</text>')
         body += [_bar(span, start, end, scale, y) for span in spans if span.role == role]
-    return _document(width, height, title, body)
+    return svg_document(width, height, title, body, left=_LEFT)
 
 
 def _span(event: EventReport) -> Span:
     known = {name: event.details.get(name) for name in ("version", "sequence")}
     return Span(event.role, event.details["phase"], event.details["start_s"], event.details["end_s"], **known)
-
-
-def _document(width: int, height: int, title: str, body: Iterable[str]) -> str:
-    style = (
-        ".t{fill:#1f2328;font:13px system-ui,sans-serif}.s{font-size:11px}.b{fill:#111;font-size:10px}"
-        ".g{stroke:#8b949e;stroke-opacity:.35}@media(prefers-color-scheme:dark){.t{fill:#e6edf3}.b{fill:#111}}"
-    )
-    heading = f'<text class="t" x="{_LEFT}" y="20" font-weight="bold">{escape(title)}</text>' if title else ""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{escape(title or "timeline", quote=True)}"><style>{style}</style>{heading}\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
-    )
 
 
 def _bar(span: Span, start: float, end: float, scale: float, y: float) -> str:
@@ -104,7 +91,7 @@ def _bar(span: Span, start: float, end: float, scale: float, y: float) -> str:
 
 
 def _axis(length_s: float, scale: float, height: float) -> list[str]:
-    step = _nice(length_s / 8)
+    step = round_step(length_s / 8)
     lines = []
     for tick in range(int(length_s / step + 1e-9) + 1):
         x = _LEFT + tick * step * scale
@@ -128,16 +115,6 @@ def _legend(spans: Iterable[Span], height: float) -> list[str]:
 
 def _colour(phase: str) -> str:
     return PHASES.get(phase, _OTHER)
-
-
-def _nice(length: float) -> float:
-    """The round number (1, 2 or 5 times a power of ten) next above a length."""
-    power = 1e-6
-    while True:
-        for factor in (1, 2, 5):
-            if factor * power >= length:
-                return factor * power
-        power *= 10
 
 
 def _lane_order(role: str) -> tuple[int, str, int]:
