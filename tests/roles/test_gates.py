@@ -20,6 +20,11 @@ def test_lockstep_opens_for_version_k_alone(sequence, version, opens):
     assert Lockstep().open(sequence, version) is opens
 
 
+@pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (1, 0, True), (1, 1, False), (2, 0, False), (2, 1, True), (2, 2, False), (9, 8, True)])  # fmt: skip
+def test_lockstep_with_one_round_ahead_opens_for_the_version_before_alone(sequence, version, opens):
+    assert Lockstep(ahead=1).open(sequence, version) is opens
+
+
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (9, 0, True), (0, 9, True)])
 def test_free_opens_once_there_are_weights(sequence, version, opens):
     assert Free().open(sequence, version) is opens
@@ -82,6 +87,46 @@ class TestRounds:
         assert rounds.ledger.dropped == {"repeated": 1}
         segment_of(channel, 1, 0)
         assert names(rounds.take(0)) == [(0, 0), (1, 0)]
+
+
+    @pytest.mark.regression
+    def test_a_round_that_is_not_complete_is_nobodys_yet(self):
+        """What a checkpoint knows of it would be collected and learned from by nobody after a resume."""
+        channel = LocalChannel(SPEC, 2, 1)
+        rounds = Rounds(channel, 2)
+        segment_of(channel, 1, 0)
+        assert rounds.take(0) == []
+        assert rounds.ledger.state() == {"actors": [], "dropped": {}}
+        segment_of(channel, 0, 0)
+        rounds.take(0)
+        assert rounds.ledger.expected == {0: 1, 1: 1}
+
+    def test_an_actor_that_is_ahead_loses_nothing(self):
+        """With room for two segments, one actor's second may be there before another's first."""
+        channel = LocalChannel(SPEC, 2, 2)
+        rounds = Rounds(channel, 2)
+        segment_of(channel, 1, 0)
+        segment_of(channel, 1, 1)
+        assert rounds.take(0) == []
+        segment_of(channel, 0, 0)
+        assert names(rounds.take(0)) == [(0, 0), (1, 0)]
+        assert rounds.take(0) == []
+        segment_of(channel, 0, 1)
+        assert names(rounds.take(0)) == [(0, 1), (1, 1)]
+        assert not rounds.ledger.dropped
+
+    def test_what_nobody_took_is_counted(self):
+        channel = LocalChannel(SPEC, 2, 2)
+        rounds = Rounds(channel, 2)
+        assert rounds.left() == 0
+        segment_of(channel, 1, 0)
+        rounds.take(0)
+        segment_of(channel, 1, 1)
+        assert rounds.left() == 2
+        assert rounds.left() == 2
+        segment_of(channel, 0, 0)
+        assert names(rounds.take(0)) == [(0, 0), (1, 0)]
+        assert rounds.left() == 1
 
 
 class TestWindow:

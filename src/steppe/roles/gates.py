@@ -1,12 +1,12 @@
 """Which version a segment may be collected with, and which segments the learner takes together.
 
-This is all that differs between the train modes. `sync` (and `single`, its case of one actor): Lockstep and Rounds.
-`async`: Free and Window.
+This is what differs between the train modes. `sync` (and `single`, its case of one actor in the learner's process):
+Lockstep and Rounds. `async`: Free and Window.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -24,10 +24,13 @@ class Gate(Protocol):
 
 
 class Lockstep:
-    """Segment k only with version k."""
+    """Segment k only with version k, or, a round ahead of the learner, only with version k − 1 (0 for the first)."""
+
+    def __init__(self, ahead: int = 0) -> None:
+        self._ahead = ahead
 
     def open(self, sequence: int, version: int) -> bool:
-        return version == sequence
+        return version == max(0, sequence - self._ahead)
 
 
 class Free:
@@ -80,27 +83,45 @@ class Intake(Protocol):
     def take(self, version: int) -> list[Segment]:
         """What is complete now, given that the learner is at `version`; empty when nothing is. The caller releases them."""
 
+    def left(self) -> int:
+        """How many segments have come for rounds that were not taken; 0 where there are no rounds."""
+
 
 class Rounds:
-    """Waits for one segment of every actor and hands them over in the order of the actors."""
+    """Waits for one segment of every actor and hands them over in the order of the actors; later ones wait their turn."""
 
     def __init__(self, channel: Channel, num_actors: int) -> None:
         self.ledger = Ledger()
         self._channel = channel
-        self._waiting: list[Segment | None] = [None] * num_actors
+        self._waiting: list[deque[Segment]] = [deque() for _ in range(num_actors)]
 
     def take(self, version: int) -> list[Segment]:
+        self._fetch()
+        if not all(self._waiting):
+            return []
+        complete = [segments.popleft() for segments in self._waiting]
+        for segment in complete:
+            self.ledger.accept(segment)  # not before: what a checkpoint counts as taken is never collected again
+        return complete
+
+    def left(self) -> int:
+        self._fetch()
+        return sum(len(segments) for segments in self._waiting)
+
+    def _fetch(self) -> None:
         while (segment := self._channel.poll()) is not None:
             assert segment.header is not None
-            if not self.ledger.accept(segment):
+            actor, sequence = segment.header.actor, segment.header.sequence
+            if sequence < self._due(actor):
+                self.ledger.dropped["repeated"] += 1
                 self._channel.release(segment)
-                continue
-            self._waiting[segment.header.actor] = segment
-        complete = [segment for segment in self._waiting if segment is not None]
-        if len(complete) < len(self._waiting):
-            return []
-        self._waiting = [None] * len(self._waiting)
-        return complete
+            else:
+                self._waiting[actor].append(segment)
+
+    def _due(self, actor: int) -> int:
+        """The number of the actor's segment that is to come next."""
+        newest = self._waiting[actor][-1].header if self._waiting[actor] else None
+        return self.ledger.expected.get(actor, 0) if newest is None else newest.sequence + 1
 
 
 class Window:
@@ -134,6 +155,9 @@ class Window:
         kept = [segment for segment in taken if self._keep(segment, version, arrivals)]
         self.record(arrivals)
         return kept
+
+    def left(self) -> int:
+        return 0
 
     def _keep(self, segment: Segment, version: int, arrivals: list[Arrival]) -> bool:
         header = segment.header

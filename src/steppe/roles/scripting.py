@@ -123,6 +123,9 @@ class Scripted:
             kept = self._hand_over(self._intakes.pop())
         return kept
 
+    def left(self) -> int:
+        return 0
+
     def _complete(self, intake: Sequence[Arrival], version: int) -> bool:
         missing = [row for row in intake if (row.actor, row.sequence) not in self._waiting]
         for row in missing:
