@@ -76,6 +76,9 @@ class FlowConfig(Frozen):
     trace_spans: Annotated[int, Field(ge=0)] = Field(
         0, description="Pieces of work per role whose times go into the event log, for timelines."
     )
+    profile: bool = Field(
+        False, description="Sample where each role's time goes; flame graphs and a table go into the run's directory."
+    )
     threads: Positive = Field(1, description="torch threads of each role; changing it changes results bitwise.")
     actor_device: str = Field("cpu", description="Where actors compute actions: cpu, cuda, cuda:n or auto.")
 

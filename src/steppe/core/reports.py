@@ -44,6 +44,7 @@ class TrainingReport(Report, kw_only=True):
     dropped: dict[str, int] = {}  # cause → segments
     weights_sha256: str | None = None  # with the last report only
     rss_bytes: int | None = None
+    cpu_s: float | None = None  # of the process, since it began
     final: bool = False
 
 
@@ -58,6 +59,7 @@ class ActorReport(Report, kw_only=True):
     episodes: list[tuple[float, int]] = []  # (return, length)
     phases: dict[str, float] = {}  # seconds in env, policy, blocked, other
     rss_bytes: int | None = None
+    cpu_s: float | None = None  # of the process, since it began
     state: str = "running"
 
 

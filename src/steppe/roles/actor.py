@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import numpy as np
 
@@ -179,6 +180,7 @@ class Actor:
             episodes=self.world.take_finished(),
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),
+            cpu_s=time.process_time(),
             state=state,
         )
         self.context.board.post(ACTORS, report.record())

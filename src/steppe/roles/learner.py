@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -234,6 +235,7 @@ class Learner:
             lags=dict(self.lags),
             dropped=dict(self.intake.ledger.dropped),
             rss_bytes=rss_bytes(),
+            cpu_s=time.process_time(),
             weights_sha256=self.agent.weights().sha256() if final else None,
             final=final,
         )
