@@ -111,6 +111,10 @@ class TestMistakes:
             ({"device": "cpu:0"}, "device='cpu:0'"),
             ({"flow.window_s": -1}, r"flow\.window_s=-1"),
             ({"actors": 3, "mode": "single"}, "mode 'single' has one actor, not 3"),
+            ({"flow.ahead": 2}, r"flow\.ahead=2"),
+            ({"flow.ahead": -1}, r"flow\.ahead=-1"),
+            ({"flow.ahead": 1, "mode": "single"}, r"flow\.ahead=1 is for mode 'sync', not 'single'"),
+            ({"flow.ahead": 1, "mode": "async"}, r"flow\.ahead=1 is for mode 'sync', not 'async'"),
         ],
     )  # fmt: skip
     def test_one_sentence_with_the_key_and_the_value(self, layer, words):
@@ -131,9 +135,13 @@ class TestMistakes:
 
 
 class TestChoices:
-    @pytest.mark.parametrize(("layer", "mode"), [({}, "single"), ({"actors": 1}, "single"), ({"actors": 2}, "sync"), ({"actors": 2, "mode": "async"}, "async"), ({"mode": "async"}, "async")])  # fmt: skip
+    @pytest.mark.parametrize(("layer", "mode"), [({}, "sync"), ({"actors": 1}, "sync"), ({"mode": "single"}, "single"), ({"actors": 2}, "sync"), ({"actors": 2, "mode": "async"}, "async"), ({"mode": "async"}, "async")])  # fmt: skip
     def test_modes(self, layer, mode):
         assert made(**layer).mode == mode
+
+    @pytest.mark.parametrize(("layer", "ahead"), [({}, 1), ({"mode": "sync", "actors": 3}, 1), ({"flow.ahead": 0}, 0), ({"flow.ahead": 1}, 1), ({"mode": "single"}, 0), ({"mode": "async"}, 0), ({"mode": "single", "flow.ahead": 0}, 0)])  # fmt: skip
+    def test_rounds_ahead(self, layer, ahead):
+        assert made(**layer).flow.ahead == ahead
 
     @pytest.mark.parametrize(("layer", "steps", "episodes"), [({}, DEFAULT_STEPS, None), ({"steps": 5}, 5, None), ({"episodes": 5}, None, 5), ({"steps": 1, "episodes": 2}, 1, 2)])  # fmt: skip
     def test_lengths(self, layer, steps, episodes):
@@ -152,12 +160,20 @@ class TestWrittenDown:
         {"mode": "async", "actors": 3, "target_return": -1.5, "flow.window_s": 0.1, "normalize_obs": True},
         {"environment.kwargs": {"gravity": 9.81, "names": ["a", "b"], "deep": {"x": 1}}, "environment.time_limit": 5},
         {"run_dir": "/tmp/some/where", "name": "here", "seed": 2**62},
+        {"mode": "single"},
+        {"flow.ahead": 0},
     )
 
     @pytest.mark.parametrize("layer", LAYERS)
     def test_it_comes_back_from_json(self, layer):
         config = made(**layer)
         assert unflatten(json.loads(json.dumps(flatten(config)))) == config
+
+    @pytest.mark.parametrize("mode", ["single", "sync", "async"])
+    def test_a_record_from_before_runs_could_be_ahead(self, mode):
+        flat = flatten(made(mode=mode))
+        del flat["flow.ahead"]
+        assert unflatten(flat).flow.ahead == 0
 
     @given(st.floats(1e-12, 1e6), st.floats(0.0, 1.0), st.integers(0, 2**63 - 1))
     @settings(max_examples=50, deadline=None)

@@ -88,7 +88,6 @@ class TestRounds:
         segment_of(channel, 1, 0)
         assert names(rounds.take(0)) == [(0, 0), (1, 0)]
 
-
     @pytest.mark.regression
     def test_a_round_that_is_not_complete_is_nobodys_yet(self):
         """What a checkpoint knows of it would be collected and learned from by nobody after a resume."""

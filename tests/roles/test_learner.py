@@ -13,7 +13,7 @@ from steppe.core.errors import DiskFull, NotFinite
 from steppe.core.links import EVENTS, TRAINING
 from steppe.core.reports import EventReport, TrainingReport
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
-from steppe.roles.gates import Rounds, Window
+from steppe.roles.gates import Lockstep, Rounds, Window
 from steppe.roles.learner import REPORT_EVERY_S, Learner, Limits
 
 pytestmark = pytest.mark.unit
@@ -24,8 +24,8 @@ STEPS = SPEC.num_steps * SPEC.num_envs  # of one segment whose rows are all vali
 class Bench:
     """A learner over local links, one round at a time."""
 
-    def __init__(self, *, num_actors=1, batches=1, warm_up=1, agent=None, window=False, **limits):
-        self.context = make_context("learner", num_actors=num_actors, slots=2)
+    def __init__(self, *, num_actors=1, batches=1, warm_up=1, agent=None, window=False, slots=2, **limits):
+        self.context = make_context("learner", num_actors=num_actors, slots=slots)
         self.num_actors, self.saved = num_actors, []
         self.agent, self.memory = agent or ScriptedAgent(), ScriptedMemory(batches, warm_up)
         self.published = []
@@ -61,6 +61,24 @@ class Bench:
 
     def reports(self):
         return [TrainingReport.read(record) for _, record in self.context.board.read(TRAINING)]
+
+
+def play(bench, begin, end, steps=1000):
+    """Segments `begin` to `end` of actors that wait for their version, at most so many steps of the learner.
+
+    Returns the version that each was collected with.
+    """
+    gate, collected, idle = Lockstep(bench.learner.limits.ahead), {}, 0
+    bench.sequence = begin
+    while steps > 0 and idle < 2 and not bench.learner.done:
+        newest = bench.published[-1].version if bench.published else -1
+        room = all(bench.context.channel.blank(actor) is not None for actor in range(bench.num_actors))
+        if room and bench.sequence < end and gate.open(bench.sequence, newest):
+            collected[bench.sequence] = newest
+            bench.send(version=newest)
+        idle = 0 if bench.learner.step() else idle + 1
+        steps -= 1
+    return collected
 
 
 class TestPublishing:
@@ -119,6 +137,115 @@ class TestPublishing:
         assert bench.learner.done
         bench.learner.close()
         assert (bench.saved[-1][0].updates, bench.saved[-1][0].arrays()["w"][0]) == (2, 2)
+
+
+class TestOneRoundAhead:
+    """Round k is learned from while round k + 1 is collected: its weights go out when that round is in."""
+
+    def test_weights_go_out_when_the_next_round_is_in(self):
+        bench = Bench(num_actors=2, batches=3, ahead=1)
+        bench.round(version=0)
+        assert bench.versions == [0]
+        bench.round(version=0)
+        assert bench.versions == [0, 1]
+        bench.round(version=1)
+        assert bench.versions == [0, 1, 2]
+        assert [weights.updates for weights in bench.published] == [0, 3, 6]
+        assert [weights.arrays()["w"][0] for weights in bench.published] == [0, 3, 6]
+        assert [weights.env_steps for weights in bench.published] == [0, 2 * STEPS, 4 * STEPS], (
+            "of what they learned from"
+        )
+
+    def test_they_go_out_before_anything_is_done_with_that_round(self):
+        """Statistics and schedules, which are weights too, are those of the round before."""
+        seen = []
+
+        class Watching(ScriptedAgent):
+            def observe(self, segment, progress):
+                super().observe(segment, progress)
+                seen.append((segment.header.sequence, bench.versions[-1]))
+
+            def learn(self, batch):
+                seen.append(("learn", bench.versions[-1]))
+                return super().learn(batch)
+
+        bench = Bench(agent=Watching(), ahead=1)
+        for version in (0, 0, 1):
+            bench.round(version=version)
+        assert seen == [(0, 0), ("learn", 0), (1, 1), ("learn", 1), (2, 2), ("learn", 2)]
+
+    def test_memory_is_free_before_learning(self):
+        """So that the next round is collected meanwhile."""
+        bench = Bench(batches=5, ahead=1, slots=1)
+        for sequence in range(3):
+            bench.send(version=max(0, sequence - 1))
+            bench.learner.step()
+            assert bench.memory.ready(), "it has only begun to learn"
+            assert bench.context.channel.blank(0) is not None
+            bench.until_idle()
+
+    def test_rounds_that_only_warm_up_count(self):
+        bench = Bench(batches=4, warm_up=3, ahead=1)
+        for version in (0, 0, 1, 2):
+            bench.round(version=version)
+        assert bench.versions == [0, 1, 2, 3]
+        assert [weights.updates for weights in bench.published] == [0, 0, 0, 4]
+
+    def test_lag_is_one_from_the_second_round_on(self):
+        bench = Bench(num_actors=2, ahead=1)
+        for version in (0, 0, 1, 2):
+            bench.round(version=version)
+        assert bench.learner.lags == {0: 2, 1: 6}
+
+    def test_nothing_is_taken_in_before_the_last_round_is_digested(self):
+        """Otherwise it would depend on the actors' speed what is learned from."""
+
+        class Greedy(ScriptedMemory):
+            def hungry(self):
+                return True
+
+        bench = Bench(ahead=1)
+        bench.learner.memory = bench.memory = Greedy(batches=3)
+        bench.send()
+        bench.send()
+        for _ in range(3):
+            bench.learner.step()
+            assert len(bench.memory.intakes) == 1
+        bench.learner.step()
+        assert len(bench.memory.intakes) == 2
+
+    def test_the_last_weights_go_out_at_the_end(self):
+        bench = Bench(num_actors=2, batches=2, steps=3 * 2 * STEPS, ahead=1)
+        for version in (0, 0, 1):
+            bench.round(version=version)
+        assert bench.learner.done
+        assert bench.versions == [0, 1, 2, 3]
+        assert (bench.published[-1].updates, bench.published[-1].env_steps) == (6, 6 * STEPS)
+        bench.learner.close()
+        (report,) = bench.reports()
+        assert (report.version, report.updates, report.env_steps) == (3, 6, 6 * STEPS)
+        assert report.weights_sha256 == bench.published[-1].sha256()
+
+    def test_what_was_collected_ahead_of_the_end_is_counted(self):
+        bench = Bench(num_actors=2, steps=2 * STEPS, ahead=1)
+        bench.send()
+        bench.learner.step()
+        segment_of(bench.context.channel, 1, 1)
+        bench.until_idle()
+        assert bench.learner.done
+        bench.learner.close()
+        (report,) = bench.reports()
+        assert report.dropped == {"ahead": 1}
+        assert bench.saved[-1][1]["ledger"]["dropped"] == {}, "a run that goes on collects it again"
+
+    def test_a_stopped_run_does_not_publish(self):
+        """A resumed one publishes when it has taken in the round that comes first."""
+        bench = Bench(batches=2, ahead=1)
+        bench.round()
+        bench.context.orders["now"] = STOP
+        bench.until_idle()
+        assert bench.learner.done
+        assert bench.versions == [0]
 
 
 class TestCounting:
@@ -352,6 +479,66 @@ class TestResuming:
         assert second.published[-1].sha256() == whole.published[-1].sha256()
         for name in ("updates", "env_steps", "version", "lags"):
             assert getattr(second.learner, name) == getattr(whole.learner, name)
+
+    @pytest.mark.parametrize("steps_before", range(1, 14))
+    def test_one_round_ahead_it_goes_on_from_anywhere(self, steps_before):
+        """Written down after so many steps of the learner, between rounds and within one."""
+        options = {"num_actors": 2, "batches": 3, "warm_up": 2, "ahead": 1, "slots": 1}
+        whole, first, second = Bench(**options), Bench(**options), Bench(**options)
+        expected = play(whole, 0, 6)
+        collected = play(first, 0, 6, steps=steps_before)
+        first.learner.close()
+        weights, state, counters = first.saved[-1]
+        second.learner.restore(weights, codec.unpack(codec.pack(state)), counters)
+        second.memory.intakes = list(first.memory.intakes)
+        taken = len(first.memory.intakes)
+        collected = {sequence: version for sequence, version in collected.items() if sequence < taken}
+        collected |= play(second, taken, 6)
+        assert collected == expected == {0: 0, 1: 0, 2: 1, 3: 2, 4: 3, 5: 4}
+        known = {weights.version: weights for weights in whole.published}
+        for found in second.published:
+            same = known[found.version]
+            assert (found.sha256(), found.updates, found.env_steps) == (same.sha256(), same.updates, same.env_steps)
+        for name in ("updates", "env_steps", "version", "lags"):
+            assert getattr(second.learner, name) == getattr(whole.learner, name)
+
+    def test_one_round_ahead_a_complete_run_can_be_prolonged(self):
+        """Its actors go on with what they had, not with the last weights, which went out for the judge alone."""
+        whole, first, second = Bench(ahead=1, steps=5 * STEPS), Bench(ahead=1, steps=3 * STEPS), Bench(ahead=1, steps=5 * STEPS)  # fmt: skip
+        play(whole, 0, 5)
+        play(first, 0, 3)
+        assert first.learner.done
+        first.learner.close()
+        assert first.saved[-1][2]["version"] == 3
+        second.learner.restore(*first.saved[-1])
+        assert play(second, 3, 5) == {3: 2, 4: 3}
+        assert second.versions == [2, 3, 4, 5]
+        assert second.published[0].sha256() == whole.published[2].sha256()
+        assert second.published[-1].sha256() == whole.published[-1].sha256()
+        assert second.published[-1].updates == 5
+
+    def test_one_round_ahead_the_end_comes_again(self):
+        """Killed after its end, before it was judged."""
+        first, second = Bench(ahead=1, steps=2 * STEPS), Bench(ahead=1, steps=2 * STEPS)
+        play(first, 0, 2)
+        first.learner.close()
+        second.learner.restore(*first.saved[-1])
+        second.until_idle()
+        assert second.learner.done
+        assert second.published[-1].version == 2
+        assert second.published[-1].sha256() == first.published[-1].sha256()
+
+    def test_a_checkpoint_without_a_word_on_what_actors_have(self):
+        """As it was written before runs could be a round ahead."""
+        first, second = Bench(), Bench()
+        first.round()
+        first.learner.close()
+        weights, state, counters = first.saved[-1]
+        assert "acting" not in state
+        second.learner.restore(weights, state, counters)
+        second.until_idle()
+        assert second.versions == [1]
+        assert second.published[0].sha256() == first.published[-1].sha256()
 
     def test_what_was_learned_before_is_not_learned_again(self):
         first, second = Bench(), Bench()

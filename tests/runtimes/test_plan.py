@@ -52,6 +52,23 @@ def test_gates_and_slots(layer, lockstep, slots):
     assert plan.channel_bytes == plan.segment.nbytes * slots * plan.config.actors
 
 
+@pytest.mark.parametrize(
+    ("layer", "ahead"),
+    [
+        ({}, 1),
+        ({"mode": "sync", "actors": 2}, 1),
+        ({"mode": "sync", "flow.ahead": 0}, 0),
+        ({"mode": "single"}, 0),
+        ({"mode": "async"}, 0),
+    ],
+)
+def test_rounds_ahead(layer, ahead):
+    """One slot is enough for them: it is free again when the learner has taken the segment, before it learns."""
+    plan = plan_of(**layer)
+    assert plan.ahead == ahead
+    assert plan.slots_per_actor == (2 if plan.config.mode == "async" else 1)
+
+
 def test_what_was_left_open_is_chosen_and_written_down():
     plan = plan_of(FAST, actors=2)
     assert (plan.config.envs, plan.config.agent.segment_steps, plan.config.agent.minibatch_size) == (64, 32, 512)

@@ -53,6 +53,11 @@ class EnvConfig(Frozen):
 class FlowConfig(Frozen):
     """How experience and weights travel."""
 
+    ahead: Literal[0, 1] | None = Field(
+        None,
+        description="Sync: rounds that actors may collect before the learner has caught up. 1 overlaps collecting with "
+        "learning, on data one version old; 0 is strictly on-policy. 1 in sync, else 0, if absent.",
+    )
     window_s: Annotated[float, Field(ge=0)] = Field(
         0.02, description="Async: how long the learner gathers finished segments before it learns."
     )
@@ -120,9 +125,7 @@ class RunConfig(Frozen):
     runtime: str = Field(
         "processes", description="Where the roles live: inline, processes, or `module:function` of your own."
     )
-    mode: Literal["single", "sync", "async"] | None = Field(
-        None, description="How they take turns; single for one actor, else sync, if absent."
-    )
+    mode: Literal["single", "sync", "async"] | None = Field(None, description="How they take turns; sync if absent.")
     actors: Positive = Field(1, description="Actors that collect experience.")
     envs: Positive | None = Field(None, description="Environments per actor; chosen to fit if absent.")
     steps: Positive | None = Field(
@@ -160,12 +163,17 @@ class RunConfig(Frozen):
         return known_device(value)
 
     def model_post_init(self, _: Any) -> None:
-        mode = self.mode or ("single" if self.actors == 1 else "sync")
+        mode = self.mode or "sync"
         object.__setattr__(self, "mode", mode)
+        if self.flow.ahead is None:
+            ahead = 1 if mode == "sync" else 0
+            object.__setattr__(self, "flow", self.flow.model_copy(update={"ahead": ahead}))
         if self.steps is None and self.episodes is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
         if mode == "single" and self.actors != 1:
             raise ConfigError(f"mode 'single' has one actor, not {self.actors}: use --mode sync or --mode async")
+        if self.flow.ahead and mode != "sync":
+            raise ConfigError(f"flow.ahead=1 is for mode 'sync', not {mode!r}: leave it out, or use --mode sync")
         if self.flow.record_arrivals and mode != "async":
             raise ConfigError(
                 f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
@@ -235,8 +243,12 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> RunConfig:
-    """The configuration that `flatten` came from; values that are absent stay absent."""
-    return resolve(("record", {key: value for key, value in flat.items() if value is not None})).config
+    """The configuration that `flatten` came from; values that are absent stay absent.
+
+    Records from before there was `flow.ahead` are of runs that were not.
+    """
+    known = {"flow.ahead": 0, **flat}
+    return resolve(("record", {key: value for key, value in known.items() if value is not None})).config
 
 
 def from_toml(path: Path) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class DistributedEnvironment:
             seed=seeding.integer(seed, "workers", self._launches) if self._launches else seed,
             environment=self.config,
             agent=recipe.config.model_copy(update={"segment_steps": ROUND_STEPS}),
-            flow=FlowConfig(actor_device=self.device),
+            flow=FlowConfig(ahead=0, actor_device=self.device),  # a round with the weights that were asked for
         )
 
     def _book(self, steps: list[Experience]) -> None:

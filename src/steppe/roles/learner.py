@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from steppe.core import codec
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.errors import DiskFull
 from steppe.core.links import TRAINING
@@ -37,6 +38,7 @@ class Limits:
     steps: int | None = None
     episodes: int | None = None
     publish_every: int | None = None  # updates; None: only when what was taken in is digested
+    ahead: int = 0  # rounds that actors collect meanwhile; 1: weights go out only when the next round is in
     checkpoint_every_s: float = math.inf
     checkpoint_every_episodes: int | None = None
     stop_on_full_disk: bool = False  # otherwise the run goes on with the checkpoint before
@@ -58,6 +60,8 @@ class Learner:
         self.lags: Counter[int] = Counter()
         self._announced = False
         self._unpublished = 0
+        self._owed = False  # what was taken in is digested, and goes out with the next intake
+        self._acting: Weights | None = None  # what the next segments are collected with, a round ahead
         self._train_base_s = 0.0
         self._first_step_s = math.inf
         self._last_update_s = 0.0
@@ -70,26 +74,30 @@ class Learner:
         if not self._announced:
             self.announce()
         if self._over():
-            self.done = True
+            self._end()
             return False
         if self.context.asked() == PAUSE:
             self.phases.switch("wait")
             return False
-        took = self.memory.hungry() and self.receive()
+        took = self._hungry() and self.receive()
         learned = self.memory.ready()
         if learned:
             self.learn()
         if took or learned:
-            digested = not self.memory.ready()
-            if digested or (self.limits.publish_every and self._unpublished >= self.limits.publish_every):
-                self.publish()
+            self._give_out()
             self._report_if_due()
         self.phases.switch("wait")  # whatever happens until the next step is not this role's work
         return took or learned
 
     def receive(self) -> bool:
-        """Take what the intake gives and remember it; False when that is nothing."""
+        """Take what the intake gives and remember it; False when that is nothing.
+
+        Weights that are owed go out first, as the last intake made them: this one only says that every actor waits for
+        them. Which segments are collected with them does not depend on anyone's speed.
+        """
         segments = self.intake.take(self.version)
+        if segments and self._owed:
+            self.publish()
         self.phases.switch("sample")
         for segment in segments:
             assert segment.header is not None
@@ -122,9 +130,9 @@ class Learner:
         return learned
 
     def announce(self) -> None:
-        """Publish what the run begins with: version 0, or the version a resumed run had come to."""
+        """Publish what the run begins with: version 0, or what the actors of a resumed run had."""
         self.version = max(self.version, 0)
-        self.context.weights.publish(POLICY, self.stamped())
+        self._put_out(self._acting or self.stamped())
         self._announced = True
 
     def publish(self) -> None:
@@ -132,10 +140,37 @@ class Learner:
         self.phases.switch("publish")
         started_s = self.context.clock()
         self.version += 1
-        self._unpublished = 0
-        self.context.weights.publish(POLICY, self.stamped())
+        self._unpublished, self._owed = 0, False
+        self._put_out(self.stamped())
         self.context.span("publish", started_s, version=self.version)
         self.phases.switch("other")
+
+    def _put_out(self, weights: Weights) -> None:
+        self.context.weights.publish(POLICY, weights)
+        if self.limits.ahead:
+            self._acting = weights.copy()
+
+    def _hungry(self) -> bool:
+        """A round ahead, segments may be there at any time: when they are taken must not depend on that."""
+        return self.memory.hungry() and not (self.limits.ahead and self.memory.ready())
+
+    def _give_out(self) -> None:
+        """Publish if it is time to."""
+        if not self.memory.ready():
+            if self.limits.ahead:
+                self._owed = True
+            else:
+                self.publish()
+        elif self.limits.publish_every and self._unpublished >= self.limits.publish_every:
+            self.publish()
+
+    def _end(self) -> None:
+        """No more steps. Weights that are owed are what the run is judged by; one that goes on from here owes them again."""
+        if self._owed and not self.context.ending:
+            acting = self._acting
+            self.publish()
+            self._owed, self._acting = True, acting
+        self.done = True
 
     def stamped(self) -> Weights:
         """The agent's weights with the learner's counters."""
@@ -181,13 +216,16 @@ class Learner:
         self.save(self.stamped(), self.state(), counters)
 
     def state(self) -> Tree:
-        """All but the weights and the counters: agent, memory, and where each actor stands."""
-        return {
+        """All but the weights and the counters: agent, memory, where each actor stands and what it has to act with."""
+        state: Tree = {
             "agent": self.agent.state(),
             "memory": self.memory.state(),
             "ledger": self.intake.ledger.state(),
             "lags": [[lag, count] for lag, count in self.lags.items()],
         }
+        if self._acting is not None:
+            state["acting"] = {"weights": codec.encode_weights(self._acting), "owed": self._owed}
+        return state
 
     def restore(self, weights: Weights, state: Tree, counters: Mapping[str, Any]) -> None:
         """Go on exactly from a checkpoint."""
@@ -199,6 +237,9 @@ class Learner:
         self.version, self.updates = int(counters["version"]), int(counters["updates"])
         self.env_steps, self.episodes = int(counters["env_steps"]), int(counters["episodes"])
         self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.episodes
+        if "acting" in state:
+            self._acting = codec.decode_weights(state["acting"]["weights"])
+            self.version, self._owed = self._acting.version, bool(state["acting"]["owed"])
 
     def _over(self) -> bool:
         if self.context.ending:
@@ -233,7 +274,7 @@ class Learner:
             memory=self.memory.stats(),
             phases=dict(self.phases.seconds),
             lags=dict(self.lags),
-            dropped=dict(self.intake.ledger.dropped),
+            dropped=self._dropped(final=final),
             rss_bytes=rss_bytes(),
             cpu_s=time.process_time(),
             weights_sha256=self.agent.weights().sha256() if final else None,
@@ -243,3 +284,10 @@ class Learner:
         self.context.board.post(TRAINING, report.record())
         self.context.flush_spans()
         self._reported_s = self.context.clock()
+
+    def _dropped(self, *, final: bool) -> dict[str, int]:
+        """Segments that nobody learned from, by cause. What was collected ahead of an end is collected again after it."""
+        dropped = dict(self.intake.ledger.dropped)
+        if final and self.limits.ahead and (left := self.intake.left()):
+            dropped["ahead"] = left
+        return dropped

@@ -25,7 +25,7 @@ class RoleSpec:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's topology. `lockstep` is the difference between sync and async: see roles/gates.py."""
+    """A run's topology. `lockstep` and `ahead` are what differs between the modes: see roles/gates.py."""
 
     config: RunConfig
     spec: EnvSpec
@@ -33,6 +33,7 @@ class Plan:
     roles: tuple[RoleSpec, ...]
     lockstep: bool
     slots_per_actor: int
+    ahead: int = 0  # rounds that actors collect before the learner has caught up
     resume: int | None = None  # number of the checkpoint to go on from
 
     @property
@@ -70,6 +71,7 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
         roles=_roles(config),
         lockstep=lockstep,
         slots_per_actor=config.flow.slots_per_actor or (2 if lone_async else 1),
+        ahead=config.flow.ahead or 0,
     )
 
 

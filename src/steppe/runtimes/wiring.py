@@ -62,7 +62,7 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
     policy = _agent(plan, resolve_device(config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_envs, stream, actor=role.index, num_actors=config.actors)
-    gate: Gate = Lockstep() if plan.lockstep else Free()
+    gate: Gate = Lockstep(plan.ahead) if plan.lockstep else Free()
     if script is not None:
         gate = follower = Follower(role.index, script, script.shelf_over(context.weights))
         context = replace(context, weights=follower)
@@ -116,6 +116,7 @@ def _limits(plan: Plan, script: Script | None) -> Limits:
         steps=config.steps,
         episodes=config.episodes,
         publish_every=None if plan.lockstep else config.flow.publish_every,
+        ahead=plan.ahead,
         checkpoint_every_s=config.checkpoint.every_s,
         checkpoint_every_episodes=config.checkpoint.every_episodes,
         stop_on_full_disk=config.checkpoint.full_disk == "stop",
