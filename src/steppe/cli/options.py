@@ -61,6 +61,7 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
         restarts: Annotated[Text, typer.Option(metavar="N")] = None,
         init_from: Annotated[Text, typer.Option(metavar="RUN")] = None,
         record_arrivals: Annotated[bool, typer.Option("--record-arrivals")] = False,
+        profile: Annotated[bool, typer.Option("--profile")] = False,
         device: Annotated[Text, typer.Option(metavar="NAME")] = None,
         pairs: Annotated[
             list[str] | None,
@@ -82,7 +83,8 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
         given = {
             "env": env, "algo": algo, "runtime": runtime, "mode": mode, "actors": actors, "envs": envs, "steps": steps,
             "seed": seed, "target_return": target_return, "restarts": restarts, "init_from": init_from,
-            "flow.record_arrivals": "true" if record_arrivals else None, "device": device, "run_dir": run_dir, "name": name,
+            "flow.record_arrivals": "true" if record_arrivals else None, "flow.profile": "true" if profile else None,
+            "device": device, "run_dir": run_dir, "name": name,
         }  # fmt: skip
         command(layers({key: text for key, text in given.items() if text is not None}, pairs or [], config), as_json)
 

@@ -4,7 +4,7 @@ run.json        what ran: configuration with sources, seed, versions, hardware, 
 run.sqlite      messages and state (store.py)
 lock            held by the owner while it writes; the kernel lets go of it when the owner dies
 reserve         room for the last words on a disk that is full, while the run is under way
-checkpoints/    recordings/    tb/    metrics.jsonl    summary.json    arrivals.jsonl    faults/
+checkpoints/    recordings/    tb/    metrics.jsonl    summary.json    arrivals.jsonl    faults/    profile/
 """
 
 from __future__ import annotations
@@ -141,6 +141,11 @@ class RunDirectory:
     def faults(self) -> Path:
         """How environments that raised came to it (faults.py)."""
         return self.path / "faults"
+
+    @property
+    def profile(self) -> Path:
+        """Flame graphs and times by phase, with flow.profile (profile.py)."""
+        return self.path / "profile"
 
     @property
     def passing(self) -> bool:

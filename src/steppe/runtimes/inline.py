@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 from steppe.core.links import Role
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
+from steppe.records.sampling import Sampler
 from steppe.roles.context import RUN, STOP, Context
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.resuming import prime
@@ -30,6 +32,7 @@ class InlineHandle:
         self._threads = plan.config.flow.threads
         with borrowed_torch(self._threads):
             self._build(plan, directory, parts)
+        self._sampler = self._watch(directory) if plan.config.flow.profile else None
         self._training = Turns([*self._roles["actor"], *self._roles.get("learner", ())])
         self._beside = Turns(self._roles.get("manager", []))
 
@@ -50,10 +53,15 @@ class InlineHandle:
             )
             self._roles.setdefault(spec.kind, []).append(build_role(plan, spec, directory, context, parts))
 
+    def _watch(self, directory: RunDirectory) -> Sampler:
+        sampler = Sampler(directory.profile)
+        self._roles = {kind: [sampler.watch(role) for role in roles] for kind, roles in self._roles.items()}
+        return sampler
+
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         before = self._num_live()
-        with borrowed_torch(self._threads):
+        with borrowed_torch(self._threads), self._sampler or nullcontext():
             while time.monotonic() < until and self._num_live() == before:
                 busy = self._training.once()
                 started = time.monotonic()
@@ -78,9 +86,11 @@ class InlineHandle:
     def close(self, timeout_s: float) -> None:
         for kind in self._asked:
             self.ask(kind, STOP)
-        with borrowed_torch(self._threads):
+        with borrowed_torch(self._threads), self._sampler or nullcontext():
             self._training.close()
             self._beside.close()
+        if self._sampler is not None:
+            self._sampler.write()
 
     def _num_live(self) -> int:
         return len(self._training.live) + len(self._beside.live)

@@ -30,6 +30,7 @@ from steppe.core.reports import EventReport
 from steppe.core.specs import EnvSpec
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
+from steppe.records.sampling import sampled
 from steppe.roles.context import Context
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
@@ -87,14 +88,15 @@ def _work(order: Order, run: RunDirectory, turns: Turns) -> None:
     prepare_torch(plan.config.flow.threads)
     room = Path(order.room)
     control = Control(room / "control")
-    turns.live += _roles(plan, order, room, run, control)
-    host = next(role for role in turns.live if role.name == order.place)  # when it is done, its guests are too
-    bell = Bell(room / f"bell-{order.place}")
-    while not host.done and not turns.faults:
-        control.beat(order.number)
-        if not turns.once():
-            bell.wait(IDLE_S[order.place.partition("-")[0]])
-    turns.close()
+    into = run.profile if plan.config.flow.profile else None
+    with sampled(_roles(plan, order, room, run, control), into, waiting=order.place) as turns.live:
+        host = next(role for role in turns.live if role.name == order.place)  # when it is done, its guests are too
+        bell = Bell(room / f"bell-{order.place}")
+        while not host.done and not turns.faults:
+            control.beat(order.number)
+            if not turns.once():
+                bell.wait(IDLE_S[order.place.partition("-")[0]])
+        turns.close()
 
 
 def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Control) -> list[Any]:

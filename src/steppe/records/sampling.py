@@ -1,0 +1,184 @@
+"""The sampling profiler: which Python functions each role's time goes to, as collapsed stacks (`a;b;c microseconds`).
+
+A timer's signal looks at the stack about every 5 ms and charges the time since the last look to what it finds. A thread that
+looks on from outside would only see its subject where that lets go of the interpreter's lock, which hides plain Python.
+Drawing is left to flame.py. Nothing here is touched by a run that is not profiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Self
+
+from steppe.core.durable import write_atomic
+from steppe.core.errors import UsageError
+from steppe.core.links import Role
+
+INTERVAL_S = 0.005
+WRITE_EVERY_S = 10.0  # what a kill -9 may cost
+MOST_FRAMES = 64  # of a stack, from the role's step on
+MOST_STACKS = 20_000
+WAITING = "(waiting)"
+
+Stack = tuple[str, ...]
+
+
+class Watched:
+    """A role that says when it is at work."""
+
+    def __init__(self, role: Role, sampler: Sampler) -> None:
+        self.name = role.name
+        self._role, self._sampler = role, sampler
+
+    @property
+    def done(self) -> bool:
+        return self._role.done
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        self._role.done = value
+
+    def step(self) -> bool:
+        self._sampler.at_work = self.name
+        return self._role.step()
+
+    def close(self) -> None:
+        self._sampler.at_work = self.name
+        self._role.close()
+
+
+_STEP, _CLOSE = Watched.step.__code__, Watched.close.__code__
+
+
+class Sampler:
+    """Samples the main thread while it is entered; may be entered again. `write` keeps what there is so far.
+
+    Time outside any role's step is charged to `waiting`, or to nobody. Files of an earlier life of the run are added to.
+    """
+
+    def __init__(self, directory: Path, waiting: str | None = None) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError("flow.profile on 'inline' samples the main thread only: train there, or use processes")
+        if signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, signal.SIG_IGN):
+            raise UsageError("flow.profile needs the signal SIGALRM, which this program uses for something else")
+        self.at_work = ""
+        self.seconds: dict[str, dict[Stack, float]] = {}
+        self._directory, self._waiting = directory, waiting
+        self._labels: dict[int, tuple[CodeType, str]] = {}  # by id, as a code object takes long to hash
+        self._random = random.Random(0)  # intervals vary: a role may have a rhythm of its own
+        self._looked_s = self._written_s = time.perf_counter()
+        self._looking = False
+
+    def watch(self, role: Role) -> Role:
+        """The role, for whoever is to step it."""
+        self.seconds[role.name] = read_stacks(self._directory / f"{role.name}.txt")
+        return Watched(role, self)
+
+    def __enter__(self) -> Self:
+        self._looking = True
+        signal.signal(signal.SIGALRM, self._look)
+        signal.siginterrupt(signal.SIGALRM, False)  # native code that does not expect a signal sees none
+        self._looked_s = time.perf_counter()
+        self._wait()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._looking = False  # for a signal that is under way already
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def write(self) -> None:
+        """One file per role. Where that fails the run goes on, and its log says why there is no profile."""
+        try:
+            self._write()
+        except OSError as error:
+            os.write(2, f"the profile could not be written: {error}\n".encode())
+
+    def write_if_due(self) -> None:
+        """Every so often, in the middle of whatever the role does: what fails is left to the last `write`."""
+        if time.perf_counter() - self._written_s >= WRITE_EVERY_S:
+            with contextlib.suppress(OSError):
+                self._write()
+
+    def _write(self) -> None:
+        self._written_s = time.perf_counter()
+        self._directory.mkdir(exist_ok=True)
+        for role, seconds in self.seconds.items():
+            write_atomic(self._directory / f"{role}.txt", collapsed(seconds).encode())
+
+    def _wait(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL_S * (0.5 + self._random.random()))
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        """The signal's handler. A native call is looked at when it returns, and charged with all it took."""
+        if not self._looking:
+            return
+        now = time.perf_counter()
+        role, stack = self._find(frame)
+        if role is not None:
+            seconds = self.seconds[role]
+            stack = stack if stack in seconds or len(seconds) < MOST_STACKS else stack[:1]
+            seconds[stack] = seconds.get(stack, 0.0) + now - self._looked_s
+        self.write_if_due()
+        self._looked_s = time.perf_counter()
+        self._wait()
+
+    def _find(self, frame: FrameType | None) -> tuple[str | None, Stack]:
+        stack: list[str] = []
+        while frame is not None and frame.f_code is not _STEP and frame.f_code is not _CLOSE:
+            stack.append(self._label(frame))
+            frame = frame.f_back
+        if frame is None:
+            return self._waiting, (WAITING,)
+        return self.at_work, tuple(stack[: -MOST_FRAMES - 1 : -1])
+
+    def _label(self, frame: FrameType) -> str:
+        code = frame.f_code
+        known = self._labels.get(id(code))
+        if known is None:
+            text = f"{frame.f_globals.get('__name__', '?')}.{code.co_qualname}".replace(";", ",")
+            known = self._labels[id(code)] = (code, text)
+        return known[1]
+
+
+@contextlib.contextmanager
+def sampled(roles: Sequence[Role], directory: Path | None, waiting: str) -> Iterator[list[Role]]:
+    """The roles to step, sampled into a directory until the end; without one they are the same as before."""
+    if directory is None:
+        yield list(roles)
+        return
+    sampler = Sampler(directory, waiting)
+    watched = [sampler.watch(role) for role in roles]
+    try:
+        with sampler:
+            yield watched
+    finally:
+        sampler.write()
+
+
+def collapsed(seconds: Mapping[Stack, float]) -> str:
+    """One line per stack, outermost function first: what flame-graph tools read."""
+    lines = [f"{';'.join(stack)} {spent_s * 1e6:.0f}" for stack, spent_s in sorted(seconds.items()) if stack]
+    return "".join(line + "\n" for line in lines)
+
+
+def read_stacks(path: Path) -> dict[Stack, float]:
+    """Seconds by stack as `collapsed` wrote them; nothing where there is no such file."""
+    if not path.exists():
+        return {}
+    return dict(_parsed(path.read_text(errors="replace").splitlines()))
+
+
+def _parsed(lines: Iterable[str]) -> Iterable[tuple[Stack, float]]:
+    for line in lines:
+        stack, _, micros = line.rpartition(" ")
+        if stack and micros.isdigit():
+            yield tuple(stack.split(";")), int(micros) / 1e6
