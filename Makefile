@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test chaos soak check format pictures lock clean
+.PHONY: demo test bench chaos soak check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,12 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+bench: $(VENV)/.ready
+	$(BIN)/steppe bench --all
+
+bench-%: $(VENV)/.ready
+	$(BIN)/steppe bench $*
 
 chaos: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py kills
@@ -44,4 +50,4 @@ lock:
 	uv pip compile pyproject.toml --all-extras --group dev -c requirements.lock --generate-hashes --python-version 3.11 -q -o requirements-dev.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) benchmarks/.venvs .pytest_cache .mypy_cache .ruff_cache build dist

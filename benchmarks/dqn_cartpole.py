@@ -1,0 +1,85 @@
+"""DQN on CartPole-v1: speed at the RL zoo's settings, and wall time to a return of 475."""
+
+from __future__ import annotations
+
+import math
+
+from suite.claims import Claim, ratio
+from suite.measuring import Row
+from suite.ours import time_to_target, train
+from suite.peers import peer
+from suite.report import Part, middle
+from suite.running import Effort, benchmark
+
+ONE, EIGHT, SB3 = "Steppe, one env", "Steppe, 8 envs", "Stable-Baselines3"
+# 256 steps, then 128 updates of 64: 32 samples per step. The rest are our defaults: 256 × 256, target every 10 steps.
+ZOO = ("--algo", "dqn", "-s", "samples_per_insert=32", "-s", "batch_size=64", "-s", "hidden=[256, 256]")
+ZOO += ("-s", "learning_rate=2.3e-3", "-s", "double=false")
+SEEDS = 5
+
+
+def zoo(effort: Effort) -> Part:
+    steps = str(effort.of(20_000, 4_000))
+    rows = effort.measure(
+        [
+            train(ONE, "CartPole-v1", "--steps", steps, "--envs", "1", "-s", "segment_steps=256", *ZOO),
+            train(EIGHT, "CartPole-v1", "--steps", steps, "--envs", "8", "-s", "segment_steps=32", *ZOO),
+            peer(SB3, "sb3", "dqn-cartpole-zoo", steps=effort.of(8_000, 1_024)),
+        ]
+    )
+    return Part(
+        "At the zoo's settings",
+        "Network 256 × 256, 128 updates of 64 every 256 steps. The zoo steps one environment; the second row has the same "
+        "256 steps from 8.",
+        "steps/s",
+        rows,
+        [
+            Claim("DQN CartPole, zoo's settings, one env / Stable-Baselines3", 3, ratio(rows, ONE, SB3)),
+            Claim("DQN CartPole, zoo's settings, 8 envs / Stable-Baselines3", 3, ratio(rows, EIGHT, SB3)),
+        ],
+    )
+
+
+def solve(effort: Effort) -> Part:
+    ours = "Steppe, its defaults"
+    cases = [
+        train(ours, "CartPole-v1", "--algo", "dqn", "--target-return", "475", figures=time_to_target),
+        peer(SB3, "sb3", "dqn-cartpole-solve", value="train_s"),
+    ]
+    rows = effort.measure(cases, rounds=effort.of(SEEDS, 1))
+    return Part(
+        "Time to 475, a seed per round",
+        "Training time without evaluations; the whole process, from its start to its end, is beside it.",
+        "s",
+        rows,
+        [
+            Claim("DQN, training time to 475 / Stable-Baselines3", 1, ratio(rows, ours, SB3), at_least=False),
+            Claim(
+                "DQN, wall time of the process to 475 / Stable-Baselines3",
+                1,
+                whole(rows[ours], rows[SB3]),
+                at_least=False,
+            ),
+        ],
+        columns={"process_s": "whole process, s"},
+    )
+
+
+def whole(ours: Row, theirs: Row) -> float | None:
+    """Our median time of the whole process over theirs; a process that never reached 475 took for ever."""
+    found = [middle(_lasting(row), "process_s") for row in (ours, theirs)]
+    mine, other = found
+    return mine / other if mine is not None and other else None
+
+
+def _lasting(row: Row) -> dict[str, list[dict[str, dict[str, float]]]]:
+    def process_s(reached: bool, seconds: float) -> dict[str, dict[str, float]]:
+        return {"extra": {"process_s": seconds if reached else math.inf}}
+
+    return {"runs": [process_s(run.reading.extra["reached"], run.reading.extra["process_s"]) for run in row.runs]}
+
+
+PARTS = {"zoo": zoo, "solve": solve}
+
+if __name__ == "__main__":
+    raise SystemExit(benchmark(__file__, PARTS))

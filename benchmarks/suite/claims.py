@@ -1,0 +1,56 @@
+"""What was asked beside what was measured, with a plain yes or no."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from suite.measuring import Row, finite
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A threshold and the figure that it is held against; None where the figure could not be measured."""
+
+    what: str
+    asked: float
+    measured: float | None
+    unit: str = "×"
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool | None:
+        if self.measured is None:
+            return None
+        return self.measured >= self.asked if self.at_least else self.measured <= self.asked
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "asked": self.asked,
+            "at_least": self.at_least,
+            "unit": self.unit,
+            "measured": finite(self.measured),
+            "met": self.met,
+        }
+
+
+def ratio(rows: Mapping[str, Row], ours: str, *theirs: str) -> float | None:
+    """Our median over the largest of theirs; None when any of them is missing."""
+    return _over(rows, ours, theirs, max)
+
+
+def ratio_to_smallest(rows: Mapping[str, Row], ours: str, *theirs: str) -> float | None:
+    """Our median over the smallest of theirs, for figures of which less is better."""
+    return _over(rows, ours, theirs, min)
+
+
+def _over(rows: Mapping[str, Row], ours: str, theirs: Sequence[str], choose: Any) -> float | None:
+    medians = [rows[label].median for label in (ours, *theirs)]
+    if any(median is None for median in medians):
+        return None
+    mine, *others = (float(median) for median in medians if median is not None)
+    other = choose(others)
+    return mine / other if other > 0 and math.isfinite(mine) else None

@@ -1,0 +1,220 @@
+"""Measures cases beside each other: all of them in turn, round after round, each run in a process family of its own.
+
+A run during which others took more than QUIET_CORES of a core is repeated; when that does not help it is marked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+QUIET_CORES = 0.2
+ATTEMPTS = 3
+LAUNCHER = Path(__file__).with_name("launching.py")
+
+
+class RunError(Exception):
+    """A run that brought no figure; the message is one line that says why."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended well: what it printed, the directory it ran in, and its account (see launching.py)."""
+
+    stdout: str
+    directory: Path
+    account: Mapping[str, Any]
+
+    def last_json(self) -> dict[str, Any]:
+        """The JSON object on the last line of stdout."""
+        lines = self.stdout.strip().splitlines()
+        try:
+            found = json.loads(lines[-1] if lines else "")
+        except json.JSONDecodeError:
+            raise RunError(f"printed no JSON object on its last line: {(lines or [''])[-1][:200]!r}") from None
+        if not isinstance(found, dict):
+            raise RunError("printed JSON on its last line that is no object")
+        return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one run is worth: the figure, and what is printed beside it."""
+
+    value: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # role → phase → share of its time
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure: how its command looks in a round, and how its figure is read."""
+
+    label: str
+    command: Callable[[int], Sequence[str]]
+    read: Callable[[Done], Reading]
+    timeout_s: float = 600.0
+    sample_s: float = 0.0  # how often the family's memory is looked at; 0 for never
+
+
+@dataclass
+class Run:
+    """One kept run of a case."""
+
+    round: int
+    reading: Reading
+    wall_s: float
+    cpu_s: float
+    others_cores: float
+    peak_bytes: int | None = None
+    attempts: int = 1
+
+    @property
+    def marked(self) -> bool:
+        """Whether others disturbed it."""
+        return self.others_cores > QUIET_CORES
+
+
+@dataclass
+class Row:
+    """A case and its runs; `error` says why there are fewer than there should be."""
+
+    label: str
+    runs: list[Run] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def values(self) -> list[float]:
+        return [run.reading.value for run in self.runs]
+
+    @property
+    def median(self) -> float | None:
+        """The middle value; infinite values (never reached) count as such."""
+        return statistics.median(self.values) if self.runs and not self.error else None
+
+    @property
+    def typical(self) -> Run | None:
+        """The run whose figure is nearest to the median: the one that is shown in detail."""
+        middle = self.median
+        if middle is None:
+            return None
+        return min(self.runs, key=lambda run: 0.0 if run.reading.value == middle else abs(run.reading.value - middle))
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for JSON; infinity becomes null."""
+        typical = self.typical
+        return {
+            "label": self.label,
+            "error": self.error,
+            "median": finite(self.median),
+            "low": finite(min(self.values, default=None)),
+            "high": finite(max(self.values, default=None)),
+            "settings": dict(typical.reading.settings) if typical else {},
+            "versions": dict(typical.reading.versions) if typical else {},
+            "shares": {role: dict(found) for role, found in typical.reading.shares.items()} if typical else {},
+            "runs": [self._run_record(run) for run in self.runs],
+        }
+
+    @staticmethod
+    def _run_record(run: Run) -> dict[str, Any]:
+        return {
+            "round": run.round,
+            "value": finite(run.reading.value),
+            "wall_s": run.wall_s,
+            "cpu_s": run.cpu_s,
+            "others_cores": run.others_cores,
+            "peak_bytes": run.peak_bytes,
+            "attempts": run.attempts,
+            "marked": run.marked,
+            "extra": dict(run.reading.extra),
+        }
+
+
+def measure(
+    cases: Sequence[Case], rounds: int, *, warm_ups: int = 0, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Row]:
+    """Every case once per round, in the same order, by label. Warm-up rounds come first and are not kept."""
+    rows = {case.label: Row(case.label) for case in cases}
+    for number in range(-warm_ups, rounds):
+        for case in cases:
+            row = rows[case.label]
+            if row.error:
+                continue  # what failed once is not tried again
+            try:
+                run = run_quietly(case, max(0, number)) if number >= 0 else run_once(case, 0)
+            except RunError as error:
+                row.error = str(error)
+                say(f"{case.label}: {row.error}")
+                continue
+            if number >= 0:
+                row.runs.append(run)
+                mark = f", others took {run.others_cores:.2f} of a core" if run.marked else ""
+                say(f"round {number + 1} of {rounds}: {case.label}: {run.reading.value:,.4g}{mark}")
+    return rows
+
+
+def run_quietly(case: Case, number: int, attempts: int = ATTEMPTS) -> Run:
+    """Run a case, again when others disturbed it; of disturbed runs only, the least disturbed is kept."""
+    tried: list[Run] = []
+    while len(tried) < attempts:
+        tried.append(run_once(case, number))
+        if not tried[-1].marked:
+            break
+    kept = min(tried, key=lambda run: run.others_cores)
+    kept.attempts = len(tried)
+    return kept
+
+
+def run_once(case: Case, number: int) -> Run:
+    """Run a case's command in a fresh directory and read its figure."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        directory = Path(name)
+        done = launch(case.command(number), directory, timeout_s=case.timeout_s, sample_s=case.sample_s)
+        reading, account = case.read(done), done.account
+    return Run(number, reading, account["wall_s"], account["cpu_s"], account["others_cores"], account["peak_bytes"])
+
+
+def launch(command: Sequence[str], directory: Path, *, timeout_s: float, sample_s: float = 0.0) -> Done:
+    """Run a command to its end under the launcher, in `directory`; raises RunError with its last words if it fails."""
+    account, log = directory / "account.json", directory / "stderr.log"
+    words = [sys.executable, "-I", "-S", str(LAUNCHER), str(account), str(timeout_s), str(sample_s), *command]
+    with log.open("wb") as stderr:
+        done = subprocess.run(
+            words, cwd=directory, env=environment(directory), stdout=subprocess.PIPE, stderr=stderr, check=False
+        )
+    stdout = done.stdout.decode(errors="replace")
+    if not account.exists():
+        raise RunError(f"could not be launched: {last_line(log.read_text(errors='replace'))}")
+    found = json.loads(account.read_text())
+    if found["code"]:
+        words_of = log.read_text(errors="replace") or stdout
+        raise RunError(f"ended with code {found['code']}: {last_line(words_of)}")
+    return Done(stdout, directory, found)
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """The same for every side: one thread each, nothing of the caller's Steppe or Python settings, runs in `directory`."""
+    kept = {key: text for key, text in os.environ.items() if not key.startswith(("STEPPE_", "PYTHON"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "STEPPE_RUNS": str(directory / "runs")}
+
+
+def last_line(text: str) -> str:
+    """The last words that say something, shortened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no infinity."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,121 @@
+"""Our side of a benchmark: real runs of `steppe train`, or of a small script in benchmarks/workloads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steppe.core.links import EVALUATIONS
+from steppe.records.directory import RunDirectory
+from steppe.records.provenance import versions
+from steppe.records.timeline import Span, read_spans
+from steppe.records.view import RunView
+from suite.measuring import Case, Done, Reading, RunError
+
+STEPPE = Path(sys.executable).with_name("steppe")
+WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
+Figures = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run of ours: its summary, its directory with everything it wrote, and the process's account."""
+
+    summary: Mapping[str, Any]
+    view: RunView
+    account: Mapping[str, Any]
+
+    def spans(self) -> list[Span]:
+        """Who did what when, as far as `flow.trace_spans` reached; seconds on the machine's monotonic clock."""
+        return read_spans(self.view.directory.store)
+
+
+def steps_per_s(run: Finished) -> Figures:
+    """Environment steps over training time: the first environment step to the last update."""
+    return {"value": run.summary["env_steps"] / run.summary["train_s"]}
+
+
+def time_to_target(run: Finished) -> Figures:
+    """The run's clock when the weights were published that an evaluation then found good enough."""
+    reached = run.summary["time_to_target_s"]
+    return {"value": float("inf") if reached is None else reached, "reached": reached is not None}
+
+
+def train(
+    label: str,
+    *words: str,
+    figures: Callable[[Finished], Figures] = steps_per_s,
+    seeded: bool = True,
+    sample_s: float = 0.0,
+) -> Case:
+    """`steppe train WORDS…` as a case, with the round as its seed. `figures` reads the value and any further figures."""
+
+    def command(number: int) -> list[str]:
+        seed = ["--seed", str(number)] if seeded else []
+        return [str(STEPPE), "train", *words, *seed, "--json"]
+
+    def read(done: Done) -> Reading:
+        summary = done.last_json()
+        if summary.get("state") != "SUCCEEDED":
+            raise RunError(f"the run ended {summary.get('state')}: {summary.get('reason')}")
+        view = RunView(RunDirectory.open(done.directory / "runs" / summary["run"]))
+        view.refresh()
+        run = Finished(summary, view, done.account)
+        found = {"process_s": done.account["wall_s"], "env_steps": summary["env_steps"], "train_s": summary["train_s"]}
+        found |= {"lag_mean": summary["lag_mean"], "return_mean": summary["eval_return_mean"], **figures(run)}
+        value = found.pop("value")
+        return Reading(value, settings(view), versions(), shares(run), found)
+
+    return Case(label, command, read, sample_s=sample_s)
+
+
+def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
+    """A script of benchmarks/workloads that prints `value`, `settings` and further figures as JSON on its last line."""
+
+    def command(_: int) -> list[str]:
+        return [sys.executable, str(WORKLOADS / f"{name}.py"), *words]
+
+    def read(done: Done) -> Reading:
+        found = done.last_json()
+        value, used = found.pop("value"), found.pop("settings")
+        return Reading(value, used, versions(), extra={"process_s": done.account["wall_s"], **found})
+
+    return Case(label, command, read, sample_s=sample_s)
+
+
+def settings(view: RunView) -> dict[str, Any]:
+    """What is printed beside a figure of ours, from the configuration as it was fitted to the world."""
+    config, agent = view.config, view.config.agent.model_dump()
+    hidden = "-".join(map(str, agent["hidden"] or ())) or agent["network"]
+    towers = ", policy and value apart, tanh" if config.algo == "ppo" and agent["network"] == "auto" else ""
+    judged = config.evaluation
+    found = {
+        "envs": config.envs,
+        "rollout": agent["segment_steps"],
+        "epochs": agent.get("epochs"),
+        "minibatch": agent.get("minibatch_size") or agent.get("batch_size"),
+        "network": hidden + towers,
+        "actors": config.actors,
+        "mode": config.mode,
+        "runtime": config.runtime,
+        "threads": config.flow.threads,
+        "vector": config.environment.vector,
+        "learning_rate": agent["learning_rate"],
+        "evaluation": f"{judged.episodes} episodes every {judged.every_steps:,} steps, beside the training",
+    }
+    return found | ({"samples_per_insert": agent["samples_per_insert"]} if "samples_per_insert" in agent else {})
+
+
+def shares(run: Finished) -> dict[str, dict[str, float]]:
+    """Role → phase → share of its time; the manager's is what its evaluations took of the training time."""
+    found = {role: dict(phases) for role, phases in (run.summary["time_shares"] or {}).items()}
+    if run.view.training and run.summary["train_s"] > 0:
+        during = [
+            report["duration_s"] for _, report in run.view.directory.store.read(EVALUATIONS) if not report["final"]
+        ]
+        evaluating = min(1.0, sum(during) / run.summary["train_s"])
+        found["manager"] = {"evaluate": evaluating, "rest": 1.0 - evaluating}
+    return found
