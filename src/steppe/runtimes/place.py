@@ -60,12 +60,12 @@ class Order:
 def live(order: Order) -> None:
     """Never returns: exit code 0 when the roles are done, FAULT_EXIT with a fault in the event log when one failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-    signal.signal(signal.SIGTERM, _end_unless_asked)
+    signal.signal(signal.SIGTERM, end_unless_asked)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     _settle(*order.surroundings)
     run = RunDirectory.open(Path(order.directory))
-    _redirect_output(run.path / "logs" / f"{order.place}.log")
+    redirect_output(run.path / "logs" / f"{order.place}.log")
     turns = Turns([])
     try:
         _work(order, run, turns)
@@ -133,7 +133,7 @@ def _settle(environ: dict[str, str], script: factory.Script | None) -> None:
     factory.adopt_main(script)
 
 
-def _end_unless_asked(number: int, frame: types.FrameType | None) -> None:
+def end_unless_asked(number: int, frame: types.FrameType | None) -> None:
     """On SIGTERM: mostly it went to the whole group, and the supervisor is about to ask for a good end."""
     signal.signal(number, signal.SIG_DFL)
     timer = threading.Timer(TERM_GRACE_S, os.kill, (os.getpid(), number))
@@ -154,7 +154,7 @@ def fault_file(room: Path, place: str) -> Path:
     return room / f"fault-{place}"
 
 
-def _redirect_output(path: Path) -> None:
+def redirect_output(path: Path) -> None:
     """What environments and libraries print goes to the role's log, not between the lines of the live view."""
     path.parent.mkdir(exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
