@@ -61,5 +61,10 @@ def _places(directory: Path) -> Iterator[tuple[str, str]]:
     numbered = sorted((directory / "checkpoints").glob("[0-9]*"))
     if numbered:
         yield "checkpoint", str(numbered[-1])
+    if (directory / "profile" / "phases.md").exists():
+        yield (
+            "profile",
+            f"{directory / 'profile'}: phases.md, and a flame graph of each role (open ROLE.svg in a browser)",
+        )
     if any((directory / "recordings").glob("*")):
         yield "recordings", str(directory / "recordings")

@@ -25,8 +25,9 @@ from steppe.loops.starting import adopt_weights, keep_start
 from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
 from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
+from steppe.records.profile import write_profile
 from steppe.records.view import RunView
-from steppe.runtimes import launcher, processes
+from steppe.runtimes import launcher, mpi, processes
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Handle
 
@@ -69,6 +70,7 @@ def _by_name(value: Any) -> Any:
 
 def run_experiment(resolved: Resolved, *, observers: Sequence[Observer] = ()) -> RunResult:
     """Run a resolved configuration to its end."""
+    mpi.join(resolved.config.runtime)
     return MainLoop.of(resolved).run(observers)
 
 
@@ -216,6 +218,7 @@ class MainLoop:
 
     def _run(self, config: RunConfig, observers: Sequence[Observer]) -> RunResult:
         factory.stop_if_loading_main()
+        mpi.join(config.runtime)
         plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
         about = adopt_weights(self._init_from, self.agent, plan) if self._init_from is not None else {}
         directory = RunDirectory.create(plan.config, self.sources, about)
@@ -259,7 +262,10 @@ class MainLoop:
 
                 resolve_device(device)
         limit = config.environment.time_limit or self.environment.spec.max_episode_steps
-        return make_plan(config, replace(self.environment.spec, max_episode_steps=limit))
+        plan = make_plan(config, replace(self.environment.spec, max_episode_steps=limit))
+        if config.runtime == "mpi":
+            mpi.require(plan)
+        return plan
 
     def _supervise(
         self, plan: Plan, directory: RunDirectory, interrupts: Interrupts, observers: Sequence[Observer]
@@ -382,4 +388,6 @@ def conclude(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunRes
     summary = view.summary() | {"state": outcome.state, "reason": outcome.reason}
     with contextlib.suppress(DiskFull), noticing_full_disk(directory.summary_path):
         directory.write_summary(summary | {"message": outcome.message})
+        if view.config.flow.profile:
+            write_profile(view)
     return RunResult(directory.path, summary, outcome.message, outcome.fault)

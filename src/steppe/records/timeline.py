@@ -8,6 +8,7 @@ from html import escape
 
 from steppe.core.links import EVENTS, Board
 from steppe.core.reports import EventReport
+from steppe.records.spent import role_order
 from steppe.records.svg import round_step, svg_document
 
 # Colour only repeats what the words on a bar, its tooltip and the legend say.
@@ -60,7 +61,7 @@ def timeline_svg(spans: Sequence[Span], *, width: int = 960, title: str = "", wi
     if window_s is not None:
         end = min(end, start + window_s)
         spans = [span for span in spans if span.start_s < end]
-    roles = sorted({span.role for span in spans}, key=_lane_order)
+    roles = sorted({span.role for span in spans}, key=role_order)
     height = _TOP + _LANE * len(roles) + _BOTTOM
     scale = (width - _LEFT - 20) / max(end - start, 1e-9)
     body = [*_axis(end - start, scale, height), *_legend(spans, height)]
@@ -115,10 +116,3 @@ def _legend(spans: Iterable[Span], height: float) -> list[str]:
 
 def _colour(phase: str) -> str:
     return PHASES.get(phase, _OTHER)
-
-
-def _lane_order(role: str) -> tuple[int, str, int]:
-    """Actors by number, then the learner, then the rest."""
-    kind, _, number = role.partition("-")
-    rank = {"actor": 0, "learner": 1}.get(kind, 2)
-    return rank, kind, int(number) if number.isdigit() else 0

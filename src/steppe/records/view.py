@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.records.directory import RunDirectory
+from steppe.records.spent import Seconds, Spent
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
@@ -54,6 +56,9 @@ class RunView:
         self.resumed: str | None = None  # how a resumed run went on: exact, or at an episode boundary
         self.damaged: list[str] = []  # checkpoints that a resumed run had to pass over, in words
         self.checkpoint_bytes = 0
+        self.checkpoint_s = 0.0  # spent on all of them
+        self.evaluation_s = self.final_evaluation_s = 0.0  # spent on those on the way, and on those at an end
+        self.spent = Spent()
         self._room: int | None = None  # bytes left on the disk, while that matters
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
@@ -182,14 +187,25 @@ class RunView:
     @property
     def time_shares(self) -> dict[str, dict[str, float]]:
         """Role → phase → share of its time, averaged over actors; roles that have not reported are left out."""
-        by_actor = [shares for report in self.actors.values() if (shares := _shares(report.phases))]
+        spent = self.spent.phases
+        by_actor = [shares for role, phases in spent.items() if role != "learner" and (shares := shares_of(phases))]
         found = {}
         if by_actor:
             phases = dict.fromkeys(phase for shares in by_actor for phase in shares)
             found["actor"] = {p: sum(shares.get(p, 0.0) for shares in by_actor) / len(by_actor) for p in phases}
-        if self.training and (learner := _shares(self.training.phases)):
+        if learner := shares_of(spent.get("learner", {})):
             found["learner"] = learner
         return found
+
+    @property
+    def phases(self) -> dict[str, Seconds]:
+        """Role → phase → seconds over all of the run's lives, every actor for itself, and the manager as far as known."""
+        spent = self.spent.phases
+        if "learner" in spent:
+            judging_s = self.evaluation_s + self.final_evaluation_s
+            rest_s = sum(spent["learner"].values()) - self.evaluation_s
+            spent["manager"] = {"evaluate": judging_s, "other": max(0.0, rest_s)}
+        return spent
 
     def summary(self, *, envs: int | None = None) -> dict[str, Any]:
         """The run in plain values, null for what does not apply; `envs` where the configuration left it to be chosen."""
@@ -225,6 +241,7 @@ class RunView:
             "actor_restarts": self.actor_restarts,
             "resume": self.resumed,
             "time_shares": self.time_shares or None,
+            "profile": str(self.directory.profile) if config.flow.profile else None,
         }
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in summary.items()}
 
@@ -240,6 +257,7 @@ class RunView:
 
     def _take_training(self, report: TrainingReport) -> None:
         self.training = report
+        self.spent.take("learner", report.phases, report.cpu_s)
         if report.final:
             self.final_training = report
         self._pace.append((report.train_s, report.env_steps))
@@ -250,6 +268,7 @@ class RunView:
 
     def _take_actor(self, report: ActorReport) -> None:
         self.actors[report.actor] = report
+        self.spent.take(f"actor-{report.actor}", report.phases, report.cpu_s)
         self.actors = dict(sorted(self.actors.items()))
         self.episodes += len(report.episodes)
         self._recent.extend(report.episodes)
@@ -260,6 +279,9 @@ class RunView:
             self.best_evaluation = report
         if report.final:
             self.final_evaluation = report
+            self.final_evaluation_s += report.duration_s
+        else:
+            self.evaluation_s += report.duration_s
         if report.reached and self.reached_evaluation is None:
             self.reached_evaluation = report
         _add_point(self.evaluations, report.env_steps, report.return_mean)
@@ -271,14 +293,17 @@ class RunView:
         self.events.append(report)
         if report.kind == "checkpoint":
             self.checkpoint_bytes = int(report.details.get("size_bytes", 0))
+            self.checkpoint_s += float(report.details.get("write_s", 0.0))
         elif report.kind == "restart":
             self._restarts[report.role] += 1
+            self.spent.ended(report.role)
         elif report.kind == "resume":
             self._take_resume(report)
 
     def _take_resume(self, report: EventReport) -> None:
         """The run goes on from a checkpoint: what its earlier life ended with is not its end. Actors say how they could."""
         if report.role == "supervisor":
+            self.spent.ended()
             self.final_training = self.final_evaluation = self.reached_evaluation = None
             self.resumed = "exact"
             self.damaged = [str(damage) for damage in report.details.get("damaged", ())]
@@ -293,7 +318,8 @@ def _typed(kind: type[Report], topic: str, number: int, record: dict[str, Any]) 
         raise DamagedFile(f"record {number} of {topic} is not what this version of Steppe writes: {error}") from None
 
 
-def _shares(phases: dict[str, float]) -> dict[str, float]:
+def shares_of(phases: Mapping[str, float]) -> dict[str, float]:
+    """Each phase's part of all of them; nothing where no time was spent."""
     total = sum(phases.values())
     return {phase: seconds / total for phase, seconds in phases.items()} if total > 0 else {}
 

@@ -1,0 +1,109 @@
+"""Flame graphs: collapsed stacks as an SVG that needs no scripts. Callers above, what they call below, as wide as it took long.
+
+Colours tell whose code it is. A frame's full name, its share and its own time are in its title, which browsers show on hover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+
+from steppe.records.sampling import WAITING, Stack
+from steppe.records.svg import svg_document
+
+WIDTH, _LEFT, _TOP, _ROW, _BOTTOM = 1200, 10, 34, 18, 34
+_NARROWEST = 0.4  # pixels; what is narrower is left out
+_LETTER = 6.3  # pixels
+_COLOURS = {
+    "steppe": "#8ecae6",
+    "torch": "#f4a261",
+    "numpy, numba": "#e9c46a",
+    "waiting": "#c9ced6",
+    "others": "#95d5b2",
+}
+_HOVER = "<style>.f:hover rect{stroke:#111;stroke-width:1.5}</style>"
+
+
+@dataclass
+class Node:
+    """A function as called from one place: seconds in it and what it called."""
+
+    name: str
+    seconds: float = 0.0
+    own_s: float = 0.0
+    calls: dict[str, Node] = field(default_factory=dict)
+
+
+def tree(name: str, stacks: Mapping[Stack, float]) -> Node:
+    """The stacks joined at the functions they have in common, under one root."""
+    root = Node(name)
+    for stack, seconds in stacks.items():
+        node = root
+        node.seconds += seconds
+        for function in stack:
+            node = node.calls.setdefault(function, Node(function))
+            node.seconds += seconds
+        node.own_s += seconds
+    return root
+
+
+def flame_svg(role: str, stacks: Mapping[Stack, float]) -> str:
+    """The picture of one role."""
+    root = tree(role, stacks)
+    scale = (WIDTH - 2 * _LEFT) / root.seconds if root.seconds > 0 else 0.0
+    frames = list(_frames(root, float(_LEFT), 0, scale, root.seconds))
+    height = _TOP + _ROW * (1 + max((depth for depth, _ in frames), default=0)) + _BOTTOM
+    title = f"{role}: {root.seconds:.1f} s sampled"
+    return svg_document(WIDTH, height, title, [_HOVER, *(text for _, text in frames), *_legend(height)], left=_LEFT)
+
+
+def busiest(stacks: Mapping[Stack, float], count: int) -> list[tuple[str, float]]:
+    """The functions with the most time of their own, native calls included, waiting left out."""
+    own: dict[str, float] = {}
+    for stack, seconds in stacks.items():
+        own[stack[-1]] = own.get(stack[-1], 0.0) + seconds
+    own.pop(WAITING, None)
+    return sorted(own.items(), key=lambda item: -item[1])[:count]
+
+
+def _frames(node: Node, x: float, depth: int, scale: float, total_s: float) -> Iterator[tuple[int, str]]:
+    width = node.seconds * scale
+    if width < _NARROWEST:
+        return
+    yield depth, _frame(node, x, _TOP + _ROW * depth, width, total_s)
+    for called in sorted(node.calls.values(), key=lambda called: -called.seconds):
+        yield from _frames(called, x, depth + 1, scale, total_s)
+        x += called.seconds * scale
+
+
+def _frame(node: Node, x: float, y: float, width: float, total_s: float) -> str:
+    words = f"{node.name}: {100 * node.seconds / total_s:.1f} %, {node.seconds:.2f} s"
+    words += f", {node.own_s:.2f} s of its own" if node.own_s else ""
+    letters = int((width - 6) / _LETTER)
+    label = _short(node.name)[: max(0, letters)] if letters >= 3 else ""
+    text = f'<text class="t b" x="{x + 3:.1f}" y="{y + 13:.0f}">{escape(label)}</text>' if label else ""
+    shape = f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(0.3, width - 0.5):.1f}" height="{_ROW - 1}" rx="1" '
+    return f'<g class="f"><title>{escape(words)}</title>{shape}fill="{_colour(node.name)}"/>{text}</g>'
+
+
+def _short(name: str) -> str:
+    """A method with its class, a function with its module."""
+    return ".".join(name.replace(".<locals>", "").split(".")[-2:])
+
+
+def _colour(name: str) -> str:
+    package = name.partition(".")[0]
+    if name == WAITING:
+        return _COLOURS["waiting"]
+    if package in ("numpy", "numba"):
+        return _COLOURS["numpy, numba"]
+    return _COLOURS.get(package, _COLOURS["others"]) if "." in name else _COLOURS["steppe"]
+
+
+def _legend(height: float) -> Iterator[str]:
+    x = float(_LEFT)
+    for word, colour in _COLOURS.items():
+        yield f'<rect x="{x:.0f}" y="{height - 24}" width="14" height="14" rx="2" fill="{colour}"/>'
+        yield f'<text class="t s" x="{x + 20:.0f}" y="{height - 13}">{word}</text>'
+        x += 44 + 7.0 * len(word)

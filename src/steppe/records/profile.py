@@ -1,0 +1,61 @@
+"""A profiled run's pictures and tables, made from what its roles sampled and reported.
+
+profile/ROLE.txt   collapsed stacks in microseconds, written by the role itself (sampling.py)
+profile/ROLE.svg   its flame graph
+profile/phases.md  every role's phases in seconds and shares, and the functions that took most
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from steppe.core.durable import write_atomic
+from steppe.records.flame import busiest, flame_svg
+from steppe.records.sampling import Stack, read_stacks
+from steppe.records.spent import role_order
+from steppe.records.view import RunView, shares_of
+
+MOST_FUNCTIONS = 8
+
+
+def write_profile(view: RunView) -> None:
+    """Draw and tabulate what there is. May be called again when there is more."""
+    directory = view.directory.profile
+    directory.mkdir(exist_ok=True)
+    sampled = {path.stem: read_stacks(path) for path in sorted(directory.glob("*.txt"), key=_order)}
+    for role, stacks in sampled.items():
+        write_atomic(directory / f"{role}.svg", flame_svg(role, stacks).encode())
+    lines = [*_phase_lines(view), *_function_lines(sampled)]
+    write_atomic(directory / "phases.md", "".join(f"{line}\n" for line in lines).encode())
+
+
+def _order(path: Path) -> tuple[int, str, int]:
+    return role_order(path.stem)
+
+
+def _phase_lines(view: RunView) -> Iterator[str]:
+    config = view.config
+    yield f"# Where the time of {view.directory.id} went"
+    yield ""
+    yield f"{config.env} with {config.algo}, {config.runtime}/{config.mode}, {config.actors} actors."
+    yield ""
+    yield "| role | phase | seconds | share |"
+    yield "|---|---|---:|---:|"
+    for role, phases in view.phases.items():
+        for phase, share in shares_of(phases).items():
+            yield f"| {role} | {phase} | {phases[phase]:.2f} | {100 * share:.1f} % |"
+
+
+def _function_lines(sampled: dict[str, dict[Stack, float]]) -> Iterator[str]:
+    yield ""
+    yield "## Functions with the most time of their own"
+    yield ""
+    yield "Sampled; native calls count for the Python function that makes them. Shares are of all that was sampled of a role."
+    yield ""
+    yield "| role | function | seconds | share |"
+    yield "|---|---|---:|---:|"
+    for role, stacks in sampled.items():
+        total = sum(stacks.values())
+        for function, seconds in busiest(stacks, MOST_FUNCTIONS):
+            yield f"| {role} | `{function}` | {seconds:.2f} | {100 * seconds / total:.1f} % |"

@@ -1,0 +1,49 @@
+"""What a run's time was spent on: seconds by role and phase over all of its lives, as the roles reported them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Seconds = dict[str, float]
+
+
+class Spent:
+    """A role that is started again counts from zero; what it had spent before is kept here."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Seconds] = {}
+        self._now: dict[str, Seconds] = {}
+
+    def take(self, role: str, phases: Mapping[str, float], cpu_s: float | None = None) -> None:
+        """A role's newest word: its seconds by phase, and of CPU, since it was started."""
+        self._now[role] = {**phases, "cpu": cpu_s} if cpu_s is not None else dict(phases)
+
+    def ended(self, role: str | None = None) -> None:
+        """A role, or every one, will count from zero again."""
+        for name in list(self._now) if role is None else [role]:
+            self._before[name] = self._of(name)
+            self._now.pop(name, None)
+
+    @property
+    def phases(self) -> dict[str, Seconds]:
+        """Role → phase → seconds, in the order of `role_order`."""
+        return {role: {key: s for key, s in self._of(role).items() if key != "cpu"} for role in self._roles()}
+
+    @property
+    def cpu_s(self) -> Seconds:
+        """Role → seconds of CPU of its process, where that is known."""
+        return {role: found["cpu"] for role in self._roles() if "cpu" in (found := self._of(role))}
+
+    def _roles(self) -> list[str]:
+        return sorted({*self._before, *self._now}, key=role_order)
+
+    def _of(self, role: str) -> Seconds:
+        before, now = self._before.get(role, {}), self._now.get(role, {})
+        return {key: before.get(key, 0.0) + now.get(key, 0.0) for key in {**before, **now}}
+
+
+def role_order(role: str) -> tuple[int, str, int]:
+    """Actors by number, then the learner, then the rest."""
+    kind, _, number = role.partition("-")
+    rank = {"actor": 0, "learner": 1}.get(kind, 2)
+    return rank, kind, int(number) if number.isdigit() else 0
