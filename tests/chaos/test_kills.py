@@ -30,6 +30,8 @@ from steppe.transport.shm import make_room, remove_room
 pytestmark = pytest.mark.integration
 
 STEPS = {"ppo": 3200, "dqn": 1600}
+AHEAD = "flow.ahead"
+CASES = [(algo, ahead) for algo in ALGOS for ahead in (0, 1)]
 KILLS = 5  # for each algorithm on each runtime
 DELAY_S = 0.001  # of a step; a run then lasts some seconds
 MOMENTS = ["begun", "running", "saved", "saved", "saved again", "saved again"]
@@ -45,14 +47,15 @@ def host():
 
 @pytest.fixture(scope="module")
 def hashes(tmp_path_factory):
-    return {algo: twin(algo, STEPS[algo], tmp_path_factory.mktemp("twin") / algo) for algo in ALGOS}
+    room = tmp_path_factory.mktemp("twins")
+    return {(algo, ahead): twin(algo, STEPS[algo], room / f"{algo}-{ahead}", **{AHEAD: ahead}) for algo, ahead in CASES}
 
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-@pytest.mark.parametrize("algo", ALGOS)
-def test_all_killed_again_and_again_then_resumed(algo, runtime, host, hashes, tmp_path):
+@pytest.mark.parametrize(("algo", "ahead"), CASES)
+def test_all_killed_again_and_again_then_resumed(algo, ahead, runtime, host, hashes, tmp_path):
     path, chance = tmp_path / f"killed-{algo}", random.Random(f"{algo} {runtime}")
-    order = {"run": settings(algo, STEPS[algo], path, runtime=runtime)}
+    order = {"run": settings(algo, STEPS[algo], path, runtime=runtime, **{AHEAD: ahead})}
     for when in chance.sample(MOMENTS, KILLS):
         ready = moments(path)[when]
         pid = host.start(tmp_path / "log", environ={PACE: str(DELAY_S)}, **order)
@@ -64,7 +67,7 @@ def test_all_killed_again_and_again_then_resumed(algo, runtime, host, hashes, tm
     result = resume(path)
     assert result.state == "SUCCEEDED", result.message
     assert result.resume == "exact"
-    assert result.weights_sha256 == hashes[algo]
+    assert result.weights_sha256 == hashes[algo, ahead]
     assert result.env_steps == STEPS[algo]
     resumes = [event["details"] for event in events(path, "resume") if event["role"] == "supervisor"]
     assert len(resumes) >= KILLS - 1
@@ -93,15 +96,15 @@ class Reaper:
             self._wait = self.chance.randint(1, 4)  # looks, five a second
 
 
-@pytest.mark.parametrize("algo", ALGOS)
-def test_single_roles_killed_on_the_way(algo, hashes, tmp_path):
+@pytest.mark.parametrize(("algo", "ahead"), CASES)
+def test_single_roles_killed_on_the_way(algo, ahead, hashes, tmp_path):
     path = tmp_path / f"roles-{algo}"
     reaper = Reaper(["actor-0", "manager", "actor-1", "actor-0"], algo)
     with pace(4 * DELAY_S):
-        result = train(settings(algo, STEPS[algo], path, runtime="processes"), [reaper])
+        result = train(settings(algo, STEPS[algo], path, runtime="processes", **{AHEAD: ahead}), [reaper])
     assert len(reaper.killed) == 4
     assert result.state == "SUCCEEDED", result.message
-    assert result.weights_sha256 == hashes[algo]
+    assert result.weights_sha256 == hashes[algo, ahead]
     assert result.actor_restarts == 3
     assert [event["role"] for event in events(path, "restart")] == reaper.killed
     require_ledger(path)
@@ -110,15 +113,15 @@ def test_single_roles_killed_on_the_way(algo, hashes, tmp_path):
     assert judged == sorted(set(judged)), "a manager that was started again judged the same weights again"
 
 
-@pytest.mark.parametrize("algo", ALGOS)
-def test_a_killed_learner_is_resumed_as_often_as_asked_for(algo, hashes, tmp_path):
+@pytest.mark.parametrize(("algo", "ahead"), CASES)
+def test_a_killed_learner_is_resumed_as_often_as_asked_for(algo, ahead, hashes, tmp_path):
     path = tmp_path / f"learner-{algo}"
     reaper = Reaper(["learner", "learner"], algo)
     with pace(2 * DELAY_S):
-        result = train(settings(algo, STEPS[algo], path, runtime="processes", restarts=2), [reaper])
+        result = train(settings(algo, STEPS[algo], path, runtime="processes", restarts=2, **{AHEAD: ahead}), [reaper])
     assert reaper.killed == ["learner", "learner"]
     assert result.state == "SUCCEEDED", result.message
-    assert result.weights_sha256 == hashes[algo]
+    assert result.weights_sha256 == hashes[algo, ahead]
     assert len(events(path, "resume")) >= 2
     require_ledger(path)
     require_single_records(path)

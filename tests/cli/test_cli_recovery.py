@@ -147,7 +147,7 @@ def test_init_from_and_diff(steppe, tmp_path):
         (["resume", "nothing", "--steps", "0"], "--steps"),
         (["train", "CartPole-v1", "--init-from", "nothing"], "there is no run 'nothing'"),
         (["train", "CartPole-v1", "--mode", "sync", "--record-arrivals"], "record_arrivals is for mode 'async'"),
-        (["train", "CartPole-v1", "--record-arrivals"], "record_arrivals is for mode 'async', not 'single'"),
+        (["train", "CartPole-v1", "--record-arrivals"], "record_arrivals is for mode 'async', not 'sync'"),
         (["train", "CartPole-v1", "--restarts", "-1"], "restarts=-1"),
     ],
 )  # fmt: skip

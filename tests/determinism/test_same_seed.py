@@ -6,6 +6,8 @@ import pytest
 
 from steppe.core.config import resolve
 from steppe.loops.main import run_experiment
+from steppe.records.directory import RunDirectory
+from steppe.records.timeline import read_spans
 
 pytestmark = pytest.mark.integration
 
@@ -45,12 +47,53 @@ def figures(result):
     return {name: result.summary[name] for name in names}
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("case", CASES)
-def test_sync_is_the_same_on_every_runtime(case, tmp_path):
-    settings = {"mode": "sync", "actors": 2, **CASES[case]}
+def test_sync_is_the_same_on_every_runtime(case, ahead, tmp_path):
+    settings = {"mode": "sync", "actors": 2, "flow.ahead": ahead, **CASES[case]}
     one, two = run("inline", tmp_path, "one", **settings), run("inline", tmp_path, "two", **settings)
     beside = run("processes", tmp_path, "beside", **settings)
     assert figures(one) == figures(two) == figures(beside)
+
+
+@pytest.mark.parametrize("case", ["ppo, continuous", "dqn, our loop, everything"])
+def test_every_segment_is_collected_with_the_version_before_its_own(case, tmp_path):
+    """As the actors themselves say, on both runtimes; with rounds that are learned from faster and slower than collected."""
+    settings = {"mode": "sync", "actors": 2, "flow.trace_spans": 1000, **CASES[case]}
+    for ahead in (0, 1):
+        for runtime in ("inline", "processes"):
+            result = run(runtime, tmp_path, f"{runtime}-{ahead}", **settings | {"flow.ahead": ahead})
+            spans = [span for span in read_spans(RunDirectory.open(result.path).store) if span.phase == "collect"]
+            assert {span.role for span in spans} == {"actor-0", "actor-1"}
+            assert all(span.version == max(0, span.sequence - ahead) for span in spans)
+            rounds = result.version
+            assert max(span.sequence for span in spans) in (rounds - 1, rounds), "of a round after the end at most"
+            assert result.lag_max == ahead
+            assert result.lag_mean == pytest.approx(ahead * (rounds - 1) / rounds)
+            assert 0 <= result.dropped_segments <= 2 * ahead
+
+
+def test_one_round_ahead_is_another_experiment(tmp_path):
+    """Otherwise nothing was ahead."""
+    settings = {"mode": "sync", "actors": 2, **CASES["ppo, our loop"]}
+    strict = run("inline", tmp_path, "strict", **settings | {"flow.ahead": 0})
+    assert figures(run("inline", tmp_path, "ahead", **settings)) != figures(strict)
+
+
+@pytest.mark.parametrize("case", ["ppo, native vectors", "dqn, our loop, everything"])
+def test_single_is_sync_with_one_actor_that_is_not_ahead(case, tmp_path):
+    alone = run("inline", tmp_path, "alone", **{"mode": "single", **CASES[case]})
+    beside = run("processes", tmp_path, "beside", **{"mode": "sync", "flow.ahead": 0, **CASES[case]})
+    assert figures(alone) == figures(beside)
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_more_room_than_needed_changes_nothing(slots, tmp_path):
+    settings = {"mode": "sync", "actors": 2, **CASES["dqn, our loop, everything"]}
+    one = run("inline", tmp_path, "one", **settings)
+    for runtime in ("inline", "processes"):
+        roomy = run(runtime, tmp_path, f"{runtime}-{slots}", **settings | {"flow.slots_per_actor": slots})
+        assert figures(roomy) == figures(one)
 
 
 @pytest.mark.parametrize("algo", ["ppo, native vectors", "dqn, our loop, everything"])

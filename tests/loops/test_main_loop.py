@@ -63,7 +63,7 @@ def test_run_training_counts_episodes() -> None:
     loop = MainLoop(environment(1), None, DistributedAgent("ppo"), config=SHORT)
     seen: list[dict] = []
     summary = loop.run_training(40, 10, 10, 10, callbacks=[lambda view: seen.append(loop.get_training_progress())])
-    assert (summary["state"], summary["reason"], summary["mode"]) == ("SUCCEEDED", "episodes_done", "single")
+    assert (summary["state"], summary["reason"], summary["mode"]) == ("SUCCEEDED", "episodes_done", "sync")
     assert 40 <= loop.episode <= 44
     assert 400 <= summary["env_steps"] < 400 + 32, "episodes are cut after ten steps"
     events = [record["kind"] for _, record in RunDirectory.open(summary["path"]).store.read("events")]

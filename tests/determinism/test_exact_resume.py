@@ -1,0 +1,110 @@
+"""A run that is cut off anywhere and resumed ends with the weights of one that never was: from each of its checkpoints,
+after a good end at any moment, and beyond the end that it was first given."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import time
+
+import gymnasium as gym
+import pytest
+
+from steppe.core.config import resolve
+from steppe.loops.main import run_experiment
+from steppe.loops.resuming import resume
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
+
+pytestmark = pytest.mark.integration
+
+SMALL = {
+    "env": "CartPole-v1", "environment.vector": "loop", "actors": 2, "envs": 2, "seed": 5, "hidden": (8,),
+    "mode": "sync", "evaluation.episodes": 2, "evaluation.max_episode_steps": 20, "evaluation.every_steps": 10**9,
+}  # fmt: skip
+ALGOS = {
+    "ppo": {"algo": "ppo", "segment_steps": 16, "minibatch_size": 32, "epochs": 1, "steps": 6 * 64, "normalize_obs": True},
+    "dqn": {
+        "algo": "dqn", "segment_steps": 8, "batch_size": 16, "learning_starts": 70, "samples_per_insert": 2.0,
+        "prioritized": True, "n_step": 3, "steps": 7 * 32, "exploration_fraction": 0.5,
+    },
+}  # fmt: skip
+EVERY_STEP = {"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000}
+both = pytest.mark.parametrize(("algo", "ahead"), [(algo, ahead) for algo in ALGOS for ahead in (0, 1)])
+
+
+def train(path, algo, ahead, observers=(), **more):
+    layer = {**SMALL, **ALGOS[algo], "flow.ahead": ahead, "runtime": "inline", "run_dir": path, **more}
+    return run_experiment(resolve(("call", layer)), observers=observers)
+
+
+def figures(result):
+    return {name: result.summary[name] for name in ("weights_sha256", "env_steps", "updates", "version", "lag_mean")}
+
+
+@both
+def test_from_each_of_its_checkpoints(algo, ahead, tmp_path):
+    """What is left of a run that was killed before it wrote the next one, wherever within a round that was."""
+    whole = train(tmp_path / "whole", algo, ahead, **EVERY_STEP)
+    known = Checkpoints(whole.path / "checkpoints").list()
+    numbers = [info.number for info in known if not info.best]
+    assert len(numbers) >= whole.version, "at least one a round"
+    assert algo == "ppo" or len(numbers) > 2 * whole.version, "and within the blocks of updates between them"
+    for number in numbers[:4] + numbers[4:-4:3] + numbers[-4:]:
+        path = tmp_path / f"from-{number}"
+        shutil.copytree(whole.path, path)
+        for later in numbers[numbers.index(number) + 1 :]:
+            shutil.rmtree(path / "checkpoints" / f"{later:08d}")
+        again = resume(path, steps=ALGOS[algo]["steps"])
+        assert again.resume == "exact"
+        assert figures(again) == figures(whole), f"from checkpoint {number} of {numbers[-1]}"
+        shutil.rmtree(path)
+
+
+class Uneven(gym.Wrapper):
+    """The second actor's steps take long: most of the time, a round is half there."""
+
+    def step(self, action):
+        if multiprocessing.current_process().name == "steppe-actor-1":
+            time.sleep(0.005)
+        return self.env.step(action)
+
+
+UNEVEN = {"environment.wrappers": ("test_exact_resume:Uneven",)}
+
+
+@pytest.mark.regression
+@both
+def test_after_good_ends_while_a_round_is_half_there(algo, ahead, tmp_path):
+    path, more = tmp_path / "stopped", {**UNEVEN, **timeless(algo)}
+    once = train(path, algo, ahead, [lambda view: view.env_steps > 0], runtime="processes", **more | {"steps": 10**6})
+    assert once.state == "STOPPED"
+    twice = resume(path, observers=[lambda view: view.env_steps > once.env_steps])
+    assert twice.state == "STOPPED"
+    steps = twice.env_steps + 200
+    last = resume(path, steps=steps)
+    assert last.resume == "exact"
+    assert figures(last) == figures(train(tmp_path / "whole", algo, ahead, **more | {"steps": steps}))
+
+
+def timeless(algo):
+    """Settings with nothing that goes by the length of the run."""
+    return {"exploration_fraction": 1e-9, "prioritized": False} if algo == "dqn" else {}
+
+
+@both
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_beyond_its_end(algo, ahead, runtime, tmp_path):
+    more, steps = timeless(algo), 2 * ALGOS[algo]["steps"]
+    train(tmp_path / "half", algo, ahead, runtime=runtime, **more)
+    longer = resume(tmp_path / "half", steps=steps)
+    assert longer.resume == "exact"
+    assert figures(longer) == figures(train(tmp_path / "whole", algo, ahead, **more | {"steps": steps}))
+
+
+def test_a_checkpoint_holds_what_actors_have_only_where_they_are_ahead(tmp_path):
+    for ahead in (0, 1):
+        result = train(tmp_path / str(ahead), "ppo", ahead)
+        checkpoint = Checkpoints(result.path / "checkpoints", run=RunDirectory.open(result.path).key).latest()
+        assert ("acting" in checkpoint.state) == bool(ahead)
+        assert checkpoint.weights.sha256() == result.weights_sha256
