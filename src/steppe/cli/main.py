@@ -67,6 +67,10 @@ def entry() -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `steppe train mine:MyEnv` finds mine.py; at the end, where it hides nothing
     try:
+        if "mpi" in sys.argv:
+            from steppe.runtimes import mpi
+
+            mpi.join("mpi")  # before anything can go wrong: the first rank of a world speaks for all
         app(prog_name="steppe")
     except SteppeError as error:
         traceback = getattr(error, "details", {}).get("traceback")

@@ -22,7 +22,7 @@ from steppe.core.errors import ConfigError, nearest
 
 PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
-RUNTIMES = ("inline", "processes")
+RUNTIMES = ("inline", "processes", "mpi")
 RESERVED = {"STEPPE_RUNS"}  # where runs are kept: not part of a run's configuration
 
 
@@ -123,7 +123,7 @@ class RunConfig(Frozen):
     env: str = Field(description="Gymnasium id, `module:Id`, or `module:function` that makes an environment.")
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
-        "processes", description="Where the roles live: inline, processes, or `module:function` of your own."
+        "processes", description="Where the roles live: inline, processes, mpi, or `module:function` of your own."
     )
     mode: Literal["single", "sync", "async"] | None = Field(None, description="How they take turns; sync if absent.")
     actors: Positive = Field(1, description="Actors that collect experience.")

@@ -13,6 +13,7 @@ from steppe.loops.main import MainLoop
 from steppe.loops.result import RunResult
 from steppe.loops.supervise import Observer
 from steppe.records.directory import RunDirectory
+from steppe.runtimes import mpi
 
 COMPLETE = ("steps_done", "episodes_done", "target_reached")
 
@@ -25,9 +26,10 @@ def resume(run: str | Path, *, steps: int | None = None, observers: Sequence[Obs
     """
     factory.stop_if_loading_main()
     directory = RunDirectory.open(run)
+    config = directory.config()
+    mpi.join(config.runtime)
     directory.acquire()
     try:
-        config = directory.config()
         status = directory.store.status()
         if steps is not None:
             config = config.model_copy(update={"steps": steps})

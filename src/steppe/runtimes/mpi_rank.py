@@ -1,0 +1,297 @@
+"""The life of one rank of an MPI world: build the roles of one place, let them take turns, end.
+
+The first rank learns and directs the others (mpi_world.py), the second is the manager, the rest are actors. Between them
+are messages (transport/mpi.py) and the run's directory, which all of them must see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from steppe.core import factory
+from steppe.core.config import flatten, unflatten
+from steppe.core.errors import DiskFull, RunNotFound
+from steppe.core.links import EVENTS, Role
+from steppe.core.reports import EventReport
+from steppe.core.specs import EnvSpec
+from steppe.core.timing import RunClock
+from steppe.records.directory import RunDirectory
+from steppe.records.sampling import sampled
+from steppe.roles.context import FINISH, Context
+from steppe.runtimes.place import FAULT_EXIT, end_unless_asked, redirect_output
+from steppe.runtimes.plan import Plan, make_plan
+from steppe.runtimes.turns import Fault, Turns, prepare_torch
+from steppe.transport.mpi import Comm, MpiChannel, MpiWeights, MpiWords, library
+
+KINDS = ("actor", "learner", "manager")
+BEGIN, END = "begin", "end"  # words besides those for kinds: build the roles; let go, everything is over
+ORDER = 1  # the tag of orders, in the world's own communicator; an empty one is farewell
+BEAT_S = 0.5
+LOOK_S = 0.001  # how often a role that is at work looks for messages
+SPIN_S = 0.00005
+LONGEST_S = {"learner": 0.001, "actor": 0.001, "manager": 0.02}  # between two looks of one that has nothing to do
+SHM = Path("/dev/shm")
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a world is to run, as plain data."""
+
+    config: dict[str, Any]
+    spec: dict[str, Any]
+    resume: int | None
+    run: str
+    directory: str
+    script: factory.Script | None = None  # where `__main__:name` is found, unless the ranks run that script themselves
+    host: str = ""
+    clock_s: float = 0.0  # on that host, when the order was given
+
+    @classmethod
+    def of(cls, plan: Plan, directory: RunDirectory, script: factory.Script | None) -> Order:
+        """The order to run this plan in this directory."""
+        path = str(directory.path.resolve())
+        return cls(flatten(plan.config), asdict(plan.spec), plan.resume, directory.id, path, script)
+
+    def stamped(self) -> Order:
+        """The same, given now and here."""
+        return msgspec.structs.replace(self, host=socket.gethostname(), clock_s=time.monotonic())
+
+    def plan(self) -> Plan:
+        """The same plan again."""
+        plan = make_plan(unflatten(self.config), msgspec.convert(self.spec, EnvSpec))
+        return replace(plan, resume=self.resume)
+
+    def clock(self) -> RunClock:
+        """The clock of the host where the order was given; on another one, as exact as the order came quickly."""
+        clock = RunClock()
+        if self.host != socket.gethostname():
+            clock.exclude(time.monotonic() - self.clock_s)
+        return clock
+
+
+def seats(plan: Plan) -> list[str]:
+    """The place on each rank, the first rank's first."""
+    return ["learner", "manager", *(place for place in plan.places() if place not in ("learner", "manager"))]
+
+
+class Pause:
+    """Waiting without burning a core: spin briefly, then sleep an eighth of the time waited so far, up to a limit."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._since_s: float | None = None
+
+    def over(self) -> None:
+        """There was something to do."""
+        self._since_s = None
+
+    def wait(self) -> None:
+        """There was nothing to do."""
+        now = time.monotonic()
+        if self._since_s is None:
+            self._since_s = now
+        elif (waited := now - self._since_s) > SPIN_S:
+            time.sleep(min(self._longest_s, waited / 8))
+
+
+class Seat:
+    """One rank's place in a run: its links to the others and, once they are built, its roles."""
+
+    def __init__(self, world: Comm, order: Order) -> None:
+        """All ranks take theirs at the same time."""
+        self.order, self.plan = order, order.plan()
+        places = seats(self.plan)
+        self.place = places[world.Get_rank()]
+        self.first = world.Get_rank() == 0
+        self.pause = Pause(LONGEST_S[self.place.partition("-")[0]])
+        self._others = range(1, world.Get_size())
+        writers = [places.index(role.place) for role in self.plan.roles if role.kind == "actor"]
+        self.channel = MpiChannel(world, self.plan.segment, order.run, writers, self.plan.slots_per_actor)
+        self.weights = MpiWeights(world, self._others)
+        self.words = MpiWords(world, (*KINDS, BEGIN, END))
+        self.turns = Turns([])
+        self._stack = contextlib.ExitStack()
+        self.run: RunDirectory | None = None
+        self.over = False
+        self._host: Role | None = None
+        self._looked_s = self._beat_s = 0.0
+
+    def build(self, run: Callable[[], RunDirectory]) -> None:
+        """Build the roles in the run's directory. One that cannot be built is told like one that failed later."""
+        try:
+            self.run = run()
+            into = self.run.profile if self.plan.config.flow.profile else None
+            self.turns.live = self._stack.enter_context(sampled(self._roles(self.run), into, waiting=self.place))
+            self._host = next(role for role in self.turns.live if role.name == self.place)
+        except Exception as error:  # noqa: BLE001 - whatever it is becomes the run's fault, with its traceback
+            self.turns.faults.append(Fault.of(self.place, error))
+            self._end()
+
+    def turn(self) -> bool:
+        """Look for messages and let every role of this place do one step; False when there was nothing to do."""
+        self.beat(always=True)
+        if self.over or self._host is None:
+            return False
+        busy = self.turns.once()
+        if self._host.done or self.turns.faults:  # when the host is done, its guests are too
+            self._end()
+        return busy
+
+    def beat(self, *, always: bool = False) -> None:
+        """Say that this rank is alive, and look for messages; called often, so mostly it does nothing."""
+        now = time.monotonic()
+        if now - self._looked_s >= LOOK_S or always:
+            self._looked_s = now
+            if now - self._beat_s >= BEAT_S and not self.first:
+                self._beat_s = now
+                self.words.tell({})
+            self.progress()
+
+    def progress(self) -> None:
+        """Let messages come and go. The last weights come before the word that there will be no more."""
+        self.channel.progress()
+        self.weights.progress()
+        if not self.weights.receiving:
+            self.words.progress(hold=self._hold())
+
+    def close(self) -> None:
+        """Let go of the links, together with the other ranks."""
+        for link in (self.channel, self.weights, self.words):
+            link.close()
+
+    def _hold(self) -> list[int]:
+        if not self.first or all(self.words.get(kind) != FINISH for kind in KINDS):
+            return []
+        return [rank for rank in self._others if not self.weights.delivered(rank)]
+
+    def _roles(self, run: RunDirectory) -> list[Role]:
+        from steppe.runtimes.wiring import build_role
+
+        prepare_torch(self.plan.config.flow.threads)
+        clock, spans = self.order.clock(), self.plan.config.flow.trace_spans
+        roles = []
+        for spec in self.plan.places()[self.place]:
+            links = (self.channel, self.weights, run.board)
+            context = Context(run.id, spec.name, *links, self._asker(spec.kind), clock, spans, beat=self.beat)
+            roles.append(build_role(self.plan, spec, run, context))
+        return roles
+
+    def _asker(self, kind: str) -> Callable[[], int]:
+        return lambda: self.words.get(kind)
+
+    def _end(self) -> None:
+        """Close the roles, and put what went wrong into the event log."""
+        self.turns.close()
+        self._stack.close()
+        self.over = True
+        if self.run is None:
+            return
+        with contextlib.suppress(DiskFull):  # the first rank hears of it besides
+            for fault in reversed(self.turns.faults):
+                details = {
+                    "place": self.place,
+                    "reason": fault.reason,
+                    "message": fault.message,
+                    "details": fault.details,
+                }
+                event = EventReport(run=self.run.id, kind="fault", role=fault.role, details=details)
+                self.run.board.post(EVENTS, event.record())
+            self.run.board.flush()
+
+
+def serve(world: Comm) -> NoReturn:
+    """Any rank but the first: carry out its orders, one after the other, until it says farewell."""
+    quiet_signals()
+    try:
+        while (order := _next_order(world)) is not None:
+            _carry_out(world, order)
+    except BaseException:  # noqa: BLE001 - told, and the whole world ends with it
+        # Python would wait in MPI_Finalize for the others, and they for this rank.
+        sys.excepthook(*sys.exc_info())
+        abort(world, FAULT_EXIT)
+    sys.exit(0)
+
+
+def quiet_signals() -> None:
+    """Ctrl-C and SIGTERM reach every rank; the one that supervises decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end_unless_asked)
+
+
+def _next_order(world: Comm) -> Order | None:
+    mpi, status = library(), library().Status()
+    pause = Pause(LONGEST_S["manager"])
+    while (message := world.Improbe(0, ORDER, status)) is None:
+        pause.wait()
+    data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+    message.Recv(data)
+    return msgspec.json.decode(data.tobytes(), type=Order) if len(data) else None
+
+
+def _carry_out(world: Comm, order: Order) -> None:
+    seat = Seat(world, order)
+    seat.words.tell(whereabouts())
+    _until(seat, lambda: bool(seat.words.get(BEGIN)))
+    factory.adopt_main(order.script)
+    seat.build(lambda: _open(order.directory, seat.place))
+    while not seat.over:
+        if seat.turn():
+            seat.pause.over()
+        else:
+            seat.pause.wait()
+    faults = [asdict(fault) for fault in seat.turns.faults]
+    seat.words.tell({"ended": True, "faults": faults})
+    _until(seat, lambda: bool(seat.words.get(END)))
+    seat.close()
+    if seat.run is not None:
+        seat.run.store.close()
+
+
+def _until(seat: Seat, true: Callable[[], bool]) -> None:
+    while not true():
+        seat.progress()
+        seat.pause.wait()
+
+
+def _open(directory: str, place: str) -> RunDirectory:
+    path = Path(directory)
+    if not path.is_dir():
+        host = socket.gethostname()
+        raise RunNotFound(f"{path} cannot be seen on {host}: set STEPPE_RUNS to a directory that all hosts share")
+    redirect_output(path / "logs" / f"{place}.log")
+    return RunDirectory.open(path)
+
+
+def whereabouts() -> dict[str, Any]:
+    """Where this rank is, for whoever has to clear up after it."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "files": own_files()}
+
+
+def own_files() -> list[str]:
+    """The files in shared memory that this process has mapped: MPI leaves them there when its processes are killed."""
+    try:
+        words = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    except OSError:
+        return []
+    return sorted({row[5] for row in words if len(row) == 6 and row[5].startswith(f"{SHM}/")})
+
+
+def abort(world: Comm, code: int) -> NoReturn:
+    """End the whole world at once."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for file in own_files():
+        Path(file).unlink(missing_ok=True)
+    world.Abort(code)
+    os._exit(code)

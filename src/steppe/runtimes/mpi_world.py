@@ -1,0 +1,287 @@
+"""The first rank of an MPI world: the learner's place, and word to and from all others.
+
+Where the user started mpiexec, the first rank also supervises, with a WorldHandle. Where Steppe started it (mpi.py), the
+supervisor is another process: `main` passes on what it asks, and tells it what becomes of the roles.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from steppe.core import factory
+from steppe.core.errors import UsageError
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import STOP
+from steppe.runtimes.mpi_rank import (
+    BEGIN,
+    END,
+    KINDS,
+    ORDER,
+    Order,
+    Seat,
+    abort,
+    quiet_signals,
+    seats,
+    serve,
+    whereabouts,
+)
+from steppe.runtimes.place import FAULT_EXIT, WHERE_SIGNAL, redirect_output
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.resuming import prime
+from steppe.runtimes.turns import Fault
+from steppe.transport.mpi import Comm, library
+
+START_S = 120.0  # how long a rank may take to its first sign of life: imports on a busy machine
+LOOK_S = 0.5  # between looks for hung ranks
+WHERE_S = 2.0  # how long a hung one has to write down where it hangs
+RELAY_S = 0.05  # between looks for words from the supervisor
+
+
+def world() -> Comm:
+    """Everyone that mpiexec started."""
+    comm: Comm = library().COMM_WORLD
+    return comm
+
+
+def require_size(plan: Plan) -> None:
+    """Raise unless mpiexec started as many ranks as the plan has places."""
+    needed, size = len(seats(plan)), world().Get_size()
+    if needed != size:
+        num = plan.config.actors
+        actors = "" if needed == 2 else f", {num} for actors" if num > 1 else ", 1 for the actor"
+        raise UsageError(
+            f"mpiexec started {size} {'rank' if size == 1 else 'ranks'}, but this run takes {needed} (1 for the learner, "
+            f"1 for the manager{actors}): use mpiexec -n {needed}, or another --actors"
+        )
+
+
+class WorldHandle:
+    """A run over all ranks, as the first of them sees it. `advance` lets the learner work, here."""
+
+    def __init__(self, order: Order, directory: RunDirectory, comm: Comm) -> None:
+        self._comm, self._directory = comm, directory
+        order = order.stamped()
+        data = msgspec.json.encode(order)
+        for rank in range(1, comm.Get_size()):
+            comm.Send(data, rank, ORDER)
+        self._seat = Seat(comm, order)
+        self._places = seats(self._seat.plan)
+        self.ranks: dict[str, dict[str, Any]] = {"learner": whereabouts()}
+        self._ended: set[str] = set()
+        self._faults: dict[str, Fault] = {}
+        self._seen_s = dict.fromkeys(self._places[1:], time.monotonic() + START_S)
+        self._looked_s = time.monotonic()
+        self._closed = False
+        prime(self._seat.channel, self._seat.plan, directory)
+        while not self._seat.channel.settled:
+            self._seat.progress()
+        self._seat.words.set(BEGIN, 1)
+        self._seat.progress()
+        self._seat.build(lambda: directory)
+
+    def advance(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        before = len(self._over())
+        while time.monotonic() < until:
+            if self._seat.turn():
+                self._seat.pause.over()
+            else:
+                self._seat.pause.wait()
+            self._hear()
+            if len(self._over()) != before:
+                return
+
+    def ended(self, kind: str) -> bool:
+        places = {role.place for role in self._seat.plan.roles if role.kind == kind}
+        return places <= self._over()
+
+    def faults(self) -> list[Fault]:
+        self._look_for_hung()
+        return [*self._seat.turns.faults, *self._faults.values()]
+
+    def ask(self, kind: str, what: int) -> None:
+        self._seat.words.set(kind, what)
+
+    def close(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for kind in KINDS:
+            self.ask(kind, STOP)
+        deadline = time.monotonic() + timeout_s
+        while len(self._over()) < len(self._places) and time.monotonic() < deadline:
+            self.advance(max(0.0, deadline - time.monotonic()))
+        if self._hung() or len(self._over()) < len(self._places):
+            _broken.append(self._comm)
+            return
+        self._part()
+
+    def state(self) -> dict[str, Any]:
+        """What has become of the roles, as plain data."""
+        faults = [asdict(fault) for fault in self.faults()]
+        return {"ended": sorted(self._over()), "faults": faults, "ranks": dict(self.ranks)}
+
+    def _part(self) -> None:
+        """Every other rank waits for the last word and takes in whatever comes until then."""
+        seat = self._seat
+        while not all(seat.weights.delivered(rank) for rank in range(1, self._comm.Get_size())):
+            seat.progress()
+        seat.words.set(END, 1)
+        while not (seat.words.settled and seat.channel.settled):
+            seat.progress()
+        seat.close()
+
+    def _over(self) -> set[str]:
+        """The places that have come to their end."""
+        return self._ended | ({"learner"} if self._seat.over else set()) | set(self._hung())
+
+    def _hung(self) -> list[str]:
+        return [place for place, fault in self._faults.items() if fault.reason == "hung"]
+
+    def _hear(self) -> None:
+        now = time.monotonic()
+        for rank, note in self._seat.words.notes():
+            place = self._places[rank]
+            if "pid" in note:
+                self.ranks[place] = note
+                continue
+            self._seen_s[place] = now
+            if note.get("ended"):
+                self._ended.add(place)
+                for told in note["faults"]:
+                    self._faults.setdefault(place, msgspec.convert(told, Fault))
+
+    def _look_for_hung(self) -> None:
+        """Notes that came while the learner was at work count, so they are read first."""
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return
+        self._seat.progress()
+        self._hear()
+        self._looked_s = time.monotonic()
+        limit_s = self._seat.plan.config.flow.hang_s
+        for place in self._places[1:]:
+            if place not in self._over() and self._looked_s - self._seen_s[place] > limit_s:
+                message = f"{place} took longer than flow.hang_s={limit_s:g} for one step"
+                self._faults[place] = Fault(place, "hung", message, {"traceback": self._where(place)})
+
+    def _where(self, place: str) -> str:
+        """What a rank on this host is doing, as it writes into its log."""
+        log = self._directory.path / "logs" / f"{place}.log"
+        known = self.ranks.get(place)
+        if known is None or known["host"] != self._seat.order.host or not log.exists():
+            return ""
+        start = log.stat().st_size
+        os.kill(known["pid"], WHERE_SIGNAL)
+        deadline, text = time.monotonic() + WHERE_S, ""
+        while time.monotonic() < deadline and "most recent call first" not in text:
+            time.sleep(0.05)
+            text = log.read_bytes()[start:].decode(errors="replace")
+        return text
+
+
+_farewells: list[Comm] = []  # to say, once
+_broken: list[Comm] = []  # worlds with a rank that does not answer
+
+
+def farewell() -> None:
+    """Let the other ranks go; by force where one does not answer, as MPI would wait for it without end."""
+    if _broken:
+        abort(_broken[0], FAULT_EXIT)
+    while _farewells:
+        comm = _farewells.pop()
+        for rank in range(1, comm.Get_size()):
+            comm.Send(b"", rank, ORDER)
+
+
+def join() -> None:
+    """Enter the world that mpiexec made. Only the first rank comes back; the others serve it until it ends."""
+    comm = world()
+    if comm.Get_rank():
+        serve(comm)
+    if not _farewells:
+        _farewells.append(comm)
+        atexit.register(farewell)
+
+
+def main() -> NoReturn:
+    """What every rank runs where Steppe started mpiexec."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever libraries print before there is a log for it must not come between the answers
+    join()
+    quiet_signals()
+    try:
+        _relay(_Lines(0), answers)
+    except EOFError:
+        abort(world(), FAULT_EXIT)  # the supervisor is gone: roles never live on alone
+    except BaseException:  # noqa: BLE001 - told, and the whole world ends: Python would wait for the others in its exit
+        sys.excepthook(*sys.exc_info())
+        abort(world(), FAULT_EXIT)
+    farewell()
+    _answer(answers, {"farewell": True})
+    sys.exit(0)
+
+
+def _relay(words: _Lines, answers: int) -> None:
+    """Between the supervisor, at the other end of standard input and output, and the roles."""
+    order = msgspec.json.decode(words.first(), type=Order)
+    factory.adopt_main(order.script)
+    directory = RunDirectory.open(Path(order.directory))
+    redirect_output(directory.path / "logs" / "learner.log")
+    handle = WorldHandle(order, directory, world())
+    told: dict[str, Any] = {}
+    while True:
+        handle.advance(RELAY_S)
+        for line in words.now():
+            word = msgspec.json.decode(line)
+            if "close_s" in word:
+                handle.close(word["close_s"])
+                directory.board.flush()
+                directory.store.close()
+                return
+            handle.ask(word["kind"], word["what"])
+        state = handle.state()
+        if state != told:
+            _answer(answers, state)
+            told = state
+
+
+def _answer(answers: int, words: dict[str, Any]) -> None:
+    data = memoryview(msgspec.json.encode(words) + b"\n")
+    while data:
+        data = data[os.write(answers, data) :]
+
+
+class _Lines:
+    """The lines that come in through a pipe; EOFError when there will be no more."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._poll = select.poll()
+        self._poll.register(handle, select.POLLIN)
+        self._rest = b""
+
+    def first(self) -> bytes:
+        """The next line, however long it takes."""
+        while not (lines := self.now(timeout_s=None)):
+            pass
+        (line,) = lines
+        return line
+
+    def now(self, timeout_s: float | None = 0.0) -> list[bytes]:
+        """What has come, as far as it is whole."""
+        if not self._poll.poll(None if timeout_s is None else timeout_s * 1000):
+            return []
+        data = os.read(self._handle, 1 << 20)
+        if not data:
+            raise EOFError
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines

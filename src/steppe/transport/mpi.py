@@ -1,0 +1,469 @@
+"""Messages between the ranks of an MPI world. Nothing here blocks: `progress` takes in what came and sends what is due.
+
+    channel   tag 4 · actor + what    SEGMENT, STATE → reader      CREDIT, PRIME → writer
+    weights   tag 0                   the newest version → each reader, one message under way to each
+    words     tags 0, 1               what kinds of role are asked to do → every rank    notes → the first rank
+
+Each of the three has a communicator of its own, made by all ranks together, so that every probe may be for any tag.
+Messages of one rank to another over one communicator come in order. Memory is bounded: by credits in a channel, by
+synchronous sends (complete only when the other side has begun to receive) in a store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.codec import checked_layout
+from steppe.core.errors import DamagedFile, MissingExtra
+from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.specs import SegmentSpec
+from steppe.core.weights import Layout, Weights
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm as Comm
+    from mpi4py.MPI import Message, Request, Status
+else:
+    Comm = Message = Request = Status = Any
+
+_HEAD = 64  # bytes before the arrays of a message: eight words
+_ALIGN = 64
+
+
+def library() -> Any:
+    """The module MPI of mpi4py, which joins the world when it is first imported; MissingExtra where it cannot be."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.thread_level = "funneled"  # other threads of a rank never call it
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter: mpi4py is there, but no MPI library
+        raise MissingExtra("runtime 'mpi'", "mpi") from error
+    return MPI
+
+
+class _Outbox:
+    """Sends under way, kept with what they send until they are complete."""
+
+    def __init__(self) -> None:
+        self._under_way: list[tuple[Request, object]] = []
+
+    def keep(self, request: Request, sent: object) -> None:
+        self._under_way.append((request, sent))
+
+    def progress(self) -> None:
+        if self._under_way:
+            self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+
+    @property
+    def empty(self) -> bool:
+        return not self._under_way
+
+
+class _Packet:
+    """The memory of one message with a segment: eight words, then the columns.
+
+    words: the writer's slot, epoch, sequence, version, started_s (a float), schema, bytes of state (-1: none), unused
+    """
+
+    SLOT, EPOCH, SEQUENCE, VERSION, STARTED, SCHEMA, STATE = range(7)
+
+    def __init__(self, spec: SegmentSpec, slot: int) -> None:
+        self.buffer = np.zeros(_HEAD + spec.nbytes, np.uint8)
+        self.words = self.buffer[:_HEAD].view(np.int64)
+        self.floats = self.buffer[:_HEAD].view(np.float64)
+        self.segment = Segment(spec, spec.columns(self.buffer[_HEAD:]), slot=slot)
+        self.actor = -1
+        self.requests: list[Request] = []
+        self.state: np.ndarray | None = None
+
+    def write(self, slot: int, header: SegmentHeader, state: bytes | None) -> None:
+        size = -1 if state is None else len(state)
+        self.words[:7] = (slot, header.epoch, header.sequence, header.version, 0, header.schema, size)
+        self.floats[self.STARTED] = header.started_s
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything of it has arrived; a state comes in a message after it."""
+        if not all(request.Test() for request in self.requests):
+            return False
+        return self.state is not None or int(self.words[self.STATE]) < 0
+
+    def read(self, run: str) -> Segment:
+        _, epoch, sequence, version, _, schema, size = self.words[:7].tolist()
+        started_s = float(self.floats[self.STARTED])
+        self.segment.header = SegmentHeader(run, self.actor, epoch, sequence, version, started_s, schema)
+        self.segment.state = None if size < 0 or self.state is None else self.state.tobytes()
+        return self.segment
+
+
+class MpiChannel:
+    """A Channel from the ranks in `writers`, one for each actor, to the rank `reader`.
+
+    An actor has as many packets at either end as it has slots. One that was sent is under way until the reader releases
+    it and its number comes back, a credit; so the reader always has a packet free for what comes.
+    """
+
+    SEGMENT, STATE, CREDIT, PRIME = range(4)
+    _KINDS = 4
+
+    def __init__(
+        self,
+        comm: Comm,
+        spec: SegmentSpec,
+        run: str,
+        writers: Sequence[int],
+        slots_per_actor: int = 1,
+        *,
+        reader: int = 0,
+    ) -> None:
+        """All ranks of `comm` make theirs at the same time."""
+        self._mpi = library()
+        self._comm: Comm = comm.Dup()
+        self._run, self._writers, self._reader = run, tuple(writers), reader
+        here = self._comm.Get_rank()
+        own = [actor for actor, rank in enumerate(writers) if rank == here]
+        self._out = {actor: [_Packet(spec, slot) for slot in range(slots_per_actor)] for actor in own}
+        self._free = {actor: list(range(slots_per_actor)) for actor in own}
+        self._held: dict[int, int] = {}  # actor → the slot it is filling
+        self._last: dict[int, tuple[int, bytes | None]] = {}
+        num_in = len(self._writers) * slots_per_actor if here == reader else 0
+        self._in = [_Packet(spec, slot) for slot in range(num_in)]
+        self._empty = {
+            actor: self._in[actor * slots_per_actor : (actor + 1) * slots_per_actor] for actor in range(len(writers))
+        }
+        self._arriving: list[_Packet] = []  # in the order in which they came
+        self._outbox = _Outbox()
+        self._status: Status = self._mpi.Status()
+
+    def blank(self, actor: int) -> Segment | None:
+        if actor not in self._held:
+            self.progress()
+            if not self._free[actor]:
+                return None
+            self._held[actor] = self._free[actor].pop(0)
+        return self._out[actor][self._held[actor]].segment
+
+    def offer(self, segment: Segment) -> bool:
+        header = segment.header
+        assert header is not None, "a segment is offered with its header set"
+        packet = self._out[header.actor][segment.slot]
+        packet.write(segment.slot, header, segment.state)
+        self._send(packet.buffer, self._reader, header.actor, self.SEGMENT)
+        if segment.state is not None:
+            self._send(segment.state, self._reader, header.actor, self.STATE)
+        self._last[header.actor] = (header.sequence, segment.state)
+        del self._held[header.actor]
+        return True
+
+    def poll(self) -> Segment | None:
+        self.progress()
+        behind: set[int] = set()  # actors of which an earlier one is not complete
+        for packet in self._arriving:
+            if packet.actor not in behind and packet.complete:
+                self._arriving.remove(packet)
+                return packet.read(self._run)
+            behind.add(packet.actor)
+        return None
+
+    def release(self, segment: Segment) -> None:
+        packet = self._in[segment.slot]
+        credit = packet.words[: _Packet.SLOT + 1].copy()
+        packet.requests, packet.state = [], None
+        self._empty[packet.actor].append(packet)
+        self._send(credit, self._writers[packet.actor], packet.actor, self.CREDIT)
+
+    def recall(self, actor: int) -> tuple[int, bytes | None] | None:
+        self.progress()
+        return self._last.get(actor)
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        """To the actor's rank, which takes it in with its next `progress`."""
+        message = msgspec.msgpack.encode((sequence, state))
+        tag = actor * self._KINDS + self.PRIME
+        self._outbox.keep(self._comm.Issend(message, self._writers[actor], tag), message)
+
+    def progress(self) -> None:
+        """Take in what came, and let go of what was sent."""
+        self._outbox.progress()
+        probe, anyone = self._comm.Improbe, self._mpi.ANY_SOURCE
+        while (message := probe(anyone, self._mpi.ANY_TAG, self._status)) is not None:
+            actor, what = divmod(self._status.Get_tag(), self._KINDS)
+            self._take(message, actor, what)
+
+    @property
+    def settled(self) -> bool:
+        """Whether what was sent from here is out of this rank's hands, and what was primed has arrived."""
+        return self._outbox.empty
+
+    def close(self) -> None:
+        """Together with the other ranks, when nothing is under way."""
+        self._comm.Free()
+
+    def _take(self, message: Message, actor: int, what: int) -> None:
+        if what == self.SEGMENT:
+            packet = self._empty[actor].pop(0)
+            packet.actor = actor
+            packet.requests = [message.Irecv(packet.buffer)]
+            self._arriving.append(packet)
+        elif what == self.STATE:
+            packet = next(packet for packet in reversed(self._arriving) if packet.actor == actor)
+            packet.state = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
+            packet.requests.append(message.Irecv(packet.state))
+        elif what == self.CREDIT:
+            credit = np.zeros(1, np.int64)
+            message.Recv(credit)
+            self._free[actor].append(int(credit[0]))
+        else:
+            self._last[actor] = msgspec.msgpack.decode(self._whole(message), type=tuple[int, bytes | None])
+
+    def _whole(self, message: Message) -> bytes:
+        data = bytearray(self._status.Get_count(self._mpi.BYTE))
+        message.Recv(data)
+        return bytes(data)
+
+    def _send(self, data: np.ndarray | bytes, rank: int, actor: int, what: int) -> None:
+        self._outbox.keep(self._comm.Isend(data, rank, actor * self._KINDS + what), data)
+
+
+class _Letter:
+    """One message with weights: eight words, policy and layout as JSON, the buffer.
+
+    words: bytes of JSON, version, updates, env_steps, episodes, train_s (a float), unused, unused
+    """
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+        self.words = data[:_HEAD].view(np.int64)
+        self.floats = data[:_HEAD].view(np.float64)
+        self.uses = 0  # sends under way
+
+    @classmethod
+    def blank(cls, policy: str, weights: Weights) -> _Letter:
+        """One for weights of this layout."""
+        rows = [(entry.name, entry.shape, entry.dtype, entry.offset) for entry in weights.layout.entries]
+        about = msgspec.json.encode((policy, rows))
+        letter = cls(np.zeros(_start(len(about)) + weights.buffer.nbytes, np.uint8))
+        letter.words[0] = len(about)
+        letter.data[_HEAD : _HEAD + len(about)] = np.frombuffer(about, np.uint8)
+        return letter
+
+    @property
+    def about(self) -> bytes:
+        return self.data[_HEAD : _HEAD + int(self.words[0])].tobytes()
+
+    @property
+    def buffer(self) -> np.ndarray:
+        return self.data[_start(int(self.words[0])) :]
+
+    @property
+    def version(self) -> int:
+        return int(self.words[1])
+
+    def write(self, weights: Weights) -> None:
+        self.words[1:5] = (weights.version, weights.updates, weights.env_steps, weights.episodes)
+        self.floats[5] = weights.train_s
+        np.copyto(self.buffer, weights.buffer)
+
+    def read(self, layout: Layout) -> Weights:
+        """The weights in a buffer of their own."""
+        return Weights(layout, self.buffer.copy(), *self.words[1:5].tolist(), train_s=float(self.floats[5]))
+
+
+def _start(about: int) -> int:
+    return -(-(_HEAD + about) // _ALIGN) * _ALIGN
+
+
+def _read_about(about: bytes, nbytes: int) -> tuple[str, Layout]:
+    try:
+        policy, rows = msgspec.json.decode(about, type=tuple[str, list[Any]])
+        return policy, checked_layout(rows, nbytes)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise DamagedFile(f"a message with weights is damaged: {error}") from None
+
+
+class MpiWeights:
+    """A WeightStore: the rank `writer` sends to each of `readers`, and reads what it published itself.
+
+    To a reader that has not begun to receive the last letter nothing more is sent; then it gets the newest. So a slow
+    reader holds up nobody, and the writer keeps at most one letter more than it has readers.
+    """
+
+    def __init__(self, comm: Comm, readers: Sequence[int], *, writer: int = 0) -> None:
+        """All ranks of `comm` make theirs at the same time."""
+        self._mpi = library()
+        self._comm: Comm = comm.Dup()
+        self._writer = writer
+        self._publishes = self._comm.Get_rank() == writer
+        self._newest: dict[str, _Letter] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._spare: list[_Letter] = []
+        self._sent: dict[int, dict[str, int]] = {reader: {} for reader in readers if reader != writer}
+        self._under_way: dict[int, tuple[Request, _Letter]] = {}
+        self._incoming: tuple[Request, _Letter] | None = None
+        self._abouts: dict[bytes, tuple[str, Layout]] = {}
+        self._status: Status = self._mpi.Status()
+
+    def publish(self, policy: str, weights: Weights) -> None:
+        newest = self._newest.get(policy)
+        if newest is not None and weights.version <= newest.version:
+            raise ValueError(f"version {weights.version} is not newer than {newest.version}")
+        weights.require(self._layouts.setdefault(policy, weights.layout), "those published before")
+        self.progress()
+        letter = self._spare_for(newest) or _Letter.blank(policy, weights)
+        letter.write(weights)
+        self._newest[policy] = letter
+        self._put_by(newest)
+        self._send()
+
+    def newer_than(self, policy: str, version: int) -> Weights | None:
+        self.progress()
+        newest = self._newest.get(policy)
+        return newest.read(self._layouts[policy]) if newest is not None and newest.version > version else None
+
+    def progress(self) -> None:
+        """Take in what came, let go of what was sent, and send what is newer."""
+        if self._publishes:
+            for reader, (request, letter) in list(self._under_way.items()):
+                if request.Test():
+                    del self._under_way[reader]
+                    letter.uses -= 1
+                    self._put_by(letter)
+            self._send()
+        else:
+            while self._received() or self._receive():
+                pass
+
+    @property
+    def receiving(self) -> bool:
+        """Whether weights have come that are not whole yet."""
+        return self._incoming is not None
+
+    def delivered(self, reader: int) -> bool:
+        """Whether a reader has begun to receive the newest of everything."""
+        versions = {policy: letter.version for policy, letter in self._newest.items()}
+        return reader not in self._under_way and self._sent.get(reader, versions) == versions
+
+    def close(self) -> None:
+        """Together with the other ranks, when nothing is under way."""
+        self._comm.Free()
+
+    def _send(self) -> None:
+        for reader, sent in self._sent.items():
+            for policy, letter in self._newest.items():
+                if reader not in self._under_way and sent.get(policy, -1) < letter.version:
+                    self._under_way[reader] = (self._comm.Issend(letter.data, reader), letter)
+                    sent[policy] = letter.version
+                    letter.uses += 1
+
+    def _put_by(self, letter: _Letter | None) -> None:
+        """Keep a letter's memory for another, once nobody needs it."""
+        if letter is not None and letter.uses == 0 and not any(letter is known for known in self._newest.values()):
+            self._spare.append(letter)
+
+    def _spare_for(self, like: _Letter | None) -> _Letter | None:
+        if like is None:
+            return None
+        for letter in self._spare:
+            if letter.data.nbytes == like.data.nbytes and letter.about == like.about:
+                self._spare.remove(letter)
+                return letter
+        return None
+
+    def _receive(self) -> bool:
+        message = self._comm.Improbe(self._writer, 0, self._status)
+        if message is None:
+            return False
+        size = self._status.Get_count(self._mpi.BYTE)
+        spare = next((letter for letter in self._spare if letter.data.nbytes == size), None)
+        if spare is not None:
+            self._spare.remove(spare)
+        letter = spare or _Letter(np.zeros(size, np.uint8))
+        self._incoming = (message.Irecv(letter.data), letter)
+        return True
+
+    def _received(self) -> bool:
+        if self._incoming is None or not self._incoming[0].Test():
+            return False
+        letter, self._incoming = self._incoming[1], None
+        about = letter.about
+        if about not in self._abouts:
+            self._abouts[about] = _read_about(about, letter.buffer.nbytes)
+        policy, self._layouts[policy] = self._abouts[about]
+        before = self._newest.get(policy)
+        self._newest[policy] = letter
+        self._put_by(before)
+        return True
+
+
+class MpiWords:
+    """Between the first rank and the others: a table of words down to all of them, notes up to the first.
+
+    Of words only the newest count; every note arrives.
+    """
+
+    _WORDS, _NOTE = range(2)
+
+    def __init__(self, comm: Comm, names: Sequence[str]) -> None:
+        """All ranks of `comm` make theirs at the same time. Every word is 0 until it is set."""
+        self._mpi = library()
+        self._comm: Comm = comm.Dup()
+        self._first = self._comm.Get_rank() == 0
+        self._names = tuple(names)
+        self._table = np.zeros(len(self._names), np.int64)
+        self._told = {rank: self._table.copy() for rank in range(1, self._comm.Get_size())}
+        self._outbox = _Outbox()
+        self._notes: deque[tuple[int, dict[str, Any]]] = deque()
+        self._status: Status = self._mpi.Status()
+
+    def set(self, name: str, value: int) -> None:
+        """On the first rank; the others hear of it with the next `progress`. May be called in a signal handler."""
+        self._table[self._names.index(name)] = value
+
+    def get(self, name: str) -> int:
+        """As far as it is known here."""
+        return int(self._table[self._names.index(name)])
+
+    def tell(self, note: dict[str, Any]) -> None:
+        """Send a note to the first rank."""
+        data = msgspec.json.encode(note)
+        self._outbox.keep(self._comm.Isend(data, 0, self._NOTE), data)
+
+    def notes(self) -> list[tuple[int, dict[str, Any]]]:
+        """On the first rank: the notes that came since the last call, with the ranks that they are from."""
+        found = list(self._notes)
+        self._notes.clear()
+        return found
+
+    def progress(self, hold: Sequence[int] = ()) -> None:
+        """Take in what came and send what is new, except to the ranks on hold."""
+        self._outbox.progress()
+        if self._first:
+            self._send(hold)
+        while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, self._status)) is not None:
+            if self._status.Get_tag() == self._WORDS:
+                message.Recv(self._table)
+                continue
+            data, source = bytearray(self._status.Get_count(self._mpi.BYTE)), self._status.Get_source()
+            message.Recv(data)
+            self._notes.append((source, msgspec.json.decode(data)))
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was said here has been sent and heard as far as MPI tells."""
+        return self._outbox.empty and all((told == self._table).all() for told in self._told.values() if self._first)
+
+    def close(self) -> None:
+        """Together with the other ranks, when nothing is under way."""
+        self._comm.Free()
+
+    def _send(self, hold: Sequence[int]) -> None:
+        for rank, told in self._told.items():
+            if rank not in hold and not (told == self._table).all():
+                now = self._table.copy()
+                self._told[rank] = now
+                self._outbox.keep(self._comm.Isend(now, rank, self._WORDS), now)
