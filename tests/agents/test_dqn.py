@@ -28,16 +28,6 @@ def segment_for(agent):
     return invented_segment(agent, agent.config, SPEC, np.random.default_rng(1))
 
 
-def written_out(network, obs):
-    """The same network as a formula that autograd can follow."""
-    if not hasattr(network, "tower"):
-        return network(obs)
-    layer = obs
-    for weight, bias in zip(network.tower.weight, network.tower.bias, strict=True):
-        layer = torch.relu(layer @ weight[0] + bias[0])
-    return network.head(layer)
-
-
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
 def test_gradient_and_priorities_are_autograds(double, dueling):
@@ -53,7 +43,7 @@ def test_gradient_and_priorities_are_autograds(double, dueling):
         following = target(columns["next_obs"])
         best = (agent.network if double else target)(columns["next_obs"]).argmax(1, keepdim=True)
         goal = columns["reward"] + columns["discount"] * ~columns["terminated"] * following.gather(1, best)[:, 0]
-    values = written_out(agent.network, columns["obs"]).gather(1, columns["action"][:, None])[:, 0]
+    values = agent.network(columns["obs"]).gather(1, columns["action"][:, None])[:, 0]
     losses = torch.nn.functional.smooth_l1_loss(values, goal, reduction="none")
     loss = (losses * torch.from_numpy(batch.weights)).mean()
     loss.backward()

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 
 import numba
 import numpy as np
-import torch
 
-from steppe.agents.flat import FlatModule, as_tensor
+from steppe.agents.flat import FlatModule
 from steppe.agents.networks import build_seeded
-from steppe.agents.q_network import build_q_network
+from steppe.agents.q_network import QValues, build_q_network
 from steppe.agents.torch_agent import TorchAgent
 from steppe.core.agent import Learned, Progress, Tree
 from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
@@ -35,7 +34,8 @@ class DQN(TorchAgent):
         self.num_actions = spec.action.sizes[0]
         self.network = build_seeded(seed, lambda: build_q_network(config, spec))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
-        self._target: FlatModule | None = None  # an actor never needs one
+        self._online = QValues(self.flat)
+        self._target: QValues | None = None  # an actor never needs one
         self._synced_at = 0
 
     @property
@@ -45,9 +45,7 @@ class DQN(TorchAgent):
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """The best action, or with probability epsilon any; the stream gives the same count of numbers either way."""
-        with torch.inference_mode():
-            best = self.network(as_tensor(obs, self.flat.device)).argmax(dim=1)
-        action: np.ndarray = best.cpu().numpy()
+        action: np.ndarray = self._online(obs).argmax(axis=1)
         if explore:
             wander = self._stream.random(len(action)) < self.epsilon
             action = np.where(wander, self._stream.integers(self.num_actions, size=len(action)), action)
@@ -64,19 +62,19 @@ class DQN(TorchAgent):
         phase = config.exploration_fraction * (progress.total_steps or SCHEDULE_STEPS)
         share = min(1.0, progress.env_steps / phase)
         network.epsilon.fill_(config.epsilon_start + share * (config.epsilon_end - config.epsilon_start))
-        target = self._target_network()
+        target = self._target_network().flat
         if not 0 <= progress.env_steps - self._synced_at < config.target_every:  # a new run counts from 0 again
             target.copy_from(self.flat)
             self._synced_at = progress.env_steps
 
     def learn(self, batch: Batch) -> Learned:
         """One update from one draw."""
-        loss, errors, mean_value = self._backward(batch)
+        loss, mean_value, mean_error, errors = self._backward(batch)
         norm = self._step()
         stats = {
             "loss": loss,
             "q_mean": mean_value,
-            "td_error": float(errors.mean()),
+            "td_error": mean_error,
             "grad_norm": norm,
             "epsilon": self.epsilon,
             "learning_rate": self.learning_rate,
@@ -93,49 +91,43 @@ class DQN(TorchAgent):
         normalizer = self.network.reward_normalizer
         return self._counters() | {
             "synced_at": self._synced_at,
-            "target": self._target_network().weights().buffer.copy(),
+            "target": self._target_network().flat.weights().buffer.copy(),
             "running_returns": normalizer.running_state() if normalizer is not None else {},
         }
 
     def restore(self, state: Tree) -> None:
         self._restore_counters(state)
         self._synced_at = int(state["synced_at"])
-        target = self._target_network()
+        target = self._target_network().flat
         target.load(Weights(target.layout, np.asarray(state["target"])), "this DQN's target network")
         if self.network.reward_normalizer is not None:
             self.network.reward_normalizer.restore_running(state["running_returns"])
 
-    def _backward(self, batch: Batch) -> tuple[float, np.ndarray, float]:
-        """Fill the flat gradient; returns (loss, |TD errors| [N], mean of the chosen actions' values)."""
-        device = self.flat.device
+    def _backward(self, batch: Batch) -> tuple[float, float, float, np.ndarray]:
+        """Fill the flat gradient; returns (loss, mean of the chosen actions' values, mean and all [N] |TD errors|)."""
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:
             reward = self.network.reward_normalizer.scaled(reward)
-        next_obs = as_tensor(batch["next_obs"], device)
-        with torch.no_grad():
-            judged = self._target_network().module(next_obs)
-            chooser = self.network(next_obs) if self.config.double else judged
-        values = self.network(as_tensor(batch["obs"], device))
-        weights = np.ones(len(reward), np.float32) if batch.weights is None else batch.weights
-        loss, mean_value, gradient, errors = _huber_loss(
-            values.detach().cpu().numpy(),
-            chooser.cpu().numpy(),
-            judged.cpu().numpy(),
+        judged = self._target_network()(batch["next_obs"])
+        chooser = self._online(batch["next_obs"]).copy() if self.config.double else judged
+        loss, mean_value, mean_error, gradient, errors = _huber_loss(
+            self._online.trace(batch["obs"]),
+            chooser,
+            judged,
             batch["action"],
             reward,
             batch["discount"],
             batch["terminated"],
-            weights,
+            np.ones(len(reward), np.float32) if batch.weights is None else batch.weights,
         )
         if not math.isfinite(loss):
             raise NotFinite(f"loss is {loss} at update {self.updates}: lower learning_rate or check the rewards")
-        self.flat.gradient.zero_()
-        self.network.backward(as_tensor(gradient, device))
-        return loss, errors, mean_value
+        self._online.backward(gradient)
+        return loss, mean_value, mean_error, errors
 
-    def _target_network(self) -> FlatModule:
+    def _target_network(self) -> QValues:
         if self._target is None:
-            self._target = self.flat.twin()
+            self._target = QValues(self.flat.twin())
         return self._target
 
 
@@ -149,12 +141,12 @@ def _huber_loss(
     discount: np.ndarray,
     terminated: np.ndarray,
     weights: np.ndarray,
-) -> tuple[float, float, np.ndarray, np.ndarray]:
+) -> tuple[float, float, float, np.ndarray, np.ndarray]:
     """The mean weighted Huber loss (threshold 1) of Q(s, a) − [r + γⁿ Q'(s', argmax Q)], and its gradient by `values`."""
     count, num_actions = values.shape
     gradient = np.zeros((count, num_actions), np.float32)
     errors = np.empty(count, np.float32)
-    loss, mean_value = 0.0, 0.0
+    loss, mean_value, mean_error = 0.0, 0.0, 0.0
     for i in range(count):
         target = np.float64(reward[i])
         if not terminated[i]:
@@ -171,4 +163,5 @@ def _huber_loss(
         gradient[i, action[i]] = weight * min(max(error, -1.0), 1.0)
         errors[i] = size
         mean_value += value / count
-    return loss, mean_value, gradient, errors
+        mean_error += size / count
+    return loss, mean_value, mean_error, gradient, errors

@@ -1,28 +1,31 @@
-"""Action values [N, actions]: what DQN's network is, for vectors in closed form, for anything else by autograd."""
+"""Action values [N, actions], arrays in and arrays out: what DQN's network is. Vectors on the CPU go compiled ways;
+everything else, and every other device, is torch's, with its autograd for the way back."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import nn
 
+from steppe.agents.flat import FlatModule, as_tensor
 from steppe.agents.networks import DuelingHead, build_torso
 from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
-from steppe.agents.towers import Towers
+from steppe.agents.rectified import Rectified, Ways
 from steppe.core.algorithms import DQNConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
 
 
-def build_q_network(config: DQNConfig, spec: EnvSpec) -> TowerQ | TorsoQ:
-    """A tower where observations are vectors; any torso, or separate value and advantage streams, by autograd."""
+def build_q_network(config: DQNConfig, spec: EnvSpec) -> QNetwork:
+    """Plain layers where observations are vectors; any torso, or separate value and advantage streams, elsewhere."""
     if config.normalize_obs and spec.is_image:
         raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
     plain = config.network in ("auto", "mlp") and not spec.is_image and bool(config.hidden) and not config.dueling
     return TowerQ(config, spec) if plain else TorsoQ(config, spec)
 
 
-class _QNetwork(nn.Module):
-    """The parts that both kinds have; `epsilon` is a buffer, so that actors adopt it with the weights."""
+class QNetwork(nn.Module):
+    """What both kinds have; `epsilon` is a buffer, so that actors adopt it with the weights."""
 
     epsilon: torch.Tensor
 
@@ -33,47 +36,71 @@ class _QNetwork(nn.Module):
         self.register_buffer("epsilon", torch.tensor(config.epsilon_start, dtype=torch.float64))
 
 
-class TowerQ(_QNetwork):
-    """One tower and a linear head. No graph: `backward` belongs to the last call."""
+class QValues:
+    """A flat Q network in use. The arrays that it returns are reused by its next call."""
+
+    def __init__(self, flat: FlatModule) -> None:
+        self.flat, self.network = flat, flat.module
+        tower = getattr(flat.module, "tower", None)
+        self._ways = Ways(tower) if tower is not None and flat.device.type == "cpu" else None
+        self._traced: torch.Tensor | None = None
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """Action values [N, actions], for reading only."""
+        if self._ways is not None:
+            return self._ways.forth(self._rows(obs))
+        with torch.no_grad():
+            values: np.ndarray = self.network(as_tensor(obs, self.flat.device)).cpu().numpy()
+        return values
+
+    def trace(self, obs: np.ndarray) -> np.ndarray:
+        """Action values that `backward` may follow, with `obs` left as they are until then."""
+        if self._ways is not None:
+            return self._ways.forth(self._rows(obs))
+        self._traced = self.network(as_tensor(obs, self.flat.device))
+        values: np.ndarray = self._traced.detach().cpu().numpy()
+        return values
+
+    def backward(self, gradient: np.ndarray) -> None:
+        """Write the flat gradient from d(loss)/d(values) of the last call, which was `trace`."""
+        if self._ways is not None:
+            self._ways.back(gradient)
+            return
+        traced, self._traced = self._traced, None
+        assert traced is not None, "trace comes before backward"
+        self.flat.gradient.zero_()
+        torch.autograd.backward(traced, as_tensor(gradient, self.flat.device))
+
+    def _rows(self, obs: np.ndarray) -> np.ndarray:
+        """Observations as the layers read them."""
+        normalizer = self.network.normalizer
+        rows = as_tensor(obs, self.flat.device)
+        return rows.numpy() if normalizer is None else normalizer(rows).numpy()
+
+
+class TowerQ(QNetwork):
+    """Rectified layers from a vector to a value per action."""
 
     def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)
-        hidden = config.hidden or ()
-        self.tower = Towers(1, spec.obs.shape[0], hidden, "relu")
-        self.head = nn.Linear(hidden[-1], spec.action.sizes[0])
+        self.tower = Rectified(spec.obs.shape[0], config.hidden or (), spec.action.sizes[0])
 
-    @torch.no_grad()
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Action values [N, actions]."""
-        features = self.tower(obs if self.normalizer is None else self.normalizer(obs))
-        return torch.addmm(self.head.bias, features[0], self.head.weight.t())
-
-    @torch.no_grad()
-    def backward(self, gradient: torch.Tensor) -> None:
-        """Fill the gradients from d(loss)/d(values) of the last call."""
-        torch.mm(gradient.t(), self.tower.features[0], out=self.head.weight.grad)
-        torch.sum(gradient, 0, out=self.head.bias.grad)
-        self.tower.backward(torch.mm(gradient, self.head.weight).unsqueeze(0))
+        values: torch.Tensor = self.tower(obs if self.normalizer is None else self.normalizer(obs))
+        return values
 
 
-class TorsoQ(_QNetwork):
-    """Any torso with a linear or a dueling head; torch records the way back."""
+class TorsoQ(QNetwork):
+    """Any torso with a linear or a dueling head."""
 
     def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)
         self.torso, features = build_torso(config.network, spec, config.hidden or (), "relu")
         num_actions = spec.action.sizes[0]
         self.head = DuelingHead(features, num_actions) if config.dueling else nn.Linear(features, num_actions)
-        self._values: torch.Tensor | None = None
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Action values [N, actions]."""
         values: torch.Tensor = self.head(self.torso(obs if self.normalizer is None else self.normalizer(obs)))
-        self._values = values
         return values
-
-    def backward(self, gradient: torch.Tensor) -> None:
-        """Fill the gradients, which are zero, from d(loss)/d(values) of the last call."""
-        values, self._values = self._values, None
-        assert values is not None, "forward comes before backward"
-        torch.autograd.backward(values, gradient)

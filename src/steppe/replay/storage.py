@@ -35,7 +35,7 @@ class Store:
         self.clear()
 
     def __len__(self) -> int:
-        return int(self.size.sum())
+        return self._filled
 
     def clear(self, part: int | None = None) -> None:
         """Forget every row, or those of one part; the columns stay."""
@@ -46,6 +46,7 @@ class Store:
             self.max_priority = 1.0
         else:
             self.size[part] = self.cursor[part] = self.added[part] = 0
+        self._filled = int(self.size.sum())  # a learner asks several times per update
         for cleared in range(self.num_parts) if part is None else (part,):
             if self.tree is not None:
                 self.tree.fill(cleared, 0, np.zeros(self.capacity, np.float32))
@@ -77,6 +78,7 @@ class Store:
         self.cursor[part] = (self.cursor[part] + count) % self.capacity
         self.size[part] = min(self.capacity, self.size[part] + count)
         self.added[part] += count
+        self._filled = int(self.size.sum())
 
     def draw(self, stream: np.random.Generator, count: int, part: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Slots of `count` independent draws (a row may come twice) and their leaves (ones where there is no alpha).
@@ -88,12 +90,14 @@ class Store:
             if not self.tree.totals[first:last].any():
                 raise UsageError("every priority is 0, so nothing can be drawn: give some experience a positive one")
             return self.tree.descend(stream.random(count), first, last)
-        bounds = np.cumsum(self.size[first:last])
+        if last - first == 1:
+            start = first * self.capacity
+            return stream.integers(start, start + int(self.size[first]), count), np.ones(count, np.float32)
+        bounds = np.cumsum(self.size)
         slots = stream.integers(0, bounds[-1], count)
-        if last - first > 1:
-            parts = np.searchsorted(bounds, slots, side="right")
-            slots += parts * self.capacity - (bounds - self.size[first:last])[parts]
-        return slots + first * self.capacity, np.ones(count, np.float32)
+        parts = np.searchsorted(bounds, slots, side="right")
+        slots += parts * self.capacity - (bounds - self.size)[parts]
+        return slots, np.ones(count, np.float32)
 
     def gather(self, slots: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """The rows at `slots`, in new arrays or in `out`."""
