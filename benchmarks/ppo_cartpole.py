@@ -5,31 +5,37 @@ Each side trains as its own documentation says unless a part says otherwise; set
 
 from __future__ import annotations
 
-from suite.claims import Claim, ratio
-from suite.measuring import Case
+from collections.abc import Mapping
+
+from suite.claims import Claim, ratio, same_settings
+from suite.measuring import Case, Row
 from suite.ours import train
 from suite.peers import peer
 from suite.report import Part
 from suite.running import Effort, benchmark
 
-STEPPE = "Steppe"
-SB3, SAMPLE_FACTORY = "Stable-Baselines3", "Sample Factory"
+STEPPE, SAMPLE_FACTORY = "Steppe", "Sample Factory"
+SB3, SB3_LARGE = "Stable-Baselines3, its defaults", "Stable-Baselines3, large minibatches"
 PUFFER_GYM, PUFFER_C = "PufferLib, Gymnasium env", "PufferLib, its C env"
 UNIT = "steps/s"
 # The native PufferLib task: 4,096 environments, one pass over each rollout.
 PUFFER_SETTINGS = ("--envs", "4096", "-s", "epochs=1", "-s", "hidden=[128]", "-s", "segment_steps=64")
 PUFFER_SETTINGS += ("-s", "minibatch_size=32768")
-SB3_SETTINGS = ("--envs", "8", "-s", "segment_steps=2048", "-s", "epochs=10", "-s", "minibatch_size=64")
-SB3_SETTINGS += ("-s", "hidden=[64, 64]", "-s", "learning_rate=3e-4")
+SB3_DEFAULT = (2048, 64)  # steps per rollout, rows per minibatch
+SB3_FAST = (256, 1024)
 
 
-def steppe(effort: Effort, *words: str, steps: int = 2_000_000) -> Case:
+def steppe(effort: Effort, *words: str, label: str = STEPPE, steps: int = 2_000_000) -> Case:
     """A run of ours that lasts some seconds."""
-    return train(STEPPE, "CartPole-v1", "--algo", "ppo", "--steps", str(effort.of(steps)), *words)
+    return train(label, "CartPole-v1", "--algo", "ppo", "--steps", str(effort.of(steps)), *words)
 
 
-def sb3(effort: Effort) -> Case:
-    return peer(SB3, "sb3", "ppo-cartpole", steps=effort.of(81_920, 16_384))
+def sb3(effort: Effort) -> list[Case]:
+    """Stable-Baselines3 as it comes, and with the minibatches that let it go fastest."""
+    return [
+        peer(SB3, "sb3", "ppo-cartpole", steps=effort.of(49_152, 16_384), settings=["preset=default"]),
+        peer(SB3_LARGE, "sb3", "ppo-cartpole", steps=effort.of(81_920, 16_384), settings=["preset=fast"]),
+    ]
 
 
 def sample_factory(effort: Effort) -> Case:
@@ -48,7 +54,7 @@ def defaults(effort: Effort) -> Part:
     rows = effort.measure(
         [
             steppe(effort),
-            sb3(effort),
+            *sb3(effort),
             peer("CleanRL", "cleanrl", "ppo-cartpole", steps=effort.of(60_000, 10_000)),
             sample_factory(effort),
             peer("Tianshou", "tianshou", "ppo-cartpole", steps=effort.of(30_000, 8_000)),
@@ -64,7 +70,7 @@ def defaults(effort: Effort) -> Part:
         "Steppe with the defaults that also reach a return of 475 (see the time to solve), on Gymnasium's vector CartPole.",
         UNIT,
         rows,
-        [Claim("PPO CartPole, our defaults / Stable-Baselines3", 25, ratio(rows, STEPPE, SB3))],
+        [Claim("PPO CartPole, our defaults / Stable-Baselines3", 25, ratio(rows, STEPPE, SB3, SB3_LARGE))],
         columns={"return_mean": "return at the end"},
     )
 
@@ -82,20 +88,38 @@ def pufferlib(effort: Effort) -> Part:
 
 
 def stable_baselines3(effort: Effort) -> Part:
-    rows = effort.measure([steppe(effort, *SB3_SETTINGS, steps=327_680), sb3(effort)])
+    small, large = "Steppe, SB3's defaults", "Steppe, large minibatches"
+    own = [
+        steppe(effort, *like_sb3(*SB3_DEFAULT), label=small, steps=327_680),
+        steppe(effort, *like_sb3(*SB3_FAST), label=large, steps=819_200),
+    ]
+    rows = effort.measure([*own, *sb3(effort)])
     return Part(
         "At Stable-Baselines3's settings",
-        "8 environments, rollouts of 2,048 steps, 10 epochs, minibatches of 64, two layers of 64 for both sides.",
+        "8 environments, 10 epochs and two layers of 64 on both sides, with the same rollout and minibatch: SB3's defaults, "
+        "and those with which it goes fastest.",
         UNIT,
         rows,
-        [Claim("PPO CartPole, SB3's settings / Stable-Baselines3", 3, ratio(rows, STEPPE, SB3))],
+        [like_claim(rows, small, SB3, "SB3's defaults"), like_claim(rows, large, SB3_LARGE, "SB3's fastest settings")],
     )
+
+
+def like_sb3(rollout: int, minibatch: int) -> tuple[str, ...]:
+    """What makes a run of ours the same as one of theirs."""
+    pairs = (f"segment_steps={rollout}", "epochs=10", f"minibatch_size={minibatch}", "hidden=[64, 64]")
+    return ("--envs", "8", *(word for pair in (*pairs, "learning_rate=3e-4") for word in ("-s", pair)))
+
+
+def like_claim(rows: Mapping[str, Row], ours: str, theirs: str, settings: str) -> Claim:
+    """At least three times as fast, if the settings are the same indeed."""
+    found = ratio(rows, ours, theirs) if same_settings(rows, ours, theirs) else None
+    return Claim(f"PPO CartPole, {settings} on both sides / Stable-Baselines3", 3, found)
 
 
 def plain(effort: Effort) -> Part:
     own = steppe(effort, "-s", "environment.vector=loop", steps=800_000)
-    rows = effort.measure([own, sb3(effort), sample_factory(effort), puffer_gym(effort)])
-    best = ratio(rows, STEPPE, SB3, SAMPLE_FACTORY, PUFFER_GYM)
+    rows = effort.measure([own, *sb3(effort), sample_factory(effort), puffer_gym(effort)])
+    best = ratio(rows, STEPPE, SB3, SB3_LARGE, SAMPLE_FACTORY, PUFFER_GYM)
     return Part(
         "CartPole as plain Python environments",
         "Every side steps single Gymnasium environments; the vector version is not used (`-s environment.vector=loop`).",

@@ -36,7 +36,7 @@ def ppo(effort: Effort) -> Part:
             ),
             Claim(f"seeds that reached 475, of {seeds}", seeds, reached, unit="seeds"),
         ],
-        columns={"process_s": "whole process, s"},
+        columns={"wall_s": "whole process, s"},
     )
 
 

@@ -47,6 +47,15 @@ def ratio_to_smallest(rows: Mapping[str, Row], ours: str, *theirs: str) -> float
     return _over(rows, ours, theirs, min)
 
 
+def same_settings(
+    rows: Mapping[str, Row], ours: str, theirs: str, keys: Sequence[str] = ("envs", "rollout", "epochs", "minibatch")
+) -> bool:
+    """Whether both sides printed the same of these settings: a claim about equal settings is void otherwise."""
+    typical = [rows[label].typical for label in (ours, theirs)]
+    used = [tuple(run.reading.settings.get(key) for key in keys) for run in typical if run is not None]
+    return len(used) == 2 and used[0] == used[1]
+
+
 def _over(rows: Mapping[str, Row], ours: str, theirs: Sequence[str], choose: Any) -> float | None:
     medians = [rows[label].median for label in (ours, *theirs)]
     if any(median is None for median in medians):

@@ -44,7 +44,7 @@ def main(account: str, timeout_s: str, sample_s: str, *command: str) -> int:
         "wall_s": wall_s,
         "cpu_s": own_s,
         "others_cores": others_s / elapsed_s,
-        "peak_bytes": memory.peak,
+        "peak_mib": None if memory.peak is None else memory.peak / 2**20,
         "killed": killed,
     }
     Path(account).write_text(json.dumps(found))

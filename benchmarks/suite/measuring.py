@@ -66,6 +66,7 @@ class Case:
     read: Callable[[Done], Reading]
     timeout_s: float = 600.0
     sample_s: float = 0.0  # how often the family's memory is looked at; 0 for never
+    python_path: Path | None = None  # where the command finds modules of the suite's
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Run:
     wall_s: float
     cpu_s: float
     others_cores: float
-    peak_bytes: int | None = None
+    peak_mib: float | None = None
     attempts: int = 1
 
     @property
@@ -134,7 +135,7 @@ class Row:
             "wall_s": run.wall_s,
             "cpu_s": run.cpu_s,
             "others_cores": run.others_cores,
-            "peak_bytes": run.peak_bytes,
+            "peak_mib": run.peak_mib,
             "attempts": run.attempts,
             "marked": run.marked,
             "extra": dict(run.reading.extra),
@@ -180,26 +181,26 @@ def run_once(case: Case, number: int) -> Run:
     """Run a case's command in a fresh directory and read its figure."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
-        done = launch(case.command(number), directory, timeout_s=case.timeout_s, sample_s=case.sample_s)
+        done = launch(case.command(number), directory, case.timeout_s, case.sample_s, case.python_path)
         reading, account = case.read(done), done.account
-    return Run(number, reading, account["wall_s"], account["cpu_s"], account["others_cores"], account["peak_bytes"])
+    return Run(number, reading, account["wall_s"], account["cpu_s"], account["others_cores"], account["peak_mib"])
 
 
-def launch(command: Sequence[str], directory: Path, *, timeout_s: float, sample_s: float = 0.0) -> Done:
+def launch(
+    command: Sequence[str], directory: Path, timeout_s: float, sample_s: float = 0.0, python_path: Path | None = None
+) -> Done:
     """Run a command to its end under the launcher, in `directory`; raises RunError with its last words if it fails."""
     account, log = directory / "account.json", directory / "stderr.log"
     words = [sys.executable, "-I", "-S", str(LAUNCHER), str(account), str(timeout_s), str(sample_s), *command]
+    variables = environment(directory) | ({"PYTHONPATH": str(python_path)} if python_path else {})
     with log.open("wb") as stderr:
-        done = subprocess.run(
-            words, cwd=directory, env=environment(directory), stdout=subprocess.PIPE, stderr=stderr, check=False
-        )
-    stdout = done.stdout.decode(errors="replace")
+        done = subprocess.run(words, cwd=directory, env=variables, stdout=subprocess.PIPE, stderr=stderr, check=False)
+    stdout, said = done.stdout.decode(errors="replace"), log.read_text(errors="replace")
     if not account.exists():
-        raise RunError(f"could not be launched: {last_line(log.read_text(errors='replace'))}")
+        raise RunError(f"could not be launched: {last_line(said)}")
     found = json.loads(account.read_text())
     if found["code"]:
-        words_of = log.read_text(errors="replace") or stdout
-        raise RunError(f"ended with code {found['code']}: {last_line(words_of)}")
+        raise RunError(f"ended with code {found['code']}: {last_line(said or stdout)}")
     return Done(stdout, directory, found)
 
 

@@ -50,6 +50,7 @@ def train(
     figures: Callable[[Finished], Figures] = steps_per_s,
     seeded: bool = True,
     sample_s: float = 0.0,
+    python_path: Path | None = None,
 ) -> Case:
     """`steppe train WORDS…` as a case, with the round as its seed. `figures` reads the value and any further figures."""
 
@@ -64,12 +65,12 @@ def train(
         view = RunView(RunDirectory.open(done.directory / "runs" / summary["run"]))
         view.refresh()
         run = Finished(summary, view, done.account)
-        found = {"process_s": done.account["wall_s"], "env_steps": summary["env_steps"], "train_s": summary["train_s"]}
+        found = {"env_steps": summary["env_steps"], "train_s": summary["train_s"]}
         found |= {"lag_mean": summary["lag_mean"], "return_mean": summary["eval_return_mean"], **figures(run)}
         value = found.pop("value")
         return Reading(value, settings(view), versions(), shares(run), found)
 
-    return Case(label, command, read, sample_s=sample_s)
+    return Case(label, command, read, sample_s=sample_s, python_path=python_path)
 
 
 def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
@@ -81,7 +82,7 @@ def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
     def read(done: Done) -> Reading:
         found = done.last_json()
         value, used = found.pop("value"), found.pop("settings")
-        return Reading(value, used, versions(), extra={"process_s": done.account["wall_s"], **found})
+        return Reading(value, used, versions(), extra=found)
 
     return Case(label, command, read, sample_s=sample_s)
 

@@ -42,7 +42,7 @@ def one(name: str, report: Mapping[str, Any] | None) -> str:
         return f"Not measured yet: `make bench-{name}`."
     text: list[str] = []
     for key, part in report["parts"].items():
-        text += [f"### {part['title']}", "", part["about"], "", *figures(part), ""]
+        text += [f"### {part['title']}", "", part["about"], "", *(figures(part) if part["rows"] else []), ""]
         text += [
             f"![{part['title']}](../benchmarks/reports/{picture})" for picture, _ in part_pictures(report, key, part)
         ]

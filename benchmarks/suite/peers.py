@@ -50,8 +50,12 @@ def reader(value: str) -> Callable[[Done], Reading]:
             raise RunError(f"printed no {value}")
         if extra.get("reached") is False:
             figure = float("inf")
-        account = {"process_s": done.account["wall_s"], "seconds": found["seconds"], "steps": found["steps"]}
-        return Reading(float(figure), found["settings"], found["versions"], extra=account | extra)
+        return Reading(
+            float(figure),
+            found["settings"],
+            found["versions"],
+            extra={"seconds": found["seconds"], "steps": found["steps"], **extra},
+        )
 
     return read
 

@@ -73,6 +73,8 @@ def pictures(report: Mapping[str, Any]) -> dict[str, str]:
 def part_pictures(report: Mapping[str, Any], key: str, part: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Bars of its rows, or the plots it asked for."""
     name = f"{report['name']}-{key}"
+    if not part["rows"]:
+        return []
     if not part["plots"]:
         return [
             (
@@ -97,11 +99,11 @@ def part_lines(report: Mapping[str, Any], key: str, part: Mapping[str, Any]) -> 
     lines_of = [f"## {part['title']}", "", part["about"], ""]
     if part["claims"]:
         lines_of += [*claim_table(part["claims"]), ""]
-    lines_of += [*row_table(part), ""]
+    lines_of += [*row_table(part), ""] if part["rows"] else []
     lines_of += [f"![{part['title']}]({picture})" for picture, _ in part_pictures(report, key, part)]
     lines_of += ["", *share_table(part["rows"])]
     lines_of += [*part["notes"], *([""] if part["notes"] else [])]
-    return [*lines_of, *conditions(part)]
+    return [*lines_of, *(conditions(part) if part["rows"] else [])]
 
 
 def claim_table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -142,8 +144,9 @@ def row_table(part: Mapping[str, Any]) -> list[str]:
 
 
 def middle(row: Mapping[str, Any], key: str) -> float | None:
-    """The median over a row's runs of a further figure."""
-    values = [run["extra"][key] for run in row["runs"] if run["extra"].get(key) is not None]
+    """The median over a row's runs of a further figure: one of its own, or of the account that was kept of it."""
+    found = [run["extra"].get(key, run.get(key)) for run in row["runs"]]
+    values = [value for value in found if value is not None]
     return finite(statistics.median(values)) if values else None
 
 

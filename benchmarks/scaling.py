@@ -1,0 +1,209 @@
+"""How the cost grows: with actors, environments per actor, the size of weights and of observations.
+
+Each part sweeps one quantity. The last one takes the constants that the others measured to a thousand actors, on paper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from suite.charts import number
+from suite.measuring import Case, Row
+from suite.ours import WORKLOADS, Figures, Finished, train, workload
+from suite.report import Part, middle
+from suite.running import REPORTS, Effort, benchmark
+
+ACTORS = (1, 2, 4, 8, 16, 32, 64)
+ENVS = (1, 4, 16, 64, 256, 1024, 4096)
+WEIGHTS = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+OBSERVATIONS = (4, 64, 1024, 7_056, 28_224)  # the last is 4 × 84 × 84
+PAPER = (1, 16, 64, 256, 1000)
+SEGMENT, IDEAL_PER_ACTOR = 64, 100.0
+SAMPLE_S = 0.5
+NO_EVALUATION = ("-s", "evaluation.every_steps=1000000000", "-s", "evaluation.episodes=1")
+
+
+def costs(run: Finished) -> Figures:
+    """Steps per second, and what the learner spends on a step and on a segment when it does not wait."""
+    training = run.view.training
+    assert training is not None
+    busy = {phase: seconds for phase, seconds in training.phases.items() if phase != "wait"}
+    steps = max(1, run.summary["env_steps"])
+    return {
+        "value": run.summary["env_steps"] / run.summary["train_s"],
+        "learner_us_per_step": 1e6 * sum(busy.values()) / steps,
+        "lag_mean": run.summary["lag_mean"],
+    }
+
+
+def sweep(effort: Effort, sizes: Sequence[int], case: Callable[[int], Case]) -> dict[int, Row]:
+    """Size → row."""
+    chosen = sizes if not effort.quick else sizes[:: max(1, len(sizes) - 1)][:2]
+    cases = {size: case(size) for size in chosen}
+    rows = effort.measure(list(cases.values()))
+    return {size: rows[one.label] for size, one in cases.items()}
+
+
+def plot(
+    title: str, x: str, y: str, rows: Mapping[int, Row], series: Mapping[str, str], *, log_y: bool = False
+) -> dict:
+    """A chart with one line per figure: its label → "value" or a key of `extra`."""
+    lines = []
+    for label, key in series.items():
+        points = [(size, row.median if key == "value" else middle(row.record(), key)) for size, row in rows.items()]
+        lines.append({"label": label, "points": [[size, at] for size, at in points if at is not None]})
+    return {"title": title, "x": x, "y": y, "log_y": log_y, "series": lines}
+
+
+def actors(effort: Effort) -> Part:
+    def case(count: int) -> Case:
+        steps = effort.of(8, 3) * SEGMENT * count
+        words = ("--mode", "async", "--actors", str(count), "--envs", "1", "--steps", str(steps))
+        kept = ("-s", f"segment_steps={SEGMENT}", *NO_EVALUATION)
+        return train(f"Steppe, {count} actors", "steppe/Sleep-v0", *words, *kept, figures=costs, sample_s=SAMPLE_S)
+
+    rows = sweep(effort, ACTORS, case)
+    ideal = {"label": "ideal", "points": [[count, IDEAL_PER_ACTOR * count] for count in rows]}
+    speed = plot(
+        "Steps per second of a 10 ms environment", "actors", "steps/s", rows, {"measured": "value"}, log_y=True
+    )
+    speed["series"].append(ideal)
+    return Part(
+        "Actors",
+        "PPO on an environment that sleeps 10 ms, async, one environment per actor. Memory is that of the whole process "
+        "family, shared pages counted once. Training time includes the segments that were under way at the end.",
+        "steps/s",
+        {row.label: row for row in rows.values()},
+        columns={"peak_mib": "memory, MiB", "lag_mean": "lag, versions", "learner_us_per_step": "learner, µs/step"},
+        plots=[
+            speed,
+            plot("Memory", "actors", "MiB", rows, {"whole family": "peak_mib"}),
+            plot("Lag", "actors", "versions", rows, {"mean lag": "lag_mean"}),
+        ],
+    )
+
+
+def envs(effort: Effort) -> Part:
+    def case(count: int) -> Case:
+        steps = effort.of(min(2_000_000, 100_000 + 20_000 * count), min(120_000, 6_000 * count))
+        words = ("--mode", "async", "--envs", str(count), "--steps", str(steps), *NO_EVALUATION)
+        return train(f"Steppe, {count} envs", "CartPole-v1", *words, figures=costs, sample_s=SAMPLE_S)
+
+    rows = sweep(effort, ENVS, case)
+    return Part(
+        "Environments per actor",
+        "PPO on Gymnasium's vector CartPole, async, one actor; rollout and minibatch as they are chosen for that many.",
+        "steps/s",
+        {row.label: row for row in rows.values()},
+        columns={"peak_mib": "memory, MiB", "lag_mean": "lag, versions", "learner_us_per_step": "learner, µs/step"},
+        plots=[plot("Steps per second", "environments per actor", "steps/s", rows, {"measured": "value"}, log_y=True)],
+    )
+
+
+def weights(effort: Effort) -> Part:
+    def case(nbytes: int) -> Case:
+        times = str(effort.of(max(20, min(200, 400_000_000 // nbytes)), 5))
+        words = ("--nbytes", str(nbytes), "--readers", "2", "--times", times)
+        return workload(f"Steppe, {number(nbytes / 1e6)} MB", "publishing", *words, sample_s=SAMPLE_S)
+
+    rows = sweep(effort, WEIGHTS, case)
+    series = {"publish itself": "publish_ms", "one reader": "single_ms", "both readers": "value"}
+    return Part(
+        "Size of the weights",
+        "Publish → visible to `newer_than` in both of two other processes, over shared memory.",
+        "ms",
+        {row.label: row for row in rows.values()},
+        columns={"publish_ms": "publish itself, ms", "single_ms": "one reader, ms", "peak_mib": "memory, MiB"},
+        plots=[plot("Publish → visible", "bytes of weights", "ms", rows, series, log_y=True)],
+    )
+
+
+def observations(effort: Effort) -> Part:
+    def case(size: int) -> Case:
+        steps = effort.of(max(8_192, 400_000 // (1 + size // 256)), 2_048)
+        words = ("--mode", "async", "--envs", "8", "--steps", str(steps), "-s", f"environment.kwargs={{size = {size}}}")
+        label = f"Steppe, {size:,} floats"
+        return train(
+            label, "worlds:Wide", *words, *NO_EVALUATION, figures=costs, sample_s=SAMPLE_S, python_path=WORKLOADS
+        )
+
+    rows = sweep(effort, OBSERVATIONS, case)
+    return Part(
+        "Size of observations",
+        "PPO, two layers of 64, async, one actor with 8 plain environments whose step costs nothing; the last size is "
+        "4 × 84 × 84 as float32. The first layer grows with the observation, in the actor and in the learner.",
+        "steps/s",
+        {row.label: row for row in rows.values()},
+        columns={"peak_mib": "memory, MiB", "lag_mean": "lag, versions", "learner_us_per_step": "learner, µs/step"},
+        plots=[plot("Steps per second", "float32 per observation", "steps/s", rows, {"measured": "value"}, log_y=True)],
+    )
+
+
+def paper(effort: Effort) -> Part:
+    """No run of its own: arithmetic on what the parts before it measured, of the same effort."""
+    path = (REPORTS / "quick" if effort.quick else REPORTS) / "scaling.json"
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    missing = [key for key in ("actors", "weights") if key not in parts]
+    notes = [f"Measure {' and '.join(missing)} first."] if missing else on_paper(constants(parts))
+    return Part(
+        "On paper, to a thousand actors",
+        "A 10 ms environment per actor, async PPO, one learner: what the constants measured above come to.",
+        "",
+        {},
+        notes=notes,
+    )
+
+
+def constants(parts: Mapping[str, Any]) -> dict[str, float]:
+    """What one actor, one step and one reader cost, from the sweeps."""
+    by_actors = [row for row in parts["actors"]["rows"] if not row["error"]]
+    few, many = by_actors[0], by_actors[-1]
+    count = many["settings"]["actors"] - few["settings"]["actors"]
+    memory = [middle(row, "peak_mib") or 0.0 for row in (few, many)]
+    lightest = min(parts["weights"]["rows"], key=lambda row: row["settings"]["nbytes"])
+    return {
+        "steps_per_actor": few["median"],
+        "kept_share": many["median"] / (few["median"] * many["settings"]["actors"]),
+        "learner_us_per_step": middle(many, "learner_us_per_step") or 0.0,
+        "base_mib": memory[0],
+        "actor_mib": (memory[1] - memory[0]) / count,
+        "segment_steps": float(many["settings"]["rollout"]),
+        "publish_ms": middle(lightest, "publish_ms") or 0.0,
+    }
+
+
+def on_paper(known: Mapping[str, float]) -> list[str]:
+    """The formula and its table."""
+    capacity = 1e6 / known["learner_us_per_step"]
+    lines = [
+        f"- a: steps/s of one actor = {number(known['steps_per_actor'])}",
+        f"- e: share of a × n that n = 64 actors reached on two cores = {number(known['kept_share'])}",
+        f"- c: learner's time per step, waiting left out = {number(known['learner_us_per_step'])} µs, so that one learner "
+        f"takes at most 1 / c = {number(capacity)} steps/s",
+        f"- m₀, m: memory with one actor and per further actor = {number(known['base_mib'])} MiB, "
+        f"{number(known['actor_mib'])} MiB",
+        f"- T: steps per segment = {number(known['segment_steps'])}, so that n actors bring a × n / T segments a second",
+        "",
+        "steps/s = min(a × n × e, 1 / c); learner's load = a × n × e × c; memory = m₀ + (n − 1) × m. Cores for the actors "
+        "themselves are assumed to be there: e was measured with all of them on this machine's.",
+        "",
+        "| actors n | steps/s | limited by | learner's load | segments/s | memory, GiB |",
+        "|---:|---:|---|---:|---:|---:|",
+    ]
+    for count in PAPER:
+        offered = known["steps_per_actor"] * count * (known["kept_share"] if count > 1 else 1.0)
+        load = offered / capacity
+        steps = min(offered, capacity)
+        memory = (known["base_mib"] + (count - 1) * known["actor_mib"]) / 1024
+        limit = "actors" if load <= 1 else "learner"
+        cells = (f"{count:,}", number(steps), limit, f"{100 * load:.1f} %", number(steps / known["segment_steps"]))
+        lines.append(f"| {' | '.join(cells)} | {number(memory)} |")
+    return lines
+
+
+PARTS = {"actors": actors, "envs": envs, "weights": weights, "observations": observations, "paper": paper}
+
+if __name__ == "__main__":
+    raise SystemExit(benchmark(__file__, PARTS))
