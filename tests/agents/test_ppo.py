@@ -41,7 +41,7 @@ def one_step_advantages(agent, batch):
     cut = columns["terminated"] | columns["truncated"]
     seen = np.where(cut[..., None], columns["final_obs"], columns["obs"][1:])
     with torch.no_grad():
-        after = agent.network(torch.from_numpy(seen.reshape(-1, 3)))[1].numpy().reshape(cut.shape)
+        after = written_out(agent.network, torch.from_numpy(seen.reshape(-1, 3)))[1].numpy().reshape(cut.shape)
     recorded = np.concatenate([columns["value"][1:], after[-1:]])  # the actor's own, where the episode went on
     after = np.where(columns["terminated"], 0.0, np.where(cut, after, recorded))
     return np.where(columns["valid"], columns["reward"] + agent.config.gamma * after - columns["value"], 0.0)
@@ -49,16 +49,16 @@ def one_step_advantages(agent, batch):
 
 def written_out(network, obs):
     """The same network as a formula that autograd can follow."""
-    features = []
-    for tower in range(2):
+    parts = []
+    for tower in (network.towers.policy, network.towers.value):
         layer = obs
-        for weight, bias in zip(network.towers.weight, network.towers.bias, strict=True):
-            layer = torch.tanh(layer @ weight[tower] + bias[tower])
-        features.append(layer)
-    outputs = network.policy(features[0])
+        for part in tower[:-1]:
+            layer = torch.tanh(layer @ part.weight + part.bias)
+        parts.append(layer @ tower[-1].weight + tower[-1].bias)
+    outputs, value = parts
     if network.log_std is not None:
         outputs = torch.cat([outputs, network.log_std.expand_as(outputs)], dim=1)
-    return outputs, network.value(features[1]).squeeze(1)
+    return outputs, value.squeeze(1)
 
 
 def autograd_gradient(agent, batch, advantage):

@@ -1,31 +1,41 @@
-"""Policies with a value beside them: what PPO's network is, for vectors in closed form, for anything else by autograd."""
+"""Policies with a value beside them, NumPy in and out: what PPO's network is.
+
+Vectors go through compiled perceptrons on the CPU, anything else (images, users' networks, a GPU) through torch's graph.
+"""
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
+from steppe.agents.flat import as_tensor
 from steppe.agents.networks import build_torso, linear
 from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
-from steppe.agents.towers import Towers
+from steppe.agents.perceptrons import Head, Perceptrons
 from steppe.core.algorithms import PPOConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
 
+Results = tuple[np.ndarray, np.ndarray]  # the distribution's outputs [N, width], values [N]
+
 
 class Network(Protocol):
-    """(distribution's outputs [N, width], values [N]) and the way back."""
+    """What PPO asks of a network; results may lie in memory that the next call reuses."""
 
     normalizer: ObsNormalizer | None
     reward_normalizer: RewardNormalizer | None
 
-    def __call__(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def run(self, obs: np.ndarray) -> Results:
+        """Results for acting: no way back."""
 
-    def backward(self, d_outputs: torch.Tensor, d_value: torch.Tensor) -> None:
-        """Fill the gradients, which are zero, from those by the results of the last call."""
+    def trace(self, obs: np.ndarray) -> Results:
+        """The same results, remembering what `backward` needs; `obs` stays as it is until then."""
+
+    def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
+        """Fill the gradients, which are zero, from those by the results of the last `trace`."""
 
 
 def build_actor_critic(config: PPOConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso:
@@ -36,92 +46,88 @@ def build_actor_critic(config: PPOConfig, spec: EnvSpec, width: int) -> TwinTowe
     return TwinTowers(config, spec, width) if plain else CommonTorso(config, spec, width)
 
 
-class Head(NamedTuple):
-    """A linear layer's parameters."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-
 class _ActorCritic(nn.Module):
-    """The parts that both kinds have."""
+    """The parts that both kinds have, and the way through torch's graph."""
 
-    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int, features: int) -> None:
+    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
         super().__init__()
         is_box = spec.action.kind == "box"
         self.num_outputs = width // 2 if is_box else width
         self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
-        self.policy = linear(features, self.num_outputs, gain=0.01)
-        self.value = linear(features, 1, gain=1.0)
         self.log_std = nn.Parameter(torch.zeros(self.num_outputs)) if is_box else None
+        self._results: list[torch.Tensor] = []
 
-    def _with_deviation(self, outputs: torch.Tensor) -> torch.Tensor:
-        if self.log_std is None:
-            return outputs
-        return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
+    def run(self, obs: np.ndarray) -> Results:
+        with torch.inference_mode():
+            outputs, value = self._through(obs)
+        return outputs.cpu().numpy(), value.cpu().numpy()
+
+    def trace(self, obs: np.ndarray) -> Results:
+        outputs, value = self._results = self._through(obs)
+        return outputs.detach().cpu().numpy(), value.detach().cpu().numpy()
+
+    def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
+        results, self._results = self._results, []
+        torch.autograd.backward(results, [as_tensor(d, results[0].device) for d in (d_outputs, d_value)])
+
+    def _through(self, obs: np.ndarray) -> list[torch.Tensor]:
+        rows = as_tensor(obs, next(self.parameters()).device)
+        outputs, value = self(rows if self.normalizer is None else self.normalizer(rows))
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
+        return [outputs, value]
 
 
 class TwinTowers(_ActorCritic):
-    """Policy and value on towers of their own. No graph: `backward` belongs to the last call."""
+    """Policy and value on towers of their own."""
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
-        hidden = config.hidden or ()
-        super().__init__(config, spec, width, hidden[-1])
-        self.towers = Towers(2, spec.obs.shape[0], hidden, "tanh")
+        super().__init__(config, spec, width)
+        heads = {"policy": Head(self.num_outputs, gain=0.01), "value": Head(1, gain=1.0)}
+        self.towers = Perceptrons(spec.obs.shape[0], config.hidden or (), heads, "tanh")
 
-    @functools.cached_property
-    def _heads(self) -> tuple[Head, Head]:
-        """The two heads' parameters, found once: a module's attributes are slow to look up."""
-        return Head(self.policy.weight, self.policy.bias), Head(self.value.weight, self.value.bias)
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        results: torch.Tensor = self.towers(rows)
+        return results[:, :-1], results[:, -1]
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(distribution's outputs [N, width], values [N])."""
-        with torch.no_grad():
-            features = self.towers(obs if self.normalizer is None else self.normalizer(obs))
-            policy, value = self._heads
-            outputs = torch.addmm(policy.bias, features[0], policy.weight.t())
-            values = torch.addmv(value.bias, features[1], value.weight[0])
-            return self._with_deviation(outputs), values
+    def run(self, obs: np.ndarray) -> Results:
+        return self._split(self.towers.run(self._scaled(obs))) if self.towers.bound else super().run(obs)
 
-    def backward(self, d_outputs: torch.Tensor, d_value: torch.Tensor) -> None:
-        policy, value = self._heads
-        features = self.towers.features
-        with torch.no_grad():
-            if self.log_std is not None:
-                torch.sum(d_outputs[:, self.num_outputs :], 0, out=self.log_std.grad)
-                d_outputs = d_outputs[:, : self.num_outputs]
-            torch.mm(d_outputs.t(), features[0], out=policy.weight.grad)
-            torch.sum(d_outputs, 0, out=policy.bias.grad)
-            torch.mv(features[1].t(), d_value, out=_of(value.weight)[0])
-            torch.sum(d_value, 0, keepdim=True, out=value.bias.grad)
-            gradient = self.towers.gradient
-            torch.mm(d_outputs, policy.weight, out=gradient[0])
-            torch.outer(d_value, value.weight[0], out=gradient[1])
-            self.towers.backward(gradient)
+    def trace(self, obs: np.ndarray) -> Results:
+        return self._split(self.towers.trace(self._scaled(obs))) if self.towers.bound else super().trace(obs)
+
+    def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
+        if not self.towers.bound:
+            super().backward(d_outputs, d_value)
+            return
+        size = self.num_outputs
+        if self.log_std is not None:
+            assert self.log_std.grad is not None, "a flat module's parameters have gradients"
+            np.sum(d_outputs[:, size:], axis=0, out=self.log_std.grad.numpy())
+        self.towers.backward(np.concatenate([d_outputs[:, :size], d_value[:, None]], axis=1))
+
+    def _scaled(self, obs: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(obs) if self.normalizer is None else self.normalizer.scaled(obs)
+
+    def _split(self, results: np.ndarray) -> Results:
+        size = self.num_outputs
+        if self.log_std is None:
+            return results[:, :size].copy(), results[:, size].copy()
+        outputs = np.empty((len(results), 2 * size), np.float32)
+        outputs[:, :size], outputs[:, size:] = results[:, :size], self.log_std.detach().numpy()
+        return outputs, results[:, size].copy()
 
 
 class CommonTorso(_ActorCritic):
-    """Policy and value as two heads of one torso, which may be anything; torch records the way back."""
+    """Policy and value as two heads of one torso, which may be anything."""
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
-        torso, features = build_torso(config.network, spec, config.hidden or (), "tanh")
-        super().__init__(config, spec, width, features)
-        self.torso = torso
-        self._results: list[torch.Tensor] = []
+        super().__init__(config, spec, width)
+        self.torso, features = build_torso(config.network, spec, config.hidden or (), "tanh")
+        self.policy = linear(features, self.num_outputs, gain=0.01)
+        self.value = linear(features, 1, gain=1.0)
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(distribution's outputs [N, width], values [N])."""
-        features = self.torso(obs if self.normalizer is None else self.normalizer(obs))
-        outputs, value = self._with_deviation(self.policy(features)), self.value(features).squeeze(1)
-        self._results = [outputs, value]
-        return outputs, value
-
-    def backward(self, d_outputs: torch.Tensor, d_value: torch.Tensor) -> None:
-        results, self._results = self._results, []
-        torch.autograd.backward(results, [d_outputs, d_value])
-
-
-def _of(parameter: torch.Tensor) -> torch.Tensor:
-    assert parameter.grad is not None, "a flat module's parameters have gradients"
-    return parameter.grad
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.torso(rows)
+        return self.policy(features), self.value(features).squeeze(1)

@@ -138,44 +138,59 @@ def _categorical_sample(logits: np.ndarray, bounds: np.ndarray, uniform: np.ndar
 def _categorical_evaluate(
     logits: np.ndarray, bounds: np.ndarray, action: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(logp [N], entropy [N], log-masses [N, width])."""
+    """(logp [N], entropy [N], masses [N, width]); H = log Σ e^l − Σ p l, with one logarithm for all choices of a row."""
     num_rows = len(logits)
     logp = np.zeros(num_rows, np.float64)
     entropy = np.zeros(num_rows, np.float64)
-    log_masses = np.empty(logits.shape, np.float64)
+    masses = np.empty(logits.shape, np.float64)
     for i in range(num_rows):
         for k in range(len(bounds) - 1):
             first, end = bounds[k], bounds[k + 1]
-            normalizer = _log_normalizer(logits[i], first, end)
+            top = np.float64(logits[i, first])
+            for j in range(first + 1, end):
+                top = max(top, np.float64(logits[i, j]))
+            total, weighted = 0.0, 0.0
             for j in range(first, end):
-                log_mass = np.float64(logits[i, j]) - normalizer
-                log_masses[i, j] = log_mass
-                entropy[i] -= math.exp(log_mass) * log_mass
-            logp[i] += log_masses[i, first + action[i, k]]
-    return logp, entropy, log_masses
+                offset = np.float64(logits[i, j]) - top
+                masses[i, j] = math.exp(offset)
+                total += masses[i, j]
+                if masses[i, j] > 0.0:  # 0 · −∞ counts as 0
+                    weighted += masses[i, j] * offset
+            normalizer = math.log(total)
+            for j in range(first, end):
+                masses[i, j] /= total
+            logp[i] += np.float64(logits[i, first + action[i, k]]) - top - normalizer
+            entropy[i] += normalizer - weighted / total
+    return logp, entropy, masses
 
 
 @numba.njit(cache=True, nogil=True)
 def _categorical_backward(
-    log_masses: np.ndarray, bounds: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float
+    masses: np.ndarray, bounds: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float
 ) -> np.ndarray:
     """d logp / d l_j = [j = a] − p_j;  d H / d l_j = −p_j (log p_j + H)."""
-    gradient = np.empty(log_masses.shape, np.float32)
-    for i in range(len(log_masses)):
+    gradient = np.empty(masses.shape, np.float32)
+    for i in range(len(masses)):
         for k in range(len(bounds) - 1):
             first, end = bounds[k], bounds[k + 1]
             entropy = 0.0
             if d_entropy != 0.0:
                 for j in range(first, end):
-                    entropy -= math.exp(log_masses[i, j]) * log_masses[i, j]
+                    entropy -= _times_log(masses[i, j])
             for j in range(first, end):
-                mass = math.exp(log_masses[i, j])
+                mass = masses[i, j]
                 chosen = 1.0 if j == first + action[i, k] else 0.0
                 slope = d_logp[i] * (chosen - mass)
                 if d_entropy != 0.0:
-                    slope -= d_entropy * mass * (log_masses[i, j] + entropy)
+                    slope -= d_entropy * (_times_log(mass) + mass * entropy)
                 gradient[i, j] = slope
     return gradient
+
+
+@numba.njit(cache=True, nogil=True)
+def _times_log(mass: float) -> float:
+    """p log p, which is 0 at 0."""
+    return mass * math.log(mass) if mass > 0.0 else 0.0
 
 
 @numba.njit(cache=True, nogil=True)

@@ -10,14 +10,19 @@ dead units drive Adam's moments into denormals, and its step then takes ten time
 from __future__ import annotations
 
 import copy
+import math
 
+import numba
 import numpy as np
 import torch
 from torch import nn
 
+from steppe.agents.perceptrons import Perceptrons
 from steppe.core.agent import Tree
 from steppe.core.errors import ConfigError, NotFinite
 from steppe.core.weights import Layout, Weights
+
+_BETA1, _BETA2 = 0.9, 0.999
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -53,6 +58,9 @@ class FlatModule:
         on_cpu = self.device.type == "cpu"
         host = self.storage if on_cpu else torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=True)
         self._host: np.ndarray = host.numpy()
+        for part in module.modules() if on_cpu else ():
+            if isinstance(part, Perceptrons):
+                part.bind(self.parameters.numpy(), self.gradient.numpy())
 
     def twin(self) -> FlatModule:
         """A module of its own with the same values now: a target network."""
@@ -76,42 +84,83 @@ class FlatModule:
 
 
 class FlatAdam:
-    """Adam over a flat module: clip, check and step are one vector operation each. Built at the first step.
+    """Adam over a flat module: clip, check and step pass over one vector. Built at the first step.
 
-    `torch.optim.Adam(fused=True)` does the same to the bit (a test compares them), but takes 100 µs more for a step and
-    longer to import than torch itself; this is the kernel it calls.
+    On the CPU it is compiled here; on a GPU it is the kernel behind `torch.optim.Adam(fused=True)`, which itself takes
+    100 µs more for a step. A test compares both with that one.
     """
 
     def __init__(self, flat: FlatModule, *, eps: float, max_grad_norm: float) -> None:
         self.flat = flat
         self.eps = eps
         self.max_grad_norm = max_grad_norm
-        zeros = torch.zeros_like(flat.parameters)
-        self._moments = {"step": zeros.new_zeros(()), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        self._steps = 0
+        self._mean, self._square = torch.zeros_like(flat.parameters), torch.zeros_like(flat.parameters)
 
     def step(self, learning_rate: float, update: int) -> float:
         """One step along the flat gradient; returns its length before clipping. NotFinite names the update."""
-        norm = float(torch.linalg.vector_norm(self.flat.gradient))
-        if not np.isfinite(norm):
+        parameters, gradient = self.flat.parameters, self.flat.gradient
+        on_cpu = self.flat.device.type == "cpu"
+        norm = _length(gradient.numpy()) if on_cpu else float(torch.linalg.vector_norm(gradient))
+        if not math.isfinite(norm):
             raise NotFinite(
                 f"the gradient's length is {norm} at update {update}: lower learning_rate or check the environment's numbers"
             )
-        if norm > self.max_grad_norm:
-            self.flat.gradient.mul_(self.max_grad_norm / norm)
-        moments = self._moments
-        moments["step"].add_(1.0)
-        torch._fused_adam_(
-            [self.flat.parameters], [self.flat.gradient], [moments["exp_avg"]], [moments["exp_avg_sq"]], [],
-            [moments["step"]], lr=learning_rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=self.eps,
-            amsgrad=False, maximize=False,
-        )  # fmt: skip
+        self._steps += 1
+        scale = min(1.0, self.max_grad_norm / norm) if norm else 1.0
+        if on_cpu:
+            vectors = (parameters.numpy(), gradient.numpy(), self._mean.numpy(), self._square.numpy())
+            _adam(*vectors, scale, learning_rate, *_corrections(self._steps), self.eps)
+        else:
+            torch._fused_adam_(
+                [parameters], [gradient.mul_(scale)], [self._mean], [self._square], [],
+                [gradient.new_tensor(float(self._steps))], lr=learning_rate, beta1=_BETA1, beta2=_BETA2,
+                weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            )  # fmt: skip
         return norm
 
     def state(self) -> Tree:
-        return {name: tensor.cpu().numpy().copy() for name, tensor in self._moments.items()}
+        vectors = {"exp_avg": self._mean, "exp_avg_sq": self._square}
+        return {"step": self._steps} | {name: vector.cpu().numpy().copy() for name, vector in vectors.items()}
 
     def restore(self, state: Tree) -> None:
-        self._moments = {name: torch.from_numpy(np.array(state[name])).to(self.flat.device) for name in self._moments}
+        self._steps = int(state["step"])
+        self._mean.copy_(torch.from_numpy(np.array(state["exp_avg"])))
+        self._square.copy_(torch.from_numpy(np.array(state["exp_avg_sq"])))
+
+
+def _corrections(steps: int) -> tuple[float, float]:
+    """What the running means of Adam still lack after so many steps."""
+    return 1.0 - _BETA1**steps, math.sqrt(1.0 - _BETA2**steps)
+
+
+@numba.njit(cache=True, nogil=True)
+def _length(vector: np.ndarray) -> float:
+    return math.sqrt(np.dot(vector, vector))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _adam(
+    parameters: np.ndarray,
+    gradient: np.ndarray,
+    mean: np.ndarray,
+    square: np.ndarray,
+    scale: float,
+    learning_rate: float,
+    correction1: float,
+    correction2: float,
+    eps: float,
+) -> None:
+    """Kingma and Ba 2015, algorithm 1, along `scale · gradient`."""
+    keep1, keep2 = np.float32(_BETA1), np.float32(_BETA2)
+    take1, take2 = np.float32(1.0 - _BETA1), np.float32(1.0 - _BETA2)
+    factor, rate = np.float32(scale), np.float32(learning_rate / correction1)
+    widen, least = np.float32(1.0 / correction2), np.float32(eps)
+    for i in range(len(parameters)):
+        slope = gradient[i] * factor
+        mean[i] = keep1 * mean[i] + take1 * slope
+        square[i] = keep2 * square[i] + take2 * slope * slope
+        parameters[i] -= rate * mean[i] / (np.sqrt(square[i]) * widen + least)
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

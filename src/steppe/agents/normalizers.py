@@ -3,6 +3,7 @@ whoever loads the weights (actor, evaluation, export) scales as the learner did.
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import torch
 from torch import nn
@@ -64,6 +65,23 @@ class ObsNormalizer(Moments):
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         scale = (self.var + _EPSILON).rsqrt().to(torch.float32)
         return ((obs - self.mean.to(torch.float32)) * scale).clamp_(-_OBS_CLIP, _OBS_CLIP)
+
+    def scaled(self, rows: np.ndarray) -> np.ndarray:
+        """The same for an array `[N, …]` on the CPU, compiled, as a new array."""
+        scaled = np.empty(rows.shape, np.float32)
+        _scale(rows.reshape(len(rows), -1), self.mean.numpy().ravel(), self.var.numpy().ravel(), scaled)
+        return scaled
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _scale(rows: np.ndarray, mean: np.ndarray, var: np.ndarray, out: np.ndarray) -> None:
+    scale = (1.0 / np.sqrt(var + _EPSILON)).astype(np.float32)
+    middle = mean.astype(np.float32)
+    limit = np.float32(_OBS_CLIP)
+    flat = out.reshape(len(rows), len(mean))
+    for i in range(len(rows)):
+        for j in range(len(mean)):
+            flat[i, j] = min(max((rows[i, j] - middle[j]) * scale[j], -limit), limit)
 
 
 class RewardNormalizer(Moments):

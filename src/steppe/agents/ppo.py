@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-import torch
 
 from steppe.agents.actor_critic import build_actor_critic
 from steppe.agents.distributions import distribution_for
-from steppe.agents.flat import FlatModule, as_tensor
+from steppe.agents.flat import FlatModule
 from steppe.agents.networks import build_seeded
 from steppe.agents.normalizers import Moments
 from steppe.agents.returns import gae
@@ -34,7 +33,7 @@ _STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 class Rollout:
     """The valid rows of a batch, flat, with what the loss compares them to."""
 
-    obs: torch.Tensor
+    obs: np.ndarray
     action: np.ndarray
     logp: np.ndarray
     advantage: np.ndarray
@@ -59,10 +58,9 @@ class PPO(TorchAgent):
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """Actions with their logp and the values of the observations; `explore=False` takes the mode."""
-        with torch.inference_mode():
-            outputs, value = self.network(as_tensor(obs, self.flat.device))
-        action, logp = self.choices.sample(_host(outputs), self._stream if explore else None)
-        return {"action": action, "logp": logp, "value": _host(value)}
+        outputs, value = self.network.run(obs)
+        action, logp = self.choices.sample(outputs, self._stream if explore else None)
+        return {"action": action, "logp": logp, "value": value}
 
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Running statistics and the learning rate.
@@ -105,7 +103,8 @@ class PPO(TorchAgent):
         """The gradient of the loss on the whole rollout as one minibatch, unclipped."""
         rollout = self._prepare(batch)
         self._backward(rollout, np.arange(len(rollout)))
-        return _host(self.flat.gradient).copy()
+        gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
+        return gradient
 
     def apply(self, gradient: np.ndarray) -> None:
         super().apply(gradient)
@@ -137,7 +136,7 @@ class PPO(TorchAgent):
         advantage = gae(reward, value, *ends, self.config.gamma, self.config.gae_lambda)[valid]
         returns = advantage + value[valid]
         return Rollout(
-            obs=as_tensor(obs[valid], self.flat.device),
+            obs=obs[valid],
             action=batch["action"][valid],
             logp=batch["logp"][valid],
             advantage=advantage,
@@ -149,21 +148,20 @@ class PPO(TorchAgent):
         """Values after the last row [B], and of final observations [T, B] where an episode was only cut short."""
         cut = batch["truncated"] & ~batch["terminated"] & batch["valid"]
         last_obs = batch["obs"][-1]
-        with torch.inference_mode():
-            _, value = self.network(as_tensor(np.concatenate([last_obs, batch["final_obs"][cut]]), self.flat.device))
-        values, num_envs = _host(value), len(last_obs)
+        _, values = self.network.run(np.concatenate([last_obs, batch["final_obs"][cut]]))
+        num_envs = len(last_obs)
         final_value = np.zeros(cut.shape, np.float32)
         final_value[cut] = values[num_envs:]
         return values[:num_envs], final_value
 
     def _backward(self, rollout: Rollout, rows: np.ndarray) -> np.ndarray:
         """Fill the flat gradient from one minibatch; returns its statistics in the order of _STATS."""
-        config, device = self.config, self.flat.device
-        outputs, value = self.network(rollout.obs.index_select(0, as_tensor(rows, device)))
-        action = rollout.action[rows]
-        logp, entropy, inner = self.choices.evaluate(_host(outputs), action)
+        config = self.config
+        outputs, value = self.network.trace(rollout.obs.take(rows, axis=0))
+        action = rollout.action.take(rows, axis=0)
+        logp, entropy, inner = self.choices.evaluate(outputs, action)
         d_logp, d_value, stats = _clipped_loss(
-            rows, logp, _host(value), rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef
+            rows, logp, value, rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef
         )
         stats[2] = entropy.sum() / len(rows)
         for name, number in zip(_STATS[:3], stats[:3].tolist(), strict=True):
@@ -173,7 +171,7 @@ class PPO(TorchAgent):
                 )
         d_outputs = self.choices.backward(inner, action, d_logp, -config.entropy_coef / len(rows))
         self.flat.gradient.zero_()
-        self.network.backward(as_tensor(d_outputs, device), as_tensor(d_value, device))
+        self.network.backward(d_outputs, d_value)
         return stats
 
     def _adopt_seen(self) -> None:
@@ -230,8 +228,3 @@ def _minibatches(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
     count = -(-len(order) // size)
     for part in range(count):
         yield order[part * len(order) // count : (part + 1) * len(order) // count]
-
-
-def _host(tensor: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.detach().cpu().numpy()
-    return array

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from steppe.core import blas
 from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError
 from steppe.core.links import Channel, Role, WeightStore
 from steppe.core.process import in_mib, rss_bytes
@@ -113,14 +114,15 @@ class Turns:
 
 
 def prepare_torch(threads: int) -> None:
-    """What every role needs of torch for equal results: the thread count and no denormals (ENGINE: 13 × slower)."""
+    """What every role needs for equal results: thread counts, and no denormals (Adam's step would take 13 × as long)."""
     import torch
 
     torch.set_num_threads(threads)
+    blas.set_threads(threads)
     torch.set_flush_denormal(True)
 
 
-_lenders: list[int] = []  # the thread counts to give back, innermost last
+_lenders: list[tuple[int, list[int]]] = []  # the thread counts to give back, innermost last
 
 
 @contextlib.contextmanager
@@ -128,12 +130,14 @@ def borrowed_torch(threads: int) -> Iterator[None]:
     """`prepare_torch` for a process that is not ours: settings are given back. May be nested."""
     import torch
 
-    _lenders.append(torch.get_num_threads())
+    _lenders.append((torch.get_num_threads(), blas.get_threads()))
     prepare_torch(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(_lenders.pop())
+        of_torch, of_blas = _lenders.pop()
+        torch.set_num_threads(of_torch)
+        blas.set_threads(*of_blas)
         torch.set_flush_denormal(bool(_lenders))
 
 
