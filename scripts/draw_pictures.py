@@ -17,10 +17,12 @@ from steppe.records.view import RunView
 IMAGES = Path(__file__).parent.parent / "docs" / "img"
 WINDOW_S = 0.25
 MODES = {
-    "single": {"actors": 1},
     "sync": {"actors": 3},
+    "single": {"actors": 1},
     "async": {"actors": 3},
 }
+
+TITLES = {"sync": "sync, learning from one round while the next is collected"}
 
 
 def timeline(mode: str, root: Path) -> None:
@@ -36,7 +38,7 @@ def timeline(mode: str, root: Path) -> None:
         "CartPole-v1", mode=mode, envs=4, steps=12_000, segment_steps=32, run_dir=root / mode, **MODES[mode], **settings
     )
     spans = read_spans(RunDirectory.open(result.path).store)
-    title = f"{mode}: a quarter of a second of a recorded run"
+    title = f"{TITLES.get(mode, mode)}: a quarter of a second of a recorded run"
     (IMAGES / f"timeline-{mode}.svg").write_text(timeline_svg(window(spans), title=title, window_s=WINDOW_S))
 
 
