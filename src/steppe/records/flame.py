@@ -19,7 +19,6 @@ _COLOURS = {
     "steppe": "#8ecae6",
     "torch": "#f4a261",
     "numpy, numba": "#e9c46a",
-    "waiting": "#c9ced6",
     "others": "#95d5b2",
 }
 _HOVER = "<style>.f:hover rect{stroke:#111;stroke-width:1.5}</style>"
@@ -49,12 +48,14 @@ def tree(name: str, stacks: Mapping[Stack, float]) -> Node:
 
 
 def flame_svg(role: str, stacks: Mapping[Stack, float]) -> str:
-    """The picture of one role."""
-    root = tree(role, stacks)
+    """The picture of one role at work."""
+    root = tree(role, {stack: seconds for stack, seconds in stacks.items() if stack != (WAITING,)})
     scale = (WIDTH - 2 * _LEFT) / root.seconds if root.seconds > 0 else 0.0
     frames = list(_frames(root, float(_LEFT), 0, scale, root.seconds))
     height = _TOP + _ROW * (1 + max((depth for depth, _ in frames), default=0)) + _BOTTOM
-    title = f"{role}: {root.seconds:.1f} s sampled"
+    waited_s = stacks.get((WAITING,), 0.0)
+    waiting = f"; {waited_s:.1f} s of waiting are not drawn" if waited_s else ""
+    title = f"{role}: {root.seconds:.1f} s at work{waiting}"
     return svg_document(WIDTH, height, title, [_HOVER, *(text for _, text in frames), *_legend(height)], left=_LEFT)
 
 
@@ -94,8 +95,6 @@ def _short(name: str) -> str:
 
 def _colour(name: str) -> str:
     package = name.partition(".")[0]
-    if name == WAITING:
-        return _COLOURS["waiting"]
     if package in ("numpy", "numba"):
         return _COLOURS["numpy, numba"]
     return _COLOURS.get(package, _COLOURS["others"]) if "." in name else _COLOURS["steppe"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from steppe.core.durable import write_atomic
 from steppe.records.flame import busiest, flame_svg
-from steppe.records.sampling import Stack, read_stacks
+from steppe.records.sampling import WAITING, Stack, read_stacks
 from steppe.records.spent import role_order
 from steppe.records.view import RunView, shares_of
 
@@ -51,11 +51,11 @@ def _function_lines(sampled: dict[str, dict[Stack, float]]) -> Iterator[str]:
     yield ""
     yield "## Functions with the most time of their own"
     yield ""
-    yield "Sampled; native calls count for the Python function that makes them. Shares are of all that was sampled of a role."
+    yield "Sampled; native calls count for the Python function that makes them. Shares are of a role's work, without waiting."
     yield ""
     yield "| role | function | seconds | share |"
     yield "|---|---|---:|---:|"
     for role, stacks in sampled.items():
-        total = sum(stacks.values())
+        total = sum(seconds for stack, seconds in stacks.items() if stack != (WAITING,))
         for function, seconds in busiest(stacks, MOST_FUNCTIONS):
             yield f"| {role} | `{function}` | {seconds:.2f} | {100 * seconds / total:.1f} % |"

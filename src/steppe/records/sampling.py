@@ -8,6 +8,7 @@ Drawing is left to flame.py. Nothing here is touched by a run that is not profil
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from steppe.core.durable import write_atomic
 from steppe.core.errors import UsageError
@@ -24,9 +25,9 @@ from steppe.core.links import Role
 
 INTERVAL_S = 0.005
 WRITE_EVERY_S = 10.0  # what a kill -9 may cost
-MOST_FRAMES = 64  # of a stack, from the role's step on
+MOST_FRAMES = 100  # of a stack, from the role's step on
 MOST_STACKS = 20_000
-WAITING = "(waiting)"
+WAITING, DEEPER = "(waiting)", "(deeper)"
 
 Stack = tuple[str, ...]
 
@@ -56,6 +57,15 @@ class Watched:
 
 
 _STEP, _CLOSE = Watched.step.__code__, Watched.close.__code__
+_RESUME = bytes([dis.opmap["RESUME"]])
+
+
+class Function(NamedTuple):
+    """What is asked of a function again and again."""
+
+    code: CodeType  # kept, so that its id stays its own
+    label: str
+    entry: int  # offset of the instruction that it begins with
 
 
 class Sampler:
@@ -72,7 +82,7 @@ class Sampler:
         self.at_work = ""
         self.seconds: dict[str, dict[Stack, float]] = {}
         self._directory, self._waiting = directory, waiting
-        self._labels: dict[int, tuple[CodeType, str]] = {}  # by id, as a code object takes long to hash
+        self._functions: dict[int, Function] = {}  # by id, as a code object takes long to hash
         self._random = random.Random(0)  # intervals vary: a role may have a rhythm of its own
         self._looked_s = self._written_s = time.perf_counter()
         self._looking = False
@@ -132,21 +142,29 @@ class Sampler:
         self._wait()
 
     def _find(self, frame: FrameType | None) -> tuple[str | None, Stack]:
+        # Operators are not interrupted: what they took is noticed on entering the next function, which took nothing yet.
+        if frame is not None and frame.f_lasti <= self._function(frame).entry:
+            frame = frame.f_back
         stack: list[str] = []
         while frame is not None and frame.f_code is not _STEP and frame.f_code is not _CLOSE:
-            stack.append(self._label(frame))
+            stack.append(self._function(frame).label)
             frame = frame.f_back
         if frame is None:
             return self._waiting, (WAITING,)
-        return self.at_work, tuple(stack[: -MOST_FRAMES - 1 : -1])
+        return self.at_work, _cut(stack[::-1])
 
-    def _label(self, frame: FrameType) -> str:
+    def _function(self, frame: FrameType) -> Function:
         code = frame.f_code
-        known = self._labels.get(id(code))
+        known = self._functions.get(id(code))
         if known is None:
-            text = f"{frame.f_globals.get('__name__', '?')}.{code.co_qualname}".replace(";", ",")
-            known = self._labels[id(code)] = (code, text)
-        return known[1]
+            label = f"{frame.f_globals.get('__name__', '?')}.{code.co_qualname}".replace(";", ",")
+            entry = code.co_code[::2].find(_RESUME) * 2
+            known = self._functions[id(code)] = Function(code, label, entry)
+        return known
+
+
+def _cut(stack: list[str]) -> Stack:
+    return tuple(stack) if len(stack) <= MOST_FRAMES else (*stack[: MOST_FRAMES - 1], DEEPER)
 
 
 @contextlib.contextmanager
