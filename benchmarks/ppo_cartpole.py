@@ -77,13 +77,14 @@ def defaults(effort: Effort) -> Part:
 
 def pufferlib(effort: Effort) -> Part:
     rows = effort.measure([steppe(effort, *PUFFER_SETTINGS, steps=8_000_000), puffer_c(effort)])
+    found = ratio(rows, STEPPE, PUFFER_C) if same_settings(rows, STEPPE, PUFFER_C) else None
     return Part(
         "At PufferLib's settings",
         "PufferLib steps its own C version of CartPole; Steppe steps Gymnasium's NumPy one, with PufferLib's number of "
         "environments, epochs, rollout, minibatch and network width.",
         UNIT,
         rows,
-        [Claim("PPO CartPole, PufferLib's settings / PufferLib with its C env", 1.0, ratio(rows, STEPPE, PUFFER_C))],
+        [Claim("PPO CartPole, PufferLib's settings / PufferLib with its C env", 1.0, found)],
     )
 
 

@@ -145,8 +145,10 @@ def paper(effort: Effort) -> Part:
     """No run of its own: arithmetic on what the parts before it measured, of the same effort."""
     path = (REPORTS / "quick" if effort.quick else REPORTS) / "scaling.json"
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
-    missing = [key for key in ("actors", "weights") if key not in parts]
-    notes = [f"Measure {' and '.join(missing)} first."] if missing else on_paper(constants(parts))
+    notes = ["Measure the part `actors` first."]
+    if "actors" in parts:
+        measured = {row["settings"]["actors"]: row["median"] for row in parts["actors"]["rows"] if not row["error"]}
+        notes = on_paper(constants(parts), measured)
     return Part(
         "On paper, to a thousand actors",
         "A 10 ms environment per actor, async PPO, one learner: what the constants measured above come to.",
@@ -157,50 +159,50 @@ def paper(effort: Effort) -> Part:
 
 
 def constants(parts: Mapping[str, Any]) -> dict[str, float]:
-    """What one actor, one step and one reader cost, from the sweeps."""
-    by_actors = [row for row in parts["actors"]["rows"] if not row["error"]]
-    few, many = by_actors[0], by_actors[-1]
-    count = many["settings"]["actors"] - few["settings"]["actors"]
+    """What one actor, one step and one segment cost, from the sweep over actors: its first row, and its last."""
+    measured = [row for row in parts["actors"]["rows"] if not row["error"]]
+    few, many = measured[0], measured[-1]
+    further = many["settings"]["actors"] - few["settings"]["actors"]
     memory = [middle(row, "peak_mib") or 0.0 for row in (few, many)]
-    lightest = min(parts["weights"]["rows"], key=lambda row: row["settings"]["nbytes"])
+    spent = few["shares"]["actor"]
     return {
-        "steps_per_actor": few["median"],
-        "kept_share": many["median"] / (few["median"] * many["settings"]["actors"]),
-        "learner_us_per_step": middle(many, "learner_us_per_step") or 0.0,
-        "base_mib": memory[0],
-        "actor_mib": (memory[1] - memory[0]) / count,
-        "segment_steps": float(many["settings"]["rollout"]),
-        "publish_ms": middle(lightest, "publish_ms") or 0.0,
+        "a": few["median"],
+        "p": 1e6 * (spent["policy"] + spent["other"]) / few["median"],
+        "c": middle(many, "learner_us_per_step") or 0.0,
+        "m0": memory[0],
+        "m": (memory[1] - memory[0]) / further,
+        "T": float(many["settings"]["rollout"]),
+        "cores": float(parts["actors"]["machine"]["cores"]),
     }
 
 
-def on_paper(known: Mapping[str, float]) -> list[str]:
-    """The formula and its table."""
-    capacity = 1e6 / known["learner_us_per_step"]
+def on_paper(known: Mapping[str, float], measured: Mapping[int, float | None]) -> list[str]:
+    """The constants, the formula, and its table with what was measured beside it."""
     lines = [
-        f"- a: steps/s of one actor = {number(known['steps_per_actor'])}",
-        f"- e: share of a × n that n = 64 actors reached on two cores = {number(known['kept_share'])}",
-        f"- c: learner's time per step, waiting left out = {number(known['learner_us_per_step'])} µs, so that one learner "
-        f"takes at most 1 / c = {number(capacity)} steps/s",
-        f"- m₀, m: memory with one actor and per further actor = {number(known['base_mib'])} MiB, "
-        f"{number(known['actor_mib'])} MiB",
-        f"- T: steps per segment = {number(known['segment_steps'])}, so that n actors bring a × n / T segments a second",
+        f"- a = {number(known['a'])} steps/s of one actor",
+        f"- p = {number(known['p'])} µs of an actor's own work per step (policy and the rest, not the environment)",
+        f"- c = {number(known['c'])} µs of the learner's work per step, waiting left out, with {max(measured)} actors",
+        f"- m₀ = {number(known['m0'])} MiB with one actor, m = {number(known['m'])} MiB for each further one",
+        f"- T = {number(known['T'])} steps in a segment; k = {number(known['cores'])} cores of this machine",
         "",
-        "steps/s = min(a × n × e, 1 / c); learner's load = a × n × e × c; memory = m₀ + (n − 1) × m. Cores for the actors "
-        "themselves are assumed to be there: e was measured with all of them on this machine's.",
+        "With cores enough: steps/s = min(a n, 1 / c), on a n (p + c) cores. On this machine: min(a n, 1 / c, k / (p + c)). "
+        "Segments/s = steps/s / T; memory = m₀ + (n − 1) m; the learner's load is a n c.",
         "",
-        "| actors n | steps/s | limited by | learner's load | segments/s | memory, GiB |",
-        "|---:|---:|---|---:|---:|---:|",
+        "| actors n | steps/s, cores enough | cores | learner's load | segments/s | memory, GiB | here, by the formula | here, measured |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for count in PAPER:
-        offered = known["steps_per_actor"] * count * (known["kept_share"] if count > 1 else 1.0)
-        load = offered / capacity
-        steps = min(offered, capacity)
-        memory = (known["base_mib"] + (count - 1) * known["actor_mib"]) / 1024
-        limit = "actors" if load <= 1 else "learner"
-        cells = (f"{count:,}", number(steps), limit, f"{100 * load:.1f} %", number(steps / known["segment_steps"]))
-        lines.append(f"| {' | '.join(cells)} | {number(memory)} |")
-    return lines
+    return lines + ["| " + " | ".join(paper_cells(count, known, measured.get(count))) + " |" for count in PAPER]
+
+
+def paper_cells(count: int, known: Mapping[str, float], measured: float | None) -> list[str]:
+    """One line of that table."""
+    offered, capacity = known["a"] * count, 1e6 / known["c"]
+    steps, work_us = min(offered, capacity), known["p"] + known["c"]
+    here = min(steps, 1e6 * known["cores"] / work_us)
+    memory = (known["m0"] + (count - 1) * known["m"]) / 1024
+    load = f"{100 * offered / capacity:.1f} %"
+    cells = [number(steps), number(steps * work_us / 1e6), load, number(steps / known["T"]), number(memory)]
+    return [f"{count:,}", *cells, number(here), number(measured)]
 
 
 PARTS = {"actors": actors, "envs": envs, "weights": weights, "observations": observations, "paper": paper}

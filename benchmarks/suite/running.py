@@ -42,15 +42,16 @@ def benchmark(file: str, parts: Mapping[str, Measure], words: Sequence[str] | No
     about = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).splitlines()[0].rstrip(".")
     given = _parse(path.stem, about, list(parts), words)
     effort = Effort(given.quick, max(1, given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)))
-    directory = REPORTS / "quick" if given.quick else REPORTS
+    directory = given.into or (REPORTS / "quick" if given.quick else REPORTS)
     for key in given.part or parts:
         _say(f"{path.stem}: {key}")
         part = parts[key](effort)
         rounds = max((len(row.runs) for row in part.rows.values()), default=0)
         record = part.record(rounds)
         keep(directory, path.stem, about, key, record, parts)
-        print("\n".join([part.title, *claim_table(record["claims"])]), flush=True)
-    if not given.quick:
+        asked = claim_table(record["claims"]) if record["claims"] else []
+        print("\n".join([part.title, *asked]), flush=True)
+    if directory == REPORTS:
         refresh()
     _say(f"written: {directory / path.stem}.md")
     return 0
@@ -62,6 +63,7 @@ def _parse(name: str, about: str, parts: list[str], words: Sequence[str] | None)
         "--quick", action="store_true", help="few steps, one round; into reports/quick, not into the docs"
     )
     parser.add_argument("--part", action="append", choices=parts, help="measure only this part; may be given again")
+    parser.add_argument("--into", type=Path, help="where the report goes, instead of reports/ and the docs")
     parser.add_argument("--rounds", type=int, help=f"runs of each case, {ROUNDS} unless given")
     return parser.parse_args(words)
 

@@ -29,6 +29,9 @@ def bench(
         list[str] | None, typer.Option("--part", metavar="KEY", help="Only this part of it; repeatable.")
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="Runs of each case; 3 if absent.")] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="DIR", help="Where the report goes, instead of the two below.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure speed beside other libraries.
@@ -42,9 +45,9 @@ def bench(
     if (name is not None and every) or (every and part) or as_json:
         raise UsageError("give one benchmark's name (with --part and --rounds), or --all; --json is for the list")
     chosen = list(known) if every else [_known(name or "", known)]
-    words = (
-        ["--quick"] * quick + [f"--part={key}" for key in part or ()] + [f"--rounds={rounds}"] * (rounds is not None)
-    )
+    words = ["--quick"] * quick + [f"--part={key}" for key in part or ()]
+    words += [f"--rounds={rounds}"] if rounds is not None else []
+    words += [f"--into={into.resolve()}"] if into is not None else []
     codes = [subprocess.run([sys.executable, str(known[one]), *words], check=False).returncode for one in chosen]
     raise typer.Exit(max(map(abs, codes)))
 
