@@ -69,7 +69,7 @@ class Bench:
         self.context, self.album, policy = make_context("manager"), Album(), ScriptedPolicy()
         self.judge = ScriptedJudge(policy, scores or {}, before)
         self.made = 0
-        given = EvalConfig(**{"every_steps": 100, "episodes": 7, **config})
+        given = EvalConfig(**{"every_steps": 100, "episodes": 7, "max_share": 1.0, **config})
         self.manager = Manager(policy, self._make_judge, given, target, self.album, self.context)
 
     def _make_judge(self):
@@ -101,6 +101,21 @@ class TestWhen:
         for version, episodes in enumerate([0, 9, 10, 15, 19, 20]):
             bench.publish(version, env_steps=version, episodes=episodes)
         assert bench.judged == [2, 5]
+
+    @pytest.mark.parametrize(
+        ("target", "given", "rest_s"), [(None, None, 18.0), (475.0, None, 2.0), (475.0, 0.25, 6.0), (None, 1.0, 0.0)]
+    )
+    def test_no_more_than_their_share_of_the_time(self, monkeypatch, target, given, rest_s):
+        clock = [50.0]
+        monkeypatch.setattr("steppe.roles.manager.time.perf_counter", lambda: clock[0])
+        bench = Bench(max_share=given, target=target, before=lambda: clock.__setitem__(0, clock[0] + 2.0))
+        bench.publish(0, env_steps=100)
+        if rest_s:
+            clock[0] += rest_s - 0.1
+            assert not bench.publish(1, env_steps=1000)
+        clock[0] += 0.2
+        assert bench.publish(2, env_steps=1001)
+        assert bench.judged == [0, 2]
 
     def test_nothing_to_do_without_weights(self):
         bench = Bench()

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
@@ -38,16 +38,32 @@ class EnvConfig(Frozen):
     """How the world is made and wrapped."""
 
     kwargs: dict[str, Any] = Field({}, description="Keyword arguments for the environment's constructor.")
-    frame_stack: Positive = Field(1, description="Join this many newest observations into one.")
+    frame_stack: Positive | None = Field(
+        None, description="Join this many newest observations into one; 4 for Atari games, else 1, if absent."
+    )
     time_limit: Positive | None = Field(None, description="Truncate episodes after this many steps.")
-    reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to ± this value.")
+    reward_clip: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Clip rewards to ± this value, 0: never; 1 for Atari games, else 0, if absent."
+    )
     reward_scale: PositiveFloat = Field(1.0, description="Multiply rewards by this value.")
-    grayscale: bool = Field(False, description="Turn colour images into one channel.")
-    resize: Positive | None = Field(None, description="Resize images to a square of this many pixels.")
+    grayscale: bool | None = Field(
+        None, description="Turn colour images into one channel; true for Atari games, else false, if absent."
+    )
+    resize: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="Resize images to a square of this many pixels, 0: never; 84 for Atari games, else 0, if absent.",
+    )
     wrappers: tuple[str, ...] = Field((), description="`module:Class` Gymnasium wrappers, applied in order.")
     vector: Literal["auto", "native", "loop"] = Field(
         "auto", description="Gymnasium's own vector version, our loop over copies, or whichever there is."
     )
+
+    def fitted(self, env: str) -> Self:
+        """This configuration with every absent choice made for an environment, by its name alone."""
+        atari = env.rpartition(":")[2].startswith("ALE/")
+        names = ("frame_stack", "reward_clip", "grayscale", "resize")
+        choices = zip(names, (4, 1.0, True, 84) if atari else (1, 0.0, False, 0), strict=True)
+        return self.model_copy(update={name: value for name, value in choices if getattr(self, name) is None})
 
 
 class FlowConfig(Frozen):
@@ -101,6 +117,11 @@ class EvalConfig(Frozen):
         None, description="Training episodes between evaluations, besides every_steps."
     )
     episodes: Positive = Field(20, description="Episodes per evaluation, the final one included.")
+    max_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="Part of the time that evaluations may take; where training is fast they come less often than "
+        "every_steps. A tenth, or half with a target_return, if absent.",
+    )
     explore: bool = Field(False, description="Sample actions instead of taking the best one.")
     max_episode_steps: Positive = Field(100_000, description="An evaluation episode is cut after this many steps.")
     record: bool = Field(False, description="Keep a GIF of one episode of each evaluation.")

@@ -62,6 +62,8 @@ class Manager:
         self._judge: Judge | None = None
         self._seen_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
+        self._max_share = config.max_share or (0.1 if target_return is None else 0.5)
+        self._rested_s = 0.0  # when the next evaluation may begin
         self._best = archive.best_score()
         self._cursors = dict.fromkeys(_RECORDED, 0) | dict(archive.written)
         self._recorded_s = 0.0
@@ -109,7 +111,9 @@ class Manager:
             return
         self._wait_from(weights.env_steps, weights.episodes)
         self.context.span("evaluate", started_s, version=weights.version)
-        self._conclude(weights, evaluation, time.perf_counter() - started, final=final)
+        ended = time.perf_counter()
+        self._rested_s = ended + (ended - started) * (1.0 / self._max_share - 1.0)
+        self._conclude(weights, evaluation, ended - started, final=final)
 
     def _conclude(self, weights: Weights, evaluation: Evaluation, duration_s: float, *, final: bool) -> None:
         reached = self.target_return is not None and evaluation.mean >= self.target_return
@@ -169,7 +173,9 @@ class Manager:
         self._next_episodes = episodes + (self.config.every_episodes or math.inf)
 
     def _due(self, weights: Weights) -> bool:
-        return weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
+        """Often enough by count, and not so often that evaluations take the cores from training."""
+        counted = weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
+        return counted and time.perf_counter() >= self._rested_s
 
     def _record_if_due(self) -> bool:
         if time.monotonic() - self._recorded_s < RECORD_EVERY_S:
