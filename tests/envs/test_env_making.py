@@ -244,6 +244,13 @@ def test_reward_scale_alone():
     assert journal.finished == plain.finished
 
 
+@pytest.mark.parametrize(("wrapper", "key"), [("NormalizeObservation", "obs"), ("NormalizeReward", "reward")])
+def test_statistics_outside_the_weights_are_refused(wrapper, key):
+    config = EnvConfig(wrappers=(f"gymnasium.wrappers:{wrapper}",))
+    with pytest.raises(ConfigError, match=f"{wrapper} keeps its statistics .* use normalize_{key}=true"):
+        probe("CartPole-v1", config)
+
+
 def test_frames_are_those_of_gymnasiums_wrapper():
     world = make_world("CartPole-v1", EnvConfig(vector="loop", frame_stack=4), 2, _seed(5))
     assert world.spec.obs.shape == (16,)

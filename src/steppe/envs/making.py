@@ -141,10 +141,21 @@ def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = Fals
         made = _made(f"{env} wrapped by {text}", {}, partial(factory.resolve(text), made))
         if not isinstance(made, gym.Env):
             raise WorldError(f"the wrapper {text} returned a {type(made).__name__}, not a gymnasium.Env")
+        _require_no_statistics(made, text)
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(made, name, None), gym.Space):
             raise WorldError(f"{env} has no {name}: set it to a gymnasium space in its constructor")
     return made
+
+
+def _require_no_statistics(made: Env, text: str) -> None:
+    """Statistics that an environment keeps for itself differ between actors, and whoever loads the weights has none."""
+    for kind, key in ((gym.wrappers.NormalizeObservation, "obs"), (gym.wrappers.NormalizeReward, "reward")):
+        if isinstance(made, kind):
+            raise ConfigError(
+                f"environment.wrappers: {text} keeps its statistics in each environment, apart from the weights: "
+                f"use normalize_{key}=true, which keeps them with the weights"
+            )
 
 
 def _from_registration(source: Registration, config: EnvConfig, *, render: bool) -> Env:
