@@ -1,4 +1,5 @@
-"""`steppe doctor`: tries what training needs on this machine, and says what to do about whatever is missing."""
+"""`steppe doctor`: tries what training needs on this machine, and says what to do about whatever is missing. What holds a run
+back is for diagnosis.py to say."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from steppe.cli.diagnosis import diagnose_run
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
+from steppe.core.errors import UsageError
 
 MODULES = {"pillow": "PIL"}  # distributions whose module has another name
 SMALL_SHM_BYTES = 256 << 20
@@ -32,13 +35,21 @@ class Finding:
 
 
 def doctor(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Say what holds this run back.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Look packages up without importing them.")] = False,
 ) -> None:
-    """Check that this machine can train.
+    """Check that this machine can train, or say what holds a run back.
 
-    Tries Python, packages, GPU, shared memory and write access; exit code 1 when something needed is broken.
+    Without RUN: tries Python, packages, GPU, shared memory and write access; exit code 1 when something needed is broken. With
+    RUN, running or ended: where its time goes, and what to change.
     """
+    if run is not None:
+        if quick:
+            raise UsageError("--quick is for the check of this machine: leave it out, or leave RUN out")
+        return diagnose_run(run, as_json=as_json)
     findings = list(examine(quick=quick))
     broken = [finding for finding in findings if finding.status == "broken"]
     if as_json:

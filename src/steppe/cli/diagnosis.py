@@ -1,0 +1,46 @@
+"""`steppe doctor RUN`: what holds a run back, in a sentence, and the shares of time it is read from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from steppe.cli.glyphs import duration, shares_in_words
+from steppe.cli.output import emit, print_table
+
+if TYPE_CHECKING:
+    from steppe.records.view import RunView
+
+MOST_ACTORS = 8  # with a line each; more of them are averaged
+
+
+def diagnose_run(run: str, *, as_json: bool) -> None:
+    """Print the diagnosis of a run, whatever its state."""
+    from steppe.records.diagnosis import diagnose, measure
+    from steppe.records.directory import RunDirectory
+    from steppe.records.view import RunView
+
+    view = RunView(RunDirectory.open(run))
+    view.refresh()
+    measured = measure(view)
+    found = diagnose(measured)
+    if as_json:
+        about = {"run": view.directory.id, "state": view.state, "reason": view.reason}
+        return emit({**about, **asdict(found), "measured": asdict(measured), "phases": view.phases})
+    print(f"{view.directory.id}: {found.sentence}\n")
+    print_table(["role", "time", "shares"], _rows(view), right=("time",))
+    reason = f" ({view.reason})" if view.reason else ""
+    return print(f"\n{view.state}{reason}, {duration(measured.seconds)} measured")
+
+
+def _rows(view: RunView) -> list[list[Any]]:
+    from steppe.records.view import shares_of
+
+    phases = view.phases
+    actors = [role for role in phases if role.startswith("actor-")]
+    rows = [[role, duration(sum(phases[role].values())), shares_in_words(shares_of(phases[role]))] for role in phases]
+    if len(actors) <= MOST_ACTORS:
+        return rows
+    mean_s = sum(sum(phases[role].values()) for role in actors) / len(actors)
+    mean = [f"{len(actors)} actors", duration(mean_s), shares_in_words(view.time_shares["actor"])]
+    return [mean, *(row for row in rows if row[0] not in actors)]

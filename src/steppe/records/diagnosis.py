@@ -1,0 +1,262 @@
+"""What holds a run back: a small table of rules on measured shares of time. The first rule that holds speaks.
+
+docs/performance-of-your-run.md explains the rules; `measure` says where each number comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from steppe.records.view import RunView
+
+LEAST_S = 2.0  # of measured time; starting up is most of what is shorter
+DROPPED, CHECKPOINTS, EVALUATION = 0.10, 0.10, 0.20  # shares from which on a part is too much
+WAITING, BLOCKED = 0.30, 0.30  # async: from which on one side starves
+MOSTLY = 0.60  # taking turns: from which on one side is the slower one
+FULL = 0.90  # of all cores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Shares of time, 0 to 1. Actors' are means over actors."""
+
+    seconds: float
+    # actors
+    env: float = 0.0
+    policy: float = 0.0
+    blocked: float = 0.0
+    handing: float = 0.0  # everything else: segments handed over, reports
+    # learner
+    waits: float = 0.0  # for experience; where it shares its thread with the actors, what of the two is acting
+    sample: float = 0.0
+    learn: float = 0.0
+    publish: float = 0.0
+    checkpoints: float = 0.0
+    # the rest
+    evaluation: float = 0.0  # of the time of training
+    dropped: float = 0.0  # of all segments, because they were too old
+    busy: float = 1.0  # roles at work at the same time, on average
+    used_cores: float | None = None
+    cores: int = 1
+    actors: int = 1
+    mode: str = "sync"
+    inline: bool = False
+    epochs: bool = True  # whether the algorithm makes passes over rollouts, or draws from a memory
+
+    @property
+    def together(self) -> bool:
+        """Whether acting and learning take turns in one thread."""
+        return self.inline or self.mode == "single"
+
+    @property
+    def full(self) -> bool:
+        """Whether the run uses all cores it has."""
+        return self.used_cores is not None and self.used_cores >= FULL * self.cores
+
+    @property
+    def starving(self) -> bool:
+        """Whether acting is the slower side."""
+        return self.waits >= (WAITING if self.mode == "async" and not self.together else MOSTLY)
+
+    @property
+    def flooded(self) -> bool:
+        """Whether learning is the slower side."""
+        if self.mode == "async" and not self.together:
+            return self.blocked >= BLOCKED
+        return self.waits <= 1 - MOSTLY
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A reason, when it is the one, and what it says then."""
+
+    name: str
+    holds: Callable[[Measured], bool]
+    says: Callable[[Measured], str]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The rule that held, and its sentence."""
+
+    rule: str
+    sentence: str
+
+
+def diagnose(measured: Measured) -> Diagnosis:
+    """What the first rule that holds says."""
+    rule = next(rule for rule in RULES if rule.holds(measured))
+    return Diagnosis(rule.name, rule.says(measured))
+
+
+def measure(view: RunView) -> Measured:
+    """The shares of a run so far, over all of its lives."""
+    shares, phases, config = view.time_shares, view.phases, view.config
+    actor, learner = shares.get("actor", {}), shares.get("learner", {})
+    seconds = sum(phases.get("learner", {}).values())
+    inline, together = config.runtime == "inline", config.runtime == "inline" or config.mode == "single"
+    judging = view.evaluation_s / seconds if seconds else 0.0
+    acting = sum(1.0 - _share(spent, "blocked") for role, spent in phases.items() if role.startswith("actor-"))
+    learning, waits = 1.0 - learner.get("wait", 0.0), learner.get("wait", 0.0)
+    if together:
+        waits = acting / (acting + learning) if acting + learning else 0.0
+    return Measured(
+        seconds=seconds,
+        env=actor.get("env", 0.0),
+        policy=actor.get("policy", 0.0),
+        blocked=actor.get("blocked", 0.0),
+        handing=actor.get("other", 0.0),
+        waits=waits,
+        sample=learner.get("sample", 0.0),
+        learn=learner.get("learn", 0.0),
+        publish=learner.get("publish", 0.0),
+        checkpoints=view.checkpoint_s / seconds if seconds else 0.0,
+        evaluation=judging,
+        dropped=_dropped(view),
+        busy=1.0 if inline else (1.0 if together else acting + learning) + judging,
+        used_cores=_used_cores(view, seconds, judging),
+        cores=int(view.directory.record.get("hardware", {}).get("usable_cores") or 1),
+        actors=config.actors,
+        mode=str(config.mode),
+        inline=inline,
+        epochs=config.agent.memory == "rollout",
+    )
+
+
+def _share(phases: dict[str, float], phase: str) -> float:
+    total = sum(phases.values())
+    return phases.get(phase, 0.0) / total if total else 1.0
+
+
+def _dropped(view: RunView) -> float:
+    old = view.training.dropped.get("too_old", 0) if view.training else 0
+    learned = sum(view.training.lags.values()) if view.training else 0
+    return old / (old + learned) if old else 0.0
+
+
+def _used_cores(view: RunView, seconds: float, judging: float) -> float | None:
+    """Cores' worth of CPU time; roles that share a process say the same, and the manager's is what it judged for."""
+    spent = view.spent.cpu_s
+    if view.config.runtime == "inline":
+        return 1.0  # what else its process did cannot be told apart
+    if not spent or not seconds:
+        return None
+    return (max(spent.values()) if view.config.mode == "single" else sum(spent.values())) / seconds + judging
+
+
+def percent(share: float) -> str:
+    """A share as whole percents."""
+    return f"{100 * share:.0f} %"
+
+
+def _waiting(m: Measured) -> str:
+    return "" if m.together else f"the learner waits {percent(m.waits)} for experience, and "
+
+
+def _env(m: Measured) -> str:
+    part = f"{_waiting(m)}the environment takes {percent(m.env)} of the actors' time: "
+    if m.full:
+        return part + f"a faster environment or more cores, as the run already uses all {m.cores} of them"
+    if m.inline:
+        return part + "more actors in processes of their own (--runtime processes --actors N), or a faster environment"
+    return part + "more actors (--actors), or a faster environment"
+
+
+def _policy(m: Measured) -> str:
+    return (
+        f"{_waiting(m)}choosing actions takes {percent(m.policy)} of the actors' time: more environments per actor (--envs), "
+        "so that one call serves more of them, or a smaller network"
+    )
+
+
+def _handing(m: Measured) -> str:
+    part = f"{_waiting(m)}handing segments over takes {percent(m.handing)} of the actors' time: "
+    return part + "longer segments (segment_steps)"
+
+
+def _learn(m: Measured) -> str:
+    remedy = (
+        "fewer epochs, a larger minibatch_size"
+        if m.epochs
+        else "fewer updates (samples_per_insert), a larger batch_size"
+    )
+    why = f"the learner learns {percent(m.learn)} of its time"
+    if m.together:
+        return f"{why}, and acting waits for it: {remedy}, or a smaller network"
+    fewer = ", or fewer actors" if m.mode == "async" and m.actors > 1 else ", or a smaller network"
+    return f"the actors are blocked {percent(m.blocked)} because {why}: {remedy}{fewer}"
+
+
+def _turns(m: Measured) -> str:
+    halves = f"acting takes {percent(m.waits)} of a round and learning {percent(1 - m.waits)}"
+    return f"acting and learning wait for each other: {halves}: --mode async lets both go on at once"
+
+
+def _balanced(m: Measured) -> str:
+    return (
+        f"nothing stands out: the learner waits {percent(m.waits)}, the actors are blocked {percent(m.blocked)}; "
+        "more speed takes more cores, a faster environment or less learning per step"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "too_short",
+        lambda m: m.seconds < LEAST_S,
+        lambda m: (
+            f"too short to judge: {m.seconds:.1f} s were measured, and it takes {LEAST_S:g} s of training to tell"
+        ),
+    ),
+    Rule(
+        "dropped",
+        lambda m: m.dropped >= DROPPED,
+        lambda m: (
+            f"{percent(m.dropped)} of the segments were dropped for lag, collected for nothing: fewer actors, less learning "
+            "per step, or a larger flow.max_lag"
+        ),
+    ),
+    Rule(
+        "checkpoints",
+        lambda m: m.checkpoints >= CHECKPOINTS,
+        lambda m: (
+            f"checkpoints take {percent(m.checkpoints)} of the learner's time: fewer of them (checkpoint.every_s)"
+        ),
+    ),
+    Rule(
+        "evaluation",
+        lambda m: m.evaluation >= EVALUATION and (m.inline or (m.full and m.busy > m.cores)),
+        lambda m: (
+            f"evaluation takes {percent(m.evaluation)} of "
+            + ("the one thread's time" if m.inline else f"a core, and the run uses all {m.cores}")
+            + ": evaluate less often (evaluation.every_steps) or fewer episodes (evaluation.episodes)"
+            + (", or use --runtime processes" if m.inline else "")
+        ),
+    ),
+    Rule(
+        "crowded",
+        lambda m: m.full and m.actors > 1 and not m.together and m.busy > m.cores + 0.5,
+        lambda m: (
+            f"more roles than cores: {m.busy:.1f} busy roles on {m.cores} cores: fewer actors with more environments each "
+            "(--actors, --envs)"
+        ),
+    ),
+    Rule("environment", lambda m: m.starving and m.env >= max(m.policy, m.handing), _env),
+    Rule("policy", lambda m: m.starving and m.policy >= m.handing, _policy),
+    Rule("handing_over", lambda m: m.starving, _handing),
+    Rule(
+        "sampling",
+        lambda m: m.flooded and m.sample > m.learn,
+        lambda m: (
+            f"the learner spends {percent(m.sample)} of its time on gathering batches: larger batches, of which it takes fewer"
+        ),
+    ),
+    Rule(
+        "publishing",
+        lambda m: m.flooded and m.publish > m.learn,
+        lambda m: f"publishing weights takes {percent(m.publish)} of the learner's time: more learning per version",
+    ),
+    Rule("learner", lambda m: m.flooded, _learn),
+    Rule("turns", lambda m: m.mode != "async" and m.cores > 1, _turns),
+    Rule("balanced", lambda m: True, _balanced),
+)
