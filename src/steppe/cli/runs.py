@@ -165,7 +165,8 @@ def evaluate(
         result = evaluation.evaluate(run, episodes=episodes, seed=seed, render_dir=render)
         if as_json:
             return emit(result, stdout)
-    width = max(len(key) for key in result)
-    for key, value in result.items():
+    told = {key: value for key, value in result.items() if value is not None}
+    width = max(len(key) for key in told)
+    for key, value in told.items():
         print(f"{key:<{width}}  {decimal(value) if isinstance(value, float) else value}")
     return None
