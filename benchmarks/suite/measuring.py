@@ -67,6 +67,7 @@ class Case:
     timeout_s: float = 600.0
     sample_s: float = 0.0  # how often the family's memory is looked at; 0 for never
     python_path: Path | None = None  # where the command finds modules of the suite's
+    codes: tuple[int, ...] = (0,)  # exit codes with which it may still have printed something to read
 
 
 @dataclass
@@ -181,13 +182,18 @@ def run_once(case: Case, number: int) -> Run:
     """Run a case's command in a fresh directory and read its figure."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
-        done = launch(case.command(number), directory, case.timeout_s, case.sample_s, case.python_path)
+        done = launch(case.command(number), directory, case.timeout_s, case.sample_s, case.python_path, case.codes)
         reading, account = case.read(done), done.account
     return Run(number, reading, account["wall_s"], account["cpu_s"], account["others_cores"], account["peak_mib"])
 
 
 def launch(
-    command: Sequence[str], directory: Path, timeout_s: float, sample_s: float = 0.0, python_path: Path | None = None
+    command: Sequence[str],
+    directory: Path,
+    timeout_s: float,
+    sample_s: float = 0.0,
+    python_path: Path | None = None,
+    codes: Sequence[int] = (0,),
 ) -> Done:
     """Run a command to its end under the launcher, in `directory`; raises RunError with its last words if it fails."""
     account, log = directory / "account.json", directory / "stderr.log"
@@ -199,7 +205,7 @@ def launch(
     if not account.exists():
         raise RunError(f"could not be launched: {last_line(said)}")
     found = json.loads(account.read_text())
-    if found["code"]:
+    if found["code"] not in codes or (found["code"] and not stdout.strip()):
         raise RunError(f"ended with code {found['code']}: {last_line(said or stdout)}")
     return Done(stdout, directory, found)
 

@@ -60,7 +60,7 @@ def train(
 
     def read(done: Done) -> Reading:
         summary = done.last_json()
-        if summary.get("state") != "SUCCEEDED":
+        if summary.get("state") != "SUCCEEDED" and summary.get("reason") != "target_not_reached":
             raise RunError(f"the run ended {summary.get('state')}: {summary.get('reason')}")
         view = RunView(RunDirectory.open(done.directory / "runs" / summary["run"]))
         view.refresh()
@@ -70,7 +70,7 @@ def train(
         value = found.pop("value")
         return Reading(value, settings(view), versions(), shares(run), found)
 
-    return Case(label, command, read, sample_s=sample_s, python_path=python_path)
+    return Case(label, command, read, sample_s=sample_s, python_path=python_path, codes=(0, 1))
 
 
 def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
