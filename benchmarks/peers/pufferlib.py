@@ -83,22 +83,21 @@ def train(
     if settings["recurrent"]:
         policy = LSTMWrapper(envs.driver_env, policy, settings["hidden"], settings["hidden"])
     rollout = settings["envs"] * settings["horizon"]
-    with tempfile.TemporaryDirectory() as scratch:
-        learner = learner_for(config(config_name, settings, steps + rollout, request.seed, scratch), envs, policy)
+    learner = learner_for(config(config_name, settings, steps + rollout, request.seed), envs, policy)
+    learner.evaluate()
+    learner.train()
+    untimed, began = learner.global_step, time.perf_counter()
+    while learner.global_step < untimed + steps:
         learner.evaluate()
-        learner.train()
-        untimed, began = learner.global_step, time.perf_counter()
-        while learner.global_step < untimed + steps:
-            learner.evaluate()
-            logs = learner.train()
-        seconds = time.perf_counter() - began
-        learner.utilization.stop()
-        envs.close()
+        logs = learner.train()
+    seconds = time.perf_counter() - began
+    learner.utilization.stop()
+    envs.close()
     extra = {"episode_length": (logs or {}).get("environment/episode_length"), "untimed_steps": untimed}
     return Result(learner.global_step - untimed, seconds, report(settings, backend, policy), extra)
 
 
-def config(name: str, settings: dict[str, Any], steps: int, seed: int, scratch: str) -> dict[str, Any]:
+def config(name: str, settings: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
     """PufferLib's configuration of that name; it reads the command line, so that is emptied first."""
     from pufferlib import pufferl
 
@@ -108,7 +107,6 @@ def config(name: str, settings: dict[str, Any], steps: int, seed: int, scratch: 
         "env": name,
         "device": "cpu",
         "seed": seed,
-        "data_dir": scratch,
         "total_timesteps": steps,
         "bptt_horizon": settings["horizon"],
         "minibatch_size": settings["minibatch"],
@@ -152,4 +150,6 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     packages = {"torch": "torch", "pufferlib": "pufferlib", "gymnasium": "gymnasium", "numpy": "numpy"}
-    run("pufferlib", packages, {"ppo-cartpole": gymnasium_cartpole, "ppo-cartpole-native": native})
+    with tempfile.TemporaryDirectory() as elsewhere:
+        os.chdir(elsewhere)  # importing PufferLib leaves a link in the working directory
+        run("pufferlib", packages, {"ppo-cartpole": gymnasium_cartpole, "ppo-cartpole-native": native})
