@@ -91,7 +91,7 @@ class LoopWorld:
         for index, died, cut in ended:
             columns["terminated"][t, index] = died
             columns["truncated"][t, index] = cut
-            self._ledger.end(index)
+            self._ledger.end([index])
             self._begin(index, following, None)
             self.starts[index] = True
 

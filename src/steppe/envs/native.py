@@ -100,9 +100,10 @@ class NativeWorld:
         following = columns["obs"][t + 1]
         self._write(following, batch)
         np.logical_or(columns["terminated"][t], columns["truncated"][t], out=self.ended)
-        for index in np.flatnonzero(self.ended).tolist():
-            columns["final_obs"][t, index] = following[index]
-            ledger.end(index)
+        if self.ended.any():
+            ended = np.flatnonzero(self.ended)
+            columns["final_obs"][t, ended] = following[ended]
+            ledger.end(ended)
 
     def take_finished(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call."""

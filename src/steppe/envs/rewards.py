@@ -13,7 +13,8 @@ class Ledger:
         self.returns = np.zeros(num_envs, np.float64)
         self.lengths = np.zeros(num_envs, np.int64)
         self.episodes = np.zeros(num_envs, np.int64)  # finished by each environment
-        self.finished: list[tuple[float, int]] = []
+        self.finished = np.zeros((0, 2), np.float64)  # (return, length) of the episodes that ended and were not taken
+        self._room = np.zeros((64, 2), np.float64)
         self._scale = scale
         self._clip = clip
 
@@ -36,12 +37,17 @@ class Ledger:
         if self._clip is not None:
             np.clip(row, -self._clip, self._clip, out=row)
 
-    def end(self, index: int) -> None:
-        """Close one environment's episode."""
-        self.finished.append((float(self.returns[index]), int(self.lengths[index])))
-        self.returns[index] = 0.0
-        self.lengths[index] = 0
-        self.episodes[index] += 1
+    def end(self, indices: np.ndarray | list[int]) -> None:
+        """Close the episodes of these environments, in this order."""
+        before, after = len(self.finished), len(self.finished) + len(indices)
+        if after > len(self._room):
+            self._room = np.concatenate([self._room, np.zeros((max(after, len(self._room)), 2))])
+        self.finished = self._room[:after]
+        self.finished[before:, 0] = self.returns[indices]
+        self.finished[before:, 1] = self.lengths[indices]
+        self.returns[indices] = 0.0
+        self.lengths[indices] = 0
+        self.episodes[indices] += 1
 
     def running(self) -> list[tuple[float, int]]:
         """(return, length) so far of each running episode."""
@@ -49,5 +55,11 @@ class Ledger:
 
     def take(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call."""
-        taken, self.finished = self.finished, []
+        taken = [(total, int(length)) for total, length in self.finished.tolist()]
+        self.finished = self._room[:0]
         return taken
+
+    def refill(self, finished: np.ndarray) -> None:
+        """Have these episodes ended and not taken."""
+        self._room = np.concatenate([np.asarray(finished, np.float64).reshape(-1, 2), np.zeros((64, 2))])
+        self.finished = self._room[: len(finished)]

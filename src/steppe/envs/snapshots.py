@@ -207,7 +207,7 @@ class WorldState:
             "envs": envs,
             "seeds": list(world.seeds),
             "arrays": {name: array.copy() for name, array in self._arrays.items()},
-            "finished": [[total, length] for total, length in self._ledger.finished],
+            "finished": self._ledger.finished.copy(),
         }
 
     def give(self, state: Tree) -> None:
@@ -225,7 +225,7 @@ class WorldState:
             for name, array in self._arrays.items():
                 _fill(array, state["arrays"][name], name)
             world.seeds[:] = [int(seed) for seed in state["seeds"]]
-            self._ledger.finished = [(float(total), int(length)) for total, length in state["finished"]]
+            self._ledger.refill(state["finished"])
         except _MISFIT as error:
             raise CannotResume(f"the snapshot is not one of this world: {type(error).__name__}: {error}") from error
 
