@@ -84,7 +84,7 @@ class PPO(TorchAgent):
         stream = seeding.generator(self.seed, "shuffle", self._rollouts)  # a counter is all the state it has
         self._rollouts += 1
         totals, norms, updates = np.zeros(len(_STATS)), 0.0, 0
-        for _ in range(self.config.epochs):
+        for _ in range(self.config.epochs or 1):
             before, done = totals[3], updates
             for rows in _minibatches(stream.permutation(len(rollout)), self.config.minibatch_size or len(rollout)):
                 totals += self._backward(rollout, rows)
