@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,10 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
 from steppe.core import factory
-from steppe.core.errors import WorldError, nearest
+from steppe.core.errors import MissingExtra, WorldError, nearest
 
 Source = Registration | Callable[..., Any]
+ATARI = "ALE"  # the namespace of current Atari games
 _SHIMS = ("GymV21Environment", "GymV26Environment")  # doors to another library, not environments
 
 
@@ -22,6 +24,8 @@ def find(env: str) -> Source:
     """What makes `env`: a Gymnasium id, `module:Id`, or a `module:function` that returns an environment."""
     module, colon, name = env.partition(":")
     if not colon:
+        if env.startswith(f"{ATARI}/") and not _register_atari():
+            raise MissingExtra(env, "atari")
         return _registered(env, env)
     if module in ("local", "__main__"):
         return _function(factory.resolve(env), env)
@@ -36,7 +40,21 @@ def find(env: str) -> Source:
 
 def known_environments() -> list[str]:
     """The ids that can be used without naming a module, sorted; some need a package that may not be installed."""
+    _register_atari()
     return sorted(spec.id for spec in gym.registry.values() if spec.name not in _SHIMS)
+
+
+def is_atari(source: Source) -> bool:
+    """Whether this is one of ale-py's current games, for which atari.py has the usual preprocessing."""
+    return isinstance(source, Registration) and source.namespace == ATARI
+
+
+def _register_atari() -> bool:
+    """Let ale-py name its games to Gymnasium, where it is installed."""
+    if importlib.util.find_spec("ale_py") is None:
+        return False
+    importlib.import_module("ale_py")
+    return True
 
 
 def _function(found: Any, env: str) -> Callable[..., Any]:

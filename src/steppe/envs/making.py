@@ -21,7 +21,7 @@ from steppe.core.errors import ConfigError, SteppeError, UsageError, WorldError
 from steppe.core.seeding import env_seeds
 from steppe.core.specs import EnvSpec
 from steppe.core.world import World
-from steppe.envs.finding import Source, find
+from steppe.envs.finding import Source, find, is_atari
 from steppe.envs.frames import Frames
 from steppe.envs.loop import Env, LoopWorld
 from steppe.envs.native import NativeWorld, require_native
@@ -32,10 +32,21 @@ Made = TypeVar("Made")
 
 
 def make_world(
-    env: str, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool = False
+    env: str,
+    config: EnvConfig,
+    num_envs: int,
+    seed: np.random.SeedSequence,
+    *,
+    render: bool = False,
+    whole_games: bool = False,
 ) -> World:
-    """`num_envs` copies of an environment, seeded from `seed`; with `render` the first can give images if it has any."""
-    source = find(env)
+    """`num_envs` copies of an environment, seeded from `seed`; with `render` the first can give images if it has any.
+
+    In `whole_games`, as an evaluation wants them, a lost life ends no episode.
+    """
+    source, config = find(env), config.fitted(env)
+    if whole_games and config.kwargs.get("episodic_life") and is_atari(source):
+        config = config.model_copy(update={"kwargs": {**config.kwargs, "episodic_life": False}})
     if config.vector == "native":
         return _native(env, source, config, num_envs, seed, render=render)
     if config.vector == "auto" and not render:
@@ -68,7 +79,7 @@ def _loop(
         limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
         spaces = envs[0].observation_space, envs[0].action_space
         spec, observations, actions = _rules(env, config, num_envs, *spaces, native=False, limit=limit)
-        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip)
+        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None)
         world = LoopWorld(envs, spec, observations, actions, ledger, env_seeds(seed, num_envs))
         on_error.pop_all()
     return world
@@ -92,7 +103,7 @@ def _native(
         limit = config.time_limit or source.max_episode_steps
         spaces = vector.single_observation_space, vector.single_action_space
         spec, observations, actions = _rules(env, config, num_envs, *spaces, native=True, limit=limit)
-        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip)
+        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None)
         world = NativeWorld(vector, spec, observations, actions, ledger, env_seeds(seed, 1)[0])
         on_error.pop_all()
     return world
@@ -103,6 +114,8 @@ def _no_native(source: Source, config: EnvConfig) -> str | None:
         return "it comes from a function"
     if source.vector_entry_point is None:
         return "Gymnasium has no vector version of it"
+    if is_atari(source):
+        return "its vector version can neither be saved nor go on with a game after a lost life"
     if config.wrappers or config.grayscale or config.resize:
         return "environment.wrappers, grayscale and resize work on single environments"
     if source.additional_wrappers:
@@ -120,8 +133,9 @@ def _rules(
     native: bool,
     limit: int | None,
 ) -> tuple[EnvSpec, ObservationRule | Frames, ActionRule]:
-    rule = observation_rule(observation_space, env, grayscale=config.grayscale, resize=config.resize)
-    observations = Frames(num_envs, rule, config.frame_stack) if config.frame_stack > 1 else rule
+    rule = observation_rule(observation_space, env, grayscale=bool(config.grayscale), resize=config.resize or None)
+    stacked = config.frame_stack or 1
+    observations = Frames(num_envs, rule, stacked) if stacked > 1 else rule
     actions = action_rule(action_space, env)
     spec = EnvSpec(env, observations.field, actions.spec, native_vector=native, max_episode_steps=limit)
     return spec, observations, actions
@@ -129,7 +143,10 @@ def _rules(
 
 def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = False) -> Env:
     """One environment with the configured wrappers, without Gymnasium's checks on every step."""
-    if isinstance(source, Registration):
+    config = config.fitted(env)
+    if isinstance(source, Registration) and is_atari(source):
+        made = _made(env, config.kwargs, lambda: _from_emulator(source, config, render=render))
+    elif isinstance(source, Registration):
         made = _made(env, config.kwargs, lambda: _from_registration(source, config, render=render))
     else:
         made = _made(env, config.kwargs, lambda: _from_function(source, config, render=render))
@@ -164,6 +181,13 @@ def _from_registration(source: Registration, config: EnvConfig, *, render: bool)
     plain.order_enforce = False
     kwargs = _render_kwargs(source.entry_point, config.kwargs, render=render)
     return gym.make(plain, max_episode_steps=config.time_limit, disable_env_checker=True, **kwargs)
+
+
+def _from_emulator(source: Registration, config: EnvConfig, *, render: bool) -> Env:
+    from steppe.envs.atari import make_game  # ale-py: only where it is needed
+
+    game: Env = make_game(source, config, render=render)
+    return game if config.time_limit is None else gym.wrappers.TimeLimit(game, config.time_limit)
 
 
 def _from_function(source: Callable[..., Any], config: EnvConfig, *, render: bool) -> Any:

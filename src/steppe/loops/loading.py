@@ -35,16 +35,18 @@ class LoadedPolicy:
         from steppe.agents import make_agent
 
         self.weights = weights
-        self._config, self._seed = config, seed
+        self._seed = seed
         env = make_env(config.env, find(config.env), config.environment)
         try:
             self._space, self._discrete = env.observation_space, isinstance(env.action_space, spaces.Discrete)
             self._actions = action_rule(env.action_space, config.env)
         finally:
             env.close()
-        world = config.environment
-        self._rule = observation_rule(self._space, config.env, grayscale=world.grayscale, resize=world.resize)
-        field = Frames(1, self._rule, world.frame_stack).field if world.frame_stack > 1 else self._rule.field
+        world = config.environment.fitted(config.env)
+        grayscale, resize = bool(world.grayscale), world.resize or None
+        self._rule = observation_rule(self._space, config.env, grayscale=grayscale, resize=resize)
+        self._stacked = world.frame_stack or 1
+        field = Frames(1, self._rule, self._stacked).field if self._stacked > 1 else self._rule.field
         self.spec = EnvSpec(config.env, field, self._actions.spec)
         agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
         self._policy: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
@@ -76,8 +78,7 @@ class LoadedPolicy:
     def _begin(self, width: int) -> None:
         self._width = width
         self._policy.begin(width, seeding.generator(self._seed, "loaded"))
-        count = self._config.environment.frame_stack
-        self._frames = Frames(width, self._rule, count) if count > 1 else None
+        self._frames = Frames(width, self._rule, self._stacked) if self._stacked > 1 else None
         self.reset()
 
     def _put(self, seen: np.ndarray, index: int, raw: Any) -> None:

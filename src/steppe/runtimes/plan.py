@@ -59,7 +59,8 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
     """Fit the configuration to the world, check that they go together, and lay out the roles."""
     config.agent.require(spec, config.algo)
     agent, num_envs = config.agent.fitted(spec, config.actors, config.envs)
-    config = config.model_copy(update={"agent": agent, "envs": num_envs})
+    environment = config.environment.fitted(config.env)
+    config = config.model_copy(update={"agent": agent, "envs": num_envs, "environment": environment})
     if config.runtime != "inline":
         _require_portable(config, agent)
     lockstep = config.mode != "async"

@@ -175,5 +175,6 @@ def make_judge(plan: Plan, policy: Agent, *, seed: int | None = None, render: bo
         min(32, config.evaluation.episodes),
         seeding.sequence(seed, "judge", "env"),
         render=record,
+        whole_games=True,
     )
     return Judge(world, policy, seed, max_steps=config.evaluation.max_episode_steps)

@@ -1,0 +1,186 @@
+"""Atari games by ale-py's emulator, with the usual preprocessing: one step is a few frames, seen as one small image.
+
+`ALE/Pong-v5` is played with frame skip 4 and the brighter of the last two frames, in grey, 84 × 84, 4 images joined, up to
+30 frames of doing nothing first, actions that stick with probability 0.25, rewards clipped to ± 1 (returns are not).
+Whether an action sticks is drawn here, not in the emulator: its saved state does not hold the action before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as Registration
+
+from steppe.core.agent import Tree
+from steppe.core.config import EnvConfig
+from steppe.core.errors import ConfigError, nearest
+from steppe.envs.shrinking import Shrinking
+
+Info = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a game is played: the keys of `environment.kwargs`, beginning with what ale-py registers for the game."""
+
+    game: str
+    frameskip: int = 4  # frames that an action lasts
+    repeat_action_probability: float = 0.25  # that a frame still gets the action before
+    noop_max: int = 30  # an episode begins after 1 to this many frames of doing nothing
+    episodic_life: bool = False  # for training, a lost life ends an episode; the game goes on in the next one
+    full_action_space: bool = False  # all 18 actions, also those that the game does not know
+    max_num_frames_per_episode: int = 108_000  # then it is truncated; 0: never
+    mode: int | None = None
+    difficulty: int | None = None
+
+    @classmethod
+    def of(cls, known: dict[str, Any], given: dict[str, Any]) -> Rules:
+        """What is registered, changed by what is given; an unknown or impossible value is an error."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "game"]
+        for name in given:
+            if name not in names:
+                raise ConfigError(
+                    f"environment.kwargs has no {name!r} for Atari games; there are: {', '.join(names)}."
+                    f"{nearest(name, names)}"
+                )
+        rules = cls(**known | given)
+        sound = isinstance(rules.frameskip, int) and rules.frameskip > 0 and rules.noop_max >= 0
+        if not sound or not 0.0 <= rules.repeat_action_probability <= 1.0:
+            raise ConfigError("environment.kwargs: frameskip ≥ 1, noop_max ≥ 0 and 0 ≤ repeat_action_probability ≤ 1")
+        return rules
+
+
+class AtariGame(gym.Env[np.ndarray, np.int64]):
+    """One game. Its whole state can be saved, so a run resumes exactly."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # declared so by gym.Env
+
+    def __init__(self, rules: Rules, *, grayscale: bool = True, size: int = 84, render_mode: str | None = None) -> None:
+        self.rules = rules
+        self.render_mode = render_mode
+        self._ale = _loaded(rules)
+        self._fresh = self._ale.cloneState(include_rng=True)
+        self._actions = self._ale.getLegalActionSet() if rules.full_action_space else self._ale.getMinimalActionSet()
+        height, width = self._ale.getScreenDims()
+        screen = (height, width) if grayscale else (height, width, 3)
+        self._see = self._ale.getScreenGrayscale if grayscale else self._ale.getScreenRGB
+        self._frames = np.zeros(screen, np.uint8), np.zeros(screen, np.uint8)  # the last two
+        self._shrink = Shrinking(screen, (size or height, size or width))
+        seen = self._shrink(*self._frames).shape
+        self.observation_space = spaces.Box(0, 255, seen, np.uint8)
+        self.action_space = spaces.Discrete(len(self._actions))
+        self._held = Action.NOOP
+        self._lives = 0
+        self._goes_on = False  # the last episode ended by a lost life
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
+        """Begin a new game, or after a lost life go on with the one under way."""
+        super().reset(seed=seed)
+        if seed is None and self._goes_on:
+            self._ale.act(Action.NOOP)
+        else:
+            self._begin(anew=seed is not None)
+        self._held, self._goes_on = Action.NOOP, False
+        self._lives = self._ale.lives()
+        self._see(self._frames[1])
+        return self._shrink(self._frames[1], self._frames[1]), self._info()
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
+        ale, wanted, last = self._ale, self._actions[action], self.rules.frameskip - 1
+        reward, alone = 0, True
+        for frame, sticks in enumerate(self._sticking()):
+            if not sticks:
+                self._held = wanted
+            reward += ale.act(self._held)
+            if ale.game_over():
+                break
+            if frame == last - 1:
+                self._see(self._frames[0])
+                alone = False
+        self._see(self._frames[1])
+        terminated = ale.game_over(with_truncation=False)
+        truncated = ale.game_truncated() and not terminated
+        lives = ale.lives()
+        self._goes_on = self.rules.episodic_life and 0 < lives < self._lives and not (terminated or truncated)
+        self._lives = lives
+        obs = self._shrink(self._frames[alone], self._frames[1])
+        return obs, float(reward), terminated or self._goes_on, truncated, self._info()
+
+    def render(self) -> np.ndarray:
+        """The screen in colour, as the emulator drew it last."""
+        screen: np.ndarray = self._ale.getScreenRGB()
+        return screen
+
+    def snapshot(self) -> Tree:
+        """All that the next steps depend on; the random numbers are saved with every environment."""
+        return {
+            "emulator": self._ale.cloneState(include_rng=True).serialize(),
+            "held": self._held.value,
+            "lives": self._lives,
+            "goes_on": self._goes_on,
+        }
+
+    def restore(self, state: Tree) -> None:
+        """Go on where `snapshot` was taken."""
+        self._ale.restoreState(ALEState(state["emulator"]))
+        self._held, self._lives, self._goes_on = Action(state["held"]), state["lives"], state["goes_on"]
+
+    def _begin(self, *, anew: bool) -> None:
+        """Switch on, and do nothing for a while; `anew` also forgets what games leave in memory for the next."""
+        if anew:
+            self._ale.restoreState(self._fresh)
+        self._ale.reset_game()
+        if not self.rules.noop_max:
+            return
+        for _ in range(int(self.np_random.integers(1, self.rules.noop_max + 1))):
+            self._ale.act(Action.NOOP)
+            if self._ale.game_over():
+                self._ale.reset_game()
+
+    def _sticking(self) -> list[bool]:
+        """For each frame of a step, whether it gets the action before instead."""
+        stickiness = self.rules.repeat_action_probability
+        if not stickiness:
+            return [False] * self.rules.frameskip
+        sticks: list[bool] = (self.np_random.random(self.rules.frameskip) < stickiness).tolist()
+        return sticks
+
+    def _info(self) -> Info:
+        return {"lives": self._lives}
+
+
+def make_game(source: Registration, config: EnvConfig, *, render: bool = False) -> AtariGame:
+    """The game that ale-py registered, as a fitted configuration wants it."""
+    return AtariGame(
+        Rules.of(source.kwargs, config.kwargs),
+        grayscale=bool(config.grayscale),
+        size=config.resize or 0,
+        render_mode="rgb_array" if render else None,
+    )
+
+
+def _loaded(rules: Rules) -> ALEInterface:
+    """An emulator with the game in it. The seed matters to nothing once actions do not stick by themselves."""
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    ale = ALEInterface()
+    ale.setInt("random_seed", 0)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.setInt("max_num_frames_per_episode", rules.max_num_frames_per_episode)
+    rom = roms.get_rom_path(rules.game)
+    assert rom is not None, "the games that ale-py registers are those it brings"
+    ale.loadROM(rom)
+    for name, value, choices, choose in (
+        ("mode", rules.mode, ale.getAvailableModes(), ale.setMode),
+        ("difficulty", rules.difficulty, ale.getAvailableDifficulties(), ale.setDifficulty),
+    ):
+        if value is not None and value not in choices:
+            raise ConfigError(f"environment.kwargs: {rules.game} has no {name} {value!r}; there are: {choices}")
+        if value is not None:
+            choose(value)
+    return ale
