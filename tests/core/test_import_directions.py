@@ -28,14 +28,14 @@ BESIDE = {"cli": {"control"}}  # rooms of one level that may look at each other
 # Package → where it may be imported: rooms, or files. A file with "()" only inside functions.
 HOMES = {
     "torch": {"agents", "runtimes/turns.py()", "cli/doctor.py()"},
-    "numba": {"agents", "envs", "replay", "runtimes/preload.py"},
+    "numba": {"agents", "envs", "replay", "core/play.py", "runtimes/preload.py"},
     "gymnasium": {"envs", "loops/loading.py", "cli/info.py()", "cli/doctor.py()", "testing"},
     "pettingzoo": {"envs"},
     "PIL": {"envs", "records"},
     "pygame": {"envs", "cli/doctor.py()"},
     "tensorboard": {"records"},
     "wandb": {"records"},
-    "safetensors": {"records", "replay", "params"},
+    "safetensors": {"records", "replay", "params", "agents/tabular/files.py()"},
     "typer": {"cli"},
     "rich": {"cli"},
     "pydantic": {"core", "control"},
@@ -48,7 +48,7 @@ HOMES = {
     "uvicorn": {"control", "cli"},
     "mcp": {"control"},
     "pytest": {"testing"},
-    "scipy": set(),
+    "scipy": {"core/blas.py()"},
     "psutil": set(),
 }  # fmt: skip
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -11,5 +11,7 @@ import steppe.envs.making
 import steppe.replay.memory
 import steppe.runtimes.wiring
 import steppe.transport.shm  # noqa: F401
+from steppe.core import blas
 
+blas.get_threads()  # finds the libraries once for all
 cpu_target.target_context.refresh()  # imports what the first compiled kernel would, in every process anew
