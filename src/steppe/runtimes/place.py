@@ -161,7 +161,9 @@ def redirect_output(path: Path) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-    sys.stdout, sys.stderr = (io.TextIOWrapper(io.BufferedWriter(_Log(n, "w")), line_buffering=True) for n in (1, 2))
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(_Log(n, "w", closefd=False)), line_buffering=True) for n in (1, 2)
+    )
     faulthandler.enable()  # a crash in native code leaves its traceback in the log
     faulthandler.register(WHERE_SIGNAL)
 
