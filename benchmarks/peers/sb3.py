@@ -209,7 +209,7 @@ def pong(settings: dict[str, Any], seed: int) -> VecEnv:
 
     gym.register_envs(ale_py)
     vec = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[settings["vec"]]
-    return VecFrameStack(make_atari_env("PongNoFrameskip-v4", settings["n_envs"], seed, vec_env_cls=vec), 4)
+    return VecFrameStack(make_atari_env("ale_py:PongNoFrameskip-v4", settings["n_envs"], seed, vec_env_cls=vec), 4)
 
 
 def slow_env(request: Request) -> Result:
