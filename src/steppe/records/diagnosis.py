@@ -229,7 +229,7 @@ RULES: tuple[Rule, ...] = (
         lambda m: (
             f"evaluation takes {percent(m.evaluation)} of "
             + ("the one thread's time" if m.inline else f"a core, and the run uses all {m.cores}")
-            + ": evaluate less often (evaluation.every_steps) or fewer episodes (evaluation.episodes)"
+            + ": a smaller evaluation.max_share, or fewer evaluation.episodes"
             + (", or use --runtime processes" if m.inline else "")
         ),
     ),
