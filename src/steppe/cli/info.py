@@ -112,7 +112,7 @@ def show_config(layers: Layers, as_json: bool) -> None:
 
     resolved = resolve(("not given", {"env": ""}), *layers)
     rows = {
-        key: {"value": None if source == "not given" else value, "source": source}
+        key: {"value": "auto" if key in resolved.auto else None if source == "not given" else value, "source": source}
         for (key, value), source in zip(flatten(resolved.config).items(), resolved.sources.values(), strict=True)
     }
     if as_json:

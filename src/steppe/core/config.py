@@ -147,8 +147,10 @@ class RunConfig(Frozen):
         "processes", description="Where the roles live: inline, processes, mpi, or `module:function` of your own."
     )
     mode: Literal["single", "sync", "async"] | None = Field(None, description="How they take turns; sync if absent.")
-    actors: Positive = Field(1, description="Actors that collect experience.")
-    envs: Positive | None = Field(None, description="Environments per actor; chosen to fit if absent.")
+    actors: Positive = Field(1, description="Actors that collect experience; auto tries what suits.")
+    envs: Positive | None = Field(
+        None, description="Environments per actor; chosen to fit if absent, auto tries what suits."
+    )
     steps: Positive | None = Field(
         None,
         description="Environment steps in total over all actors; 1,000,000 if neither steps nor episodes are given.",
@@ -207,6 +209,7 @@ class Resolved:
 
     config: RunConfig
     sources: dict[str, str]
+    auto: tuple[str, ...] = ()  # the numbers that are to be chosen by trying, before the run begins
 
 
 SECTIONS: dict[str, type[Frozen]] = {
@@ -228,15 +231,19 @@ def resolve(*layers: tuple[str, Mapping[str, Any]]) -> Resolved:
     for source, layer in layers:
         for key, value in layer.items():
             merged[_full_key(key, agent_class, source)] = (value, source)
+    auto = tuple(key for key in ("actors", "envs") if key in merged and merged[key][0] == "auto")
     tree: dict[str, Any] = {"agent": {}}
     for key, (value, _) in merged.items():
+        if key in auto:
+            continue
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
     tree["agent"] = validated(agent_class, tree["agent"], "agent.")
     for section, kind in SECTIONS.items():
         tree[section] = validated(kind, tree.get(section, {}), f"{section}.")
     config = validated(RunConfig, tree, "")
-    return Resolved(config, {key: merged[key][1] if key in merged else "default" for key in flatten(config)})
+    sources = {key: merged[key][1] if key in merged else "default" for key in flatten(config)}
+    return Resolved(config, sources | dict.fromkeys(auto, "auto"), auto)
 
 
 def validated(kind: type[Frozen], values: Mapping[str, Any], prefix: str) -> Any:

@@ -54,6 +54,7 @@ def train(
     them to the run's curves.
     """
     factory.stop_if_loading_main()
+    mpi.join(settings.get("runtime"))
     given = {name: _by_name(value) for name, value in settings.items()}
     layer = {"env": factory.reference(env), "algo": factory.reference(algo), **given}
     result = run_experiment(resolve(("call", layer)), observers=callbacks)
@@ -71,6 +72,10 @@ def _by_name(value: Any) -> Any:
 def run_experiment(resolved: Resolved, *, observers: Sequence[Observer] = ()) -> RunResult:
     """Run a resolved configuration to its end."""
     mpi.join(resolved.config.runtime)
+    if resolved.auto:
+        from steppe.loops.calibrating import calibrated  # imports torch, which this process does not need otherwise
+
+        resolved = calibrated(resolved)
     return MainLoop.of(resolved).run(observers)
 
 

@@ -1,0 +1,168 @@
+"""`--actors auto`, `--envs auto`: numbers for this machine, this world and this algorithm, from a few seconds of trying.
+
+The smallest number of environments that comes near the best pace, and as many actors as keep the learner busy and the cores
+can carry. What was chosen becomes part of the run's configuration: resuming or repeating the run does not calibrate again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steppe.core import seeding
+from steppe.core.agent import Agent, Progress
+from steppe.core.algorithms import AgentConfig, implementation
+from steppe.core.config import Resolved, RunConfig
+from steppe.core.experience import Batch, Segment, SegmentHeader
+from steppe.core.specs import EnvSpec
+from steppe.core.world import World
+from steppe.envs.making import make_world, probe
+from steppe.replay.making import make_memory
+from steppe.runtimes.plan import segment_spec
+from steppe.runtimes.turns import borrowed_torch
+
+TRY_S = 0.15  # for collecting, and again for learning, with each number of environments
+MOST_S = 20 * TRY_S  # for learning, however slow it is
+NEAR = 0.9  # of the best pace is good enough
+MOST_ACTORS = 64
+VECTOR, PLAIN = (16, 32, 64, 128, 256, 512), (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one environment step costs an actor and the learner, in seconds, with so many environments in an actor."""
+
+    envs: int
+    collect_s: float
+    learn_s: float
+    busy: float  # part of the collecting time that the processor worked; the rest it waited for the environment
+
+    def steps_per_s(self, actors: int, *, overlap: bool) -> float:
+        """The pace of a run, if cores were no matter."""
+        collect_s = self.collect_s / actors
+        return 1.0 / (max(collect_s, self.learn_s) if overlap else collect_s + self.learn_s)
+
+
+def calibrated(resolved: Resolved) -> Resolved:
+    """The same configuration with numbers where it says auto."""
+    if not resolved.auto:
+        return resolved
+    config = resolved.config
+    spec = probe(config.env, config.environment)
+    config.agent.require(spec, config.algo)
+    overlap = config.mode != "single"
+    with borrowed_torch(config.flow.threads):
+        pace = (
+            _best_pace(config, spec, overlap=overlap) if "envs" in resolved.auto else _pace(config, spec, config.envs)
+        )
+    chosen = {"envs": pace.envs} if "envs" in resolved.auto else {}
+    if "actors" in resolved.auto:
+        chosen["actors"] = choose_actors(pace, usable_cores()) if overlap else 1
+    sources = resolved.sources | dict.fromkeys(chosen, "calibration")
+    return replace(resolved, config=config.model_copy(update=chosen), sources=sources, auto=())
+
+
+def choose_envs(paces: list[Pace], *, overlap: bool) -> Pace:
+    """The fewest environments that come near the best pace: fewer steps then pass between two updates."""
+    best = max(pace.steps_per_s(1, overlap=overlap) for pace in paces)
+    return next(pace for pace in paces if pace.steps_per_s(1, overlap=overlap) >= NEAR * best)
+
+
+def choose_actors(pace: Pace, cores: int) -> int:
+    """As many as feed the learner. Actors that compute need a core each, beside the learner's if it has work to do."""
+    wanted = math.ceil(pace.collect_s / max(pace.learn_s, 1e-9) * NEAR)
+    learner_core = 1 if pace.learn_s > 0.25 * pace.collect_s else 0
+    most = MOST_ACTORS if pace.busy < 0.5 else cores - learner_core
+    return max(1, min(wanted, most))
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _best_pace(config: RunConfig, spec: EnvSpec, *, overlap: bool) -> Pace:
+    """Try more and more environments until two numbers in a row bring nothing."""
+    paces: list[Pace] = []
+    for envs in VECTOR if spec.native_vector else PLAIN:
+        paces.append(_pace(config, spec, envs))
+        rates = [pace.steps_per_s(1, overlap=overlap) for pace in paces]
+        if len(rates) > 2 and max(rates[-2:]) < max(rates[:-2]) * 1.02:
+            break
+    return choose_envs(paces, overlap=overlap)
+
+
+def _pace(config: RunConfig, spec: EnvSpec, num_envs: int | None) -> Pace:
+    agent_config, envs = config.agent.fitted(spec, 1, num_envs)
+    agent: Agent = implementation(config.algo)(agent_config, spec, seed=config.seed)
+    segment = Segment.blank(segment_spec(agent_config, spec, envs))
+    collect_s, busy = _collect(config, agent, segment)
+    return Pace(envs, collect_s, _learn(agent, agent_config, segment), busy)
+
+
+def _collect(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, float]:
+    """(seconds per environment step, share of them that the processor worked); fills the segment from what was seen."""
+    seeds = seeding.sequence(config.seed, "calibration")
+    world = make_world(config.env, config.environment, segment.spec.num_envs, seeds)
+    try:
+        world.reset(segment["obs"][0])
+        agent.begin(world.num_envs, seeding.generator(config.seed, "calibration", "act"))
+        _fill(agent, world, segment, 0.0)  # once, to compile what has to be
+        began_s, worked_s = time.perf_counter(), time.thread_time()
+        steps = _fill(agent, world, segment, TRY_S)
+        wall_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - worked_s
+    finally:
+        world.close()
+    known = min(steps, segment.spec.num_steps)
+    for column in segment.columns.values():  # what there was no time for is as what was seen
+        column[known:] = column[np.arange(len(column) - known) % known]
+    return wall_s / (steps * world.num_envs), cpu_s / wall_s
+
+
+def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
+    """Act for so long, round and round the segment, at least once; returns the number of vector steps."""
+    until_s, steps, last = time.perf_counter() + seconds, 0, segment.spec.num_steps
+    while not steps or time.perf_counter() < until_s:
+        t = steps % last
+        if steps and t == 0:
+            segment["obs"][0] = segment["obs"][last]
+        for name, values in agent.act(segment["obs"][t], world.starts).items():
+            segment.columns[name][t] = values
+        world.step(segment["action"][t], segment, t)
+        steps += 1
+    segment["obs"][0] = segment["obs"][(steps - 1) % last + 1]
+    return steps
+
+
+def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
+    """Seconds of learning that one environment step asks for."""
+    small = {"learning_starts": 0, "buffer_size": max(4096, getattr(config, "batch_size", 1))}
+    config = config.model_copy(update={key: value for key, value in small.items() if hasattr(config, key)})
+    memory = make_memory(config, segment.spec, stream=np.random.default_rng(0), total_steps=None)
+    until_s, spent_s, steps = time.perf_counter() + MOST_S, 0.0, 0.0
+    for number in itertools.count():
+        segment.header = SegmentHeader("calibration", 0, 0, number, 0)
+        agent.observe(segment, Progress(segment.num_valid * (number + 1), 10**9))
+        memory.add([segment])
+        while memory.ready() and time.perf_counter() < until_s:
+            started_s = time.perf_counter()
+            batch = memory.sample()
+            memory.update(batch, agent.learn(batch))
+            if number:  # the first round compiles
+                spent_s += time.perf_counter() - started_s
+                steps += _paid_by(batch, config, segment)
+        if spent_s > TRY_S or time.perf_counter() > until_s:
+            break
+    return spent_s / steps if steps else MOST_S / segment.num_valid
+
+
+def _paid_by(batch: Batch, config: AgentConfig, segment: Segment) -> float:
+    """The environment steps that one batch stands for: all of a rollout's, or a share of each transition drawn."""
+    if batch.indices is None:
+        return float(segment.num_valid)
+    return len(batch.indices) / float(getattr(config, "samples_per_insert", 1.0))
