@@ -183,7 +183,10 @@ def run_once(case: Case, number: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         done = launch(case.command(number), directory, case.timeout_s, case.sample_s, case.python_path, case.codes)
-        reading, account = case.read(done), done.account
+        try:
+            reading, account = case.read(done), done.account
+        except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
+            raise RunError(f"its figures could not be read: {type(error).__name__} {error}") from error
     return Run(number, reading, account["wall_s"], account["cpu_s"], account["others_cores"], account["peak_mib"])
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steppe.core.links import EVALUATIONS
+from safetensors import safe_open
+
+from steppe.core.links import EVALUATIONS, TRAINING
 from steppe.records.directory import RunDirectory
 from steppe.records.provenance import versions
 from steppe.records.timeline import Span, read_spans
@@ -36,6 +39,16 @@ class Finished:
 def steps_per_s(run: Finished) -> Figures:
     """Environment steps over training time: the first environment step to the last update."""
     return {"value": run.summary["env_steps"] / run.summary["train_s"]}
+
+
+def learning_steps_per_s(run: Finished) -> Figures:
+    """The same from the first report after learning began: steps that only fill a memory cost little and do not count."""
+    reports = [report for _, report in run.view.directory.store.read(TRAINING) if report["updates"] > 0]
+    if len(reports) < 2 or reports[-1]["train_s"] <= reports[0]["train_s"]:
+        raise RunError("the run was too short to see how fast it learns")
+    steps = reports[-1]["env_steps"] - reports[0]["env_steps"]
+    rate = steps / (reports[-1]["train_s"] - reports[0]["train_s"])
+    return {"value": rate, "whole_steps_per_s": run.summary["env_steps"] / run.summary["train_s"]}
 
 
 def time_to_target(run: Finished) -> Figures:
@@ -90,15 +103,13 @@ def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
 def settings(view: RunView) -> dict[str, Any]:
     """What is printed beside a figure of ours, from the configuration as it was fitted to the world."""
     config, agent = view.config, view.config.agent.model_dump()
-    hidden = "-".join(map(str, agent["hidden"] or ())) or agent["network"]
-    towers = ", policy and value apart, tanh" if config.algo == "ppo" and agent["network"] == "auto" else ""
     judged = config.evaluation
     found = {
         "envs": config.envs,
         "rollout": agent["segment_steps"],
         "epochs": agent.get("epochs"),
         "minibatch": agent.get("minibatch_size") or agent.get("batch_size"),
-        "network": hidden + towers,
+        "network": network(view),
         "actors": config.actors,
         "mode": config.mode,
         "runtime": config.runtime,
@@ -108,6 +119,18 @@ def settings(view: RunView) -> dict[str, Any]:
         "evaluation": f"{judged.episodes} episodes every {judged.every_steps:,} steps, beside the training",
     }
     return found | ({"samples_per_insert": agent["samples_per_insert"]} if "samples_per_insert" in agent else {})
+
+
+def network(view: RunView) -> str:
+    """The network in words, from the configuration and the shapes of the weights that the run left behind."""
+    agent = view.config.agent.model_dump()
+    with safe_open(view.directory.path / "weights.safetensors", "np") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    pictures = any(len(shape) == 4 for shape in shapes)
+    layers = "-".join(map(str, agent["hidden"] or ())) or agent["network"]
+    heads = "" if view.config.algo != "ppo" else ", shared" if pictures else ", policy and value apart"
+    count = sum(math.prod(shape) for shape in shapes)
+    return f"{'convolutions-' * pictures}{layers}{heads} ({count:,} numbers)"
 
 
 def shares(run: Finished) -> dict[str, dict[str, float]]:
