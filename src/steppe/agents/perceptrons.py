@@ -39,6 +39,11 @@ class Layer(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.addmm(self.bias, rows, self.weight)
 
+    @property
+    def places(self) -> tuple[int, int]:
+        """Where weight and bias begin in the flat vector."""
+        return int(self.weight.storage_offset()), int(self.bias.storage_offset())
+
 
 class Head(NamedTuple):
     """What one of the networks ends in; without a gain its initial weights are torch's own."""
@@ -57,16 +62,17 @@ class Perceptrons(nn.Module):
         self.num_hidden = sum(hidden) * len(heads)
         self.widest = max(num_in, *hidden, *(head.size for head in heads.values()))
         gain = math.sqrt(2) if self.tanh else None
+        self._networks: list[list[Layer]] = []  # the same layers as in the modules, which cannot tell their type
         for name, head in heads.items():
             layers = [Layer(*pair, gain) for pair in itertools.pairwise((num_in, *hidden))]
-            self.add_module(name, nn.ModuleList([*layers, Layer(hidden[-1], head.size, head.gain)]))
+            self._networks.append([*layers, Layer(hidden[-1], head.size, head.gain)])
+            self.add_module(name, nn.ModuleList(self._networks[-1]))
         self._memory: _Memory | None = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Outputs [N, sum of outs] with a graph behind them, on any device."""
         outputs = []
-        for network in self.children():
-            *hidden, head = network.children()
+        for *hidden, head in self._networks:
             features = rows
             for layer in hidden:
                 features = torch.tanh(layer(features)) if self.tanh else torch.relu(layer(features))
@@ -76,15 +82,13 @@ class Perceptrons(nn.Module):
     def bind(self, parameters: np.ndarray, gradient: np.ndarray) -> None:
         """Take the flat vectors that all parameters and their gradients lie in at the same places; done when they move."""
         plan, num_hidden, num_out = [], 0, 0
-        for network in self.children():
-            for layer in network.children():
-                weight, bias = layer.weight, layer.bias
-                num_in, size = weight.shape
-                is_head = layer is network[-1]  # type: ignore[index]
-                first = num_out if is_head else num_hidden
-                plan.append((num_in, size, weight.storage_offset(), bias.storage_offset(), first))
-                num_hidden, num_out = (num_hidden, num_out + size) if is_head else (num_hidden + size, num_out)
-        table = np.array(plan, np.int64).reshape(len(list(self.children())), -1, 5)
+        for *hidden, head in self._networks:
+            for layer in hidden:
+                plan.append((*layer.weight.shape, *layer.places, num_hidden))
+                num_hidden += layer.weight.shape[1]
+            plan.append((*head.weight.shape, *head.places, num_out))
+            num_out += head.weight.shape[1]
+        table = np.array(plan, np.int64).reshape(len(self._networks), -1, 5)
         self._memory = _Memory(self, parameters, gradient, table)
 
     @property
