@@ -48,7 +48,7 @@ def under_mpiexec() -> bool:
     return any(name in os.environ for name in RANK_VARIABLES)
 
 
-def join(runtime: str) -> None:
+def join(runtime: object) -> None:
     """Under mpiexec, for this runtime: let every rank but the first serve the first, from here to the end of the program."""
     if runtime == "mpi" and under_mpiexec():
         require_library()

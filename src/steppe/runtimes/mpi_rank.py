@@ -240,18 +240,18 @@ def _next_order(world: Comm) -> Order | None:
 
 
 def _carry_out(world: Comm, order: Order) -> None:
+    factory.adopt_main(order.script)
     seat = Seat(world, order)
     seat.words.tell(whereabouts())
     _until(seat, lambda: bool(seat.words.get(BEGIN)))
-    factory.adopt_main(order.script)
     seat.build(lambda: _open(order.directory, seat.place))
     while not seat.over:
         if seat.turn():
             seat.pause.over()
         else:
             seat.pause.wait()
-    faults = [asdict(fault) for fault in seat.turns.faults]
-    seat.words.tell({"ended": True, "faults": faults})
+    _until(seat, lambda: seat.channel.settled)
+    seat.words.tell({"ended": True, "faults": [asdict(fault) for fault in seat.turns.faults]})
     _until(seat, lambda: bool(seat.words.get(END)))
     seat.close()
     if seat.run is not None:

@@ -162,7 +162,7 @@ class WorldHandle:
 
     def _look_for_hung(self) -> None:
         """Notes that came while the learner was at work count, so they are read first."""
-        if time.monotonic() - self._looked_s < LOOK_S:
+        if self._closed or time.monotonic() - self._looked_s < LOOK_S:
             return
         self._seat.progress()
         self._hear()

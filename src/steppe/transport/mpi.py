@@ -197,8 +197,8 @@ class MpiChannel:
 
     @property
     def settled(self) -> bool:
-        """Whether what was sent from here is out of this rank's hands, and what was primed has arrived."""
-        return self._outbox.empty
+        """Whether nothing is under way: what was sent from here is out of its hands, what came is whole."""
+        return self._outbox.empty and all(packet.complete for packet in self._arriving)
 
     def close(self) -> None:
         """Together with the other ranks, when nothing is under way."""
@@ -290,7 +290,7 @@ class MpiWeights:
     """A WeightStore: the rank `writer` sends to each of `readers`, and reads what it published itself.
 
     To a reader that has not begun to receive the last letter nothing more is sent; then it gets the newest. So a slow
-    reader holds up nobody, and the writer keeps at most one letter more than it has readers.
+    reader holds up nobody, and the writer keeps at most two letters more than it has readers.
     """
 
     def __init__(self, comm: Comm, readers: Sequence[int], *, writer: int = 0) -> None:

@@ -1,0 +1,79 @@
+"""Run under mpiexec by test_mpi_runtime.py: many small runs in one world, whose ranks import torch only once.
+
+mpiexec -n 4 python mpi_world_suite.py conformance     the suite of runtimes
+mpiexec -n 4 python mpi_world_suite.py runs DIRECTORY  hashes beside those of `inline`, unequal work, resuming
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steppe.core.config import resolve
+from steppe.core.links import ACTORS
+from steppe.envs.builtin import CountingEnv
+from steppe.loops.main import run_experiment
+from steppe.loops.resuming import resume
+from steppe.records.directory import RunDirectory
+from steppe.runtimes import mpi
+from steppe.testing.runtime import RuntimeConformance
+
+pytestmark = pytest.mark.integration
+
+SMALL = {"mode": "sync", "actors": 2, "envs": 4, "hidden": (16, 16), "seed": 7, "evaluation.episodes": 3}
+PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 25_000}
+DQN = {
+    **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
+    "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,
+}  # fmt: skip
+FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
+
+
+class TestWorld(RuntimeConformance):
+    runtime = "mpi"
+
+    def launch(self, plan, directory):
+        return mpi.launch(plan, directory)
+
+
+class SlowForOne(CountingEnv):
+    """Slow where the actor is the one whose log this process writes."""
+
+    def step(self, action):
+        if "actor-0" in os.readlink("/proc/self/fd/1"):
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def train(directory, observers=(), **settings):
+    result = run_experiment(
+        resolve(("call", {"runtime": "mpi", "run_dir": directory, **settings})), observers=observers
+    )
+    return {name: result.summary[name] for name in FIGURES}
+
+
+def runs(directory):
+    found = {}
+    for name, case in (("ppo", PPO), ("dqn", DQN)):
+        for runtime in ("inline", "mpi"):
+            found[f"{name} {runtime}"] = train(directory / f"{name}-{runtime}", **case, runtime=runtime)
+    found["stopped"] = train(directory / "halves", [lambda view: view.env_steps > 0], **PPO)
+    again = resume(directory / "halves")
+    found["ppo resumed"] = {name: again.summary[name] for name in FIGURES}
+    uneven = {**PPO, "env": "__main__:SlowForOne", "mode": "async", "flow.max_lag": 10**6, "steps": 20_000}
+    found["uneven"] = train(directory / "uneven", **uneven)
+    records = [record for _, record in RunDirectory.open(directory / "uneven").store.read(ACTORS)]
+    found["uneven"]["actors"] = {record["actor"]: record["env_steps"] for record in records}
+    return found
+
+
+if __name__ == "__main__":
+    mpi.join("mpi")
+    if sys.argv[1] == "conformance":
+        sys.exit(pytest.main(["-q", "-p", "no:xdist", __file__]))
+    print(json.dumps(runs(Path(sys.argv[2]))), flush=True)

@@ -1,0 +1,230 @@
+"""The conformance suites of Channel and WeightStore between real ranks: test_mpi_transport.py runs this under mpiexec.
+
+The first rank runs the tests. The others do what it asks of them: each holds the other end of a channel or store, and
+between two requests it lets messages come and go, as a role's rank does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from itertools import count
+
+import msgspec
+import numpy as np
+import pytest
+
+from steppe.core.codec import decode_weights, encode_weights
+from steppe.core.experience import Segment, SegmentHeader
+from steppe.testing.channel import SPEC, ChannelConformance
+from steppe.testing.weights import WeightStoreConformance, publish_patterns, watch_patterns
+from steppe.transport.mpi import MpiChannel, MpiWeights, library
+
+pytestmark = pytest.mark.integration
+MPI = library()
+WORLD = MPI.COMM_WORLD
+OTHERS = range(1, WORLD.size)
+REQUEST, REPLY = 70, 71
+
+
+def send(words, rank, tag):
+    WORLD.Send(msgspec.msgpack.encode(words), rank, tag)
+
+
+def receive(source, tag, progress):
+    status = MPI.Status()
+    while (message := WORLD.Improbe(source, tag, status)) is None:
+        progress()
+        os.sched_yield()  # there may be more ranks than cores
+    data = bytearray(status.Get_count(MPI.BYTE))
+    message.Recv(data)
+    return msgspec.msgpack.decode(data)
+
+
+def ask(rank, what, *words, progress=lambda: None):
+    """Have another rank do something, and let messages come and go until it has."""
+    send([what, *words], rank, REQUEST)
+    answer = receive(rank, REPLY, progress)
+    assert answer is None or not isinstance(answer, dict), answer
+    return answer
+
+
+class Other:
+    """What a rank that is not the first holds, and does with it."""
+
+    def __init__(self):
+        self.link = None
+
+    def progress(self):
+        if self.link is not None:
+            self.link.progress()
+
+    def channel(self, run, writers, slots):
+        send(None, 0, REPLY)
+        self.link = MpiChannel(WORLD, SPEC, run, writers, slots)
+
+    def store(self):
+        send(None, 0, REPLY)
+        self.link = MpiWeights(WORLD, OTHERS)
+
+    def drop(self):
+        self.link.close()
+        self.link = None
+
+    def blank(self, actor):
+        return self.link.blank(actor) is not None
+
+    def offer(self, actor, header, columns, state):
+        segment = self.link.blank(actor)
+        for name, column in segment.columns.items():
+            column[...] = np.frombuffer(columns[name], column.dtype).reshape(column.shape)
+        segment.header, segment.state = msgspec.convert(header, SegmentHeader), state
+        return self.link.offer(segment)
+
+    def recall(self, actor):
+        return self.link.recall(actor)
+
+    def newer_than(self, policy, version):
+        while self.link.receiving:
+            self.link.progress()
+        found = self.link.newer_than(policy, version)
+        return None if found is None else encode_weights(found)
+
+    def watch(self, versions):
+        watch_patterns(self.link, versions)
+
+
+def serve():
+    other = Other()
+    while True:
+        what, *words = receive(0, REQUEST, other.progress)
+        if what == "end":
+            return
+        try:
+            answer = getattr(other, what)(*words)
+        except Exception as error:  # noqa: BLE001 - the first rank fails its test with it
+            answer = {"error": repr(error)}
+        if what not in ("channel", "store"):  # these are done together, after the reply
+            send(answer, 0, REPLY)
+
+
+@contextmanager
+def together(what, make, *words):
+    for rank in OTHERS:
+        ask(rank, what, *words)
+    link = make()
+    yield link
+    while not getattr(link, "settled", True):
+        link.progress()
+    for rank in OTHERS:
+        send(["drop"], rank, REQUEST)
+    link.close()
+    for rank in OTHERS:
+        assert receive(rank, REPLY, lambda: None) is None
+
+
+class RemoteWriter:
+    """A channel as the rank of each actor holds it; segments are filled here and carried over."""
+
+    def __init__(self, reader, ranks):
+        self.reader, self.ranks = reader, ranks
+        self.filling = {}
+
+    def _ask(self, actor, what, *words):
+        return ask(self.ranks[actor], what, *words, progress=self.reader.progress)
+
+    def blank(self, actor):
+        if not self._ask(actor, "blank", actor):
+            return None
+        return self.filling.setdefault(actor, Segment.blank(SPEC))
+
+    def offer(self, segment):
+        header = segment.header
+        columns = {name: column.tobytes() for name, column in segment.columns.items()}
+        del self.filling[header.actor]
+        return self._ask(header.actor, "offer", header.actor, msgspec.to_builtins(header), columns, segment.state)
+
+    def recall(self, actor):
+        found = self._ask(actor, "recall", actor)
+        return None if found is None else tuple(found)
+
+
+class TestChannelWithinOneRank(ChannelConformance):
+    @contextmanager
+    def make(self, num_actors, slots_per_actor):
+        channel = MpiChannel(MPI.COMM_SELF, self.spec, self.run, [0] * num_actors, slots_per_actor)
+        yield channel
+        channel.progress()
+        channel.close()
+
+
+class TestChannelBetweenRanks(ChannelConformance):
+    @contextmanager
+    def make(self, num_actors, slots_per_actor):
+        self.ranks = [OTHERS[actor % len(OTHERS)] for actor in range(num_actors)]
+        sizes = (self.run, self.ranks, slots_per_actor)
+        with together("channel", lambda: MpiChannel(WORLD, self.spec, *sizes), *sizes) as channel:
+            yield channel
+
+    def beside(self, channel):
+        while not channel.settled:  # what was primed has arrived
+            channel.progress()
+        return RemoteWriter(channel, self.ranks)
+
+
+class RemoteReader:
+    def __init__(self, store, rank):
+        self.store, self.rank = store, rank
+
+    def newer_than(self, policy, version):
+        while not self.store.delivered(self.rank):
+            self.store.progress()
+        found = ask(self.rank, "newer_than", policy, version, progress=self.store.progress)
+        return None if found is None else decode_weights(found)
+
+
+class TestWeightsBetweenRanks(WeightStoreConformance):
+    race_versions = 300
+
+    @contextmanager
+    def make(self):
+        self.number = count()
+        with together("store", lambda: MpiWeights(WORLD, OTHERS)) as store:
+            yield store
+            for rank in OTHERS:
+                RemoteReader(store, rank).newer_than("policy", 10**9)
+
+    def beside(self, store):
+        return RemoteReader(store, OTHERS[next(self.number) % len(OTHERS)])
+
+    def test_what_was_published_here_is_read_here(self):
+        self.beside = lambda store: store
+        self.test_the_newest_wins()
+        self.test_publishing_copies()
+        self.test_the_copy_is_the_readers()
+
+    def test_never_torn(self):
+        with self.make() as store:
+            for rank in OTHERS:
+                send(["watch", self.race_versions], rank, REQUEST)
+            publish_patterns(store, self.race_versions)
+            for rank in OTHERS:
+                assert receive(rank, REPLY, store.progress) is None
+
+    def test_a_reader_that_is_busy_costs_the_writer_no_memory(self):
+        with self.make() as store:
+            publish_patterns(store, 50)
+            letters = {id(letter) for letter in (*store._newest.values(), *store._spare)}
+            letters |= {id(letter) for _, letter in store._under_way.values()}
+            assert len(letters) <= len(OTHERS) + 2
+
+
+if __name__ == "__main__":
+    if WORLD.rank:
+        serve()
+    else:
+        code = pytest.main(["-q", "-p", "no:xdist", __file__, *sys.argv[1:]])
+        for rank in OTHERS:
+            send(["end"], rank, REQUEST)
+        sys.exit(code)

@@ -1,0 +1,27 @@
+"""Channel and WeightStore over MPI keep their contracts between the ranks of real worlds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steppe.runtimes.mpi import mpiexec
+
+pytestmark = pytest.mark.integration
+
+SUITE = Path(__file__).with_name("mpi_conformance.py")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_links_between_ranks(ranks):
+    command = [mpiexec(), "-n", str(ranks), sys.executable, SUITE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed, done.stdout
+    assert int(passed[1]) >= 40
+    assert "skipped" not in done.stdout
