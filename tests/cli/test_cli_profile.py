@@ -1,0 +1,96 @@
+"""`steppe train --profile`, from the command line: what it writes on both runtimes, after Ctrl-C, and over a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from steppe.records.sampling import read_stacks
+
+pytestmark = pytest.mark.integration
+
+STEPPE = Path(sys.executable).with_name("steppe")
+WORDS = ("train", "CartPole-v1", "--steps", "20_000", "--seed", "3", "--name", "pole")
+ROLES = {
+    "inline": ["actor-0", "learner", "manager"],
+    "processes": ["actor-0", "actor-1", "learner", "manager"],
+}
+FLAGS = {
+    "inline": ("--runtime", "inline"),
+    "processes": ("--mode", "sync", "--actors", "2"),
+}
+
+
+def profile_of(tmp_path, name="pole"):
+    return tmp_path / "runs" / name / "profile"
+
+
+def seconds_at_work(directory, role):
+    return sum(seconds for stack, seconds in read_stacks(directory / f"{role}.txt").items() if len(stack) > 1)
+
+
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_every_role_gets_its_graph_and_the_weights_stay_the_same(steppe, tmp_path, runtime):
+    done = steppe(*WORDS, *FLAGS[runtime], "--profile")
+    assert done.returncode == 0, done.stderr
+    directory = profile_of(tmp_path)
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == sorted([f"{role}.{kind}" for role in ROLES[runtime] for kind in ("svg", "txt")] + ["phases.md"])
+    assert f"profile     {directory}".replace(str(tmp_path) + "/", "") in done.stdout
+    for role in ROLES[runtime]:
+        ElementTree.parse(directory / f"{role}.svg")
+    assert any("learn" in label for stack in read_stacks(directory / "learner.txt") for label in stack)
+    assert not any("PPO.learn" in label for stack in read_stacks(directory / "actor-0.txt") for label in stack)
+    table = (directory / "phases.md").read_text()
+    for role, phase in [("actor-0", "env"), ("learner", "learn"), ("manager", "evaluate")]:
+        assert f"| {role} | {phase} | " in table
+    plain = json.loads(steppe(*WORDS[:-1], "plain", *FLAGS[runtime], "--json").stdout)
+    with (tmp_path / "runs" / "pole" / "summary.json").open() as summary:
+        profiled = json.load(summary)
+    assert profiled["profile"] == os.path.join("runs", "pole", "profile")
+    assert plain["profile"] is None
+    assert not profile_of(tmp_path, "plain").exists()
+    assert profiled["weights_sha256"] == plain["weights_sha256"]
+
+
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_ctrl_c_keeps_what_was_sampled_and_a_resumed_run_adds_to_it(steppe, tmp_path, runtime):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
+    words = ["train", "CartPole-v1", "--steps", "100_000_000", "--name", "pole", "--profile", *FLAGS[runtime]]
+    run = subprocess.Popen([STEPPE, *words], cwd=tmp_path, env=clean, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_for_steps(steppe)
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == 130, errors
+    directory = profile_of(tmp_path)
+    before = {role: seconds_at_work(directory, role) for role in ("actor-0", "learner")}
+    assert min(before.values()) > 0
+    drawn = (directory / "learner.svg").read_text()
+    steps = json.loads(steppe("watch", "pole", "--json").stdout.splitlines()[-1])["env_steps"]
+    done = steppe("resume", "pole", "--steps", str(steps + 40_000))
+    assert done.returncode == 0, done.stderr
+    for role, seconds in before.items():
+        assert seconds_at_work(directory, role) > seconds
+    assert (directory / "learner.svg").read_text() != drawn
+
+
+def wait_for_steps(steppe):
+    """Until the run of this name has learned something."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        listed = steppe("doctor", "pole", "--json")
+        if listed.returncode == 0 and json.loads(listed.stdout)["measured"]["learn"] > 0:
+            return
+    pytest.fail("nothing was learned in time")
