@@ -14,6 +14,7 @@ _BUILTINS = {
     "steppe/Failing-v0": ("FailingEnv", {}),
     "steppe/NaN-v0": ("NaNEnv", {}),
 }
+_TWO_ARMED_BANDIT, _TICTACTOE = "steppe/TwoArmedBandit-v0", "steppe/TicTacToe-v0"
 
 
 def register_builtins() -> None:
@@ -21,3 +22,12 @@ def register_builtins() -> None:
     for name, (kind, kwargs) in _BUILTINS.items():
         if name not in gym.registry:
             gym.register(name, f"steppe.envs.builtin:{kind}", kwargs=dict(kwargs))
+    if _TWO_ARMED_BANDIT not in gym.registry:
+        gym.register(_TWO_ARMED_BANDIT, "steppe.envs.bandit:TwoArmedBanditEnv")
+    if _TICTACTOE not in gym.registry:
+        gym.register(
+            _TICTACTOE,
+            "steppe.envs.tictactoe:TicTacToeEnv",
+            vector_entry_point="steppe.envs.tictactoe_vector:TicTacToeVectorEnv",
+            kwargs={"opponent": "random"},
+        )

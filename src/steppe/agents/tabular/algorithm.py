@@ -1,0 +1,257 @@
+"""BaseAlgorithm: what every classic learner has, and the loop of one episode. The five lines of a learner of your own
+(`_initialize_q_table`, `update`, `select_action`) are all it needs; tables in compiled code are in table.py."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from steppe.agents.tabular import files
+from steppe.agents.tabular.chance import Words
+from steppe.agents.tabular.schedules import Schedule, from_plain, require_rate, to_plain
+from steppe.core.agent import Tree
+from steppe.core.errors import ConfigError, NotFinite, WorldError
+
+_DECAY, _LEAST = 0.995, 0.01
+
+
+class BaseAlgorithm(ABC):
+    """A learner of action values Q(state, action) for numbered states and actions.
+
+    `learning_rate` and `epsilon` are numbers or schedules over environment steps; a number for `epsilon` is multiplied by
+    `epsilon_decay` after every episode, down to `epsilon_min`. Without a `seed` no two learners choose alike.
+    """
+
+    takes_masks: ClassVar[bool] = False  # whether select_action and update know about allowed actions
+
+    def __init__(
+        self,
+        state_size: int,
+        action_size: int,
+        learning_rate: float | Schedule = 0.1,
+        discount_factor: float = 0.99,
+        epsilon: float | Schedule = 0.1,
+        epsilon_decay: float = _DECAY,
+        epsilon_min: float = _LEAST,
+        seed: int | None = None,
+    ) -> None:
+        self.state_size = _size(state_size, "state_size")
+        self.action_size = _size(action_size, "action_size")
+        self.learning_rate_schedule = learning_rate if isinstance(learning_rate, Schedule) else None
+        self.epsilon_schedule = epsilon if isinstance(epsilon, Schedule) else None
+        if self.epsilon_schedule is not None and (epsilon_decay, epsilon_min) != (_DECAY, _LEAST):
+            raise ConfigError(
+                "epsilon is a schedule: epsilon_decay and epsilon_min would have no effect, leave them out"
+            )
+        self.learning_rate = _rate(learning_rate, "learning_rate")
+        self.discount_factor = require_rate(discount_factor, "discount_factor")
+        self.epsilon = _rate(epsilon, "epsilon")
+        self.epsilon_decay = require_rate(epsilon_decay, "epsilon_decay")
+        self.epsilon_min = require_rate(epsilon_min, "epsilon_min")
+        self.words = Words(seed)
+        self.step_count = 0
+        self.episode_count = 0
+        self.q_table = self._initialize_q_table()
+
+    @abstractmethod
+    def _initialize_q_table(self) -> Any:
+        """A fresh table: an array [state_size, action_size] or a list of lists."""
+
+    @abstractmethod
+    def update(self, state: int, action: int, reward: float, next_state: int, done: bool) -> None:
+        """Learn from one step; `done` says that nothing follows `next_state` (terminated, not truncated)."""
+
+    @abstractmethod
+    def select_action(self, state: int) -> int:
+        """What to do in `state`, exploring at the rate `epsilon`."""
+
+    def update_turn(self, state: int, action: int, reward: float, next_state: int, done: bool) -> None:
+        """Learn from one move in a game of turns, where `next_state` is the opponent's: towards r − γ max Q(s′, ·)."""
+        following = 0.0 if done else max(float(value) for value in self.q_table[next_state])
+        value = float(self.q_table[state][action])
+        target = reward - self.discount_factor * following
+        self.q_table[state][action] = value + self.learning_rate * (target - value)
+
+    def train_episode(self, env: Any) -> float:
+        """Play one episode and learn from every step; returns the sum of rewards.
+
+        An episode ends when the environment terminates or truncates it, or after its `max_episode_steps`, and only
+        termination means that nothing follows. With two agents in turns, rewards of the second count negative.
+        """
+        in_turns, limit = takes_turns(env), step_limit(env)
+        learn = self.update_turn if in_turns else self.update
+        state, info = env.reset()
+        total, sign, length, ended = 0.0, 1.0, 0, False
+        while not ended:
+            action = self.select_action(state, *self._masks(info))
+            next_state, reward, terminated, truncated, info = env.step(action)
+            learn(state, action, reward, next_state, bool(terminated), *self._masks(info))
+            state, length = next_state, length + 1
+            total += sign * float(reward)
+            sign = -sign if in_turns else sign
+            self.count_steps(1)
+            ended = terminated or truncated or length >= limit
+        self.end_episode()
+        return total
+
+    def count_steps(self, num_steps: int) -> None:
+        """Account for environment steps; schedules follow."""
+        self.step_count += num_steps
+        if self.learning_rate_schedule is not None:
+            self.learning_rate = self.learning_rate_schedule(self.step_count)
+        if self.epsilon_schedule is not None:
+            self.epsilon = self.epsilon_schedule(self.step_count)
+
+    def rates(self, num_rows: int, steps_per_row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Learning rate and epsilon for the next rows of `steps_per_row` steps each, for kernels that take many at once."""
+        steps = self.step_count + steps_per_row * np.arange(num_rows)
+        rate, epsilon = self.learning_rate_schedule, self.epsilon_schedule
+        return (
+            np.full(num_rows, self.learning_rate) if rate is None else rate.values(steps),
+            np.full(num_rows, self.epsilon) if epsilon is None else epsilon.values(steps),
+        )
+
+    def end_episode(self) -> None:
+        """Account for the end of an episode, whatever the reason."""
+        self.episode_count += 1
+        self._update_epsilon()
+
+    def count_episodes(self, num_episodes: int) -> None:
+        """Account for episodes that ended in environments side by side: as many times less exploration."""
+        self.episode_count += num_episodes
+        if self.epsilon_schedule is None:
+            fallen = self.epsilon * self.epsilon_decay**num_episodes
+            self.epsilon = min(self.epsilon, max(self.epsilon_min, fallen))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything learned or under way, by name."""
+        return {"q_table": np.asarray(self.q_table)}
+
+    def settings(self) -> Tree:
+        """What the constructor needs to make this learner again, as plain data."""
+        rate, epsilon = self.learning_rate_schedule, self.epsilon_schedule
+        plain = {
+            "state_size": self.state_size,
+            "action_size": self.action_size,
+            "learning_rate": to_plain(self.learning_rate if rate is None else rate),
+            "discount_factor": self.discount_factor,
+            "epsilon": to_plain(self.epsilon if epsilon is None else epsilon),
+        }
+        if epsilon is None:
+            plain |= {"epsilon_decay": self.epsilon_decay, "epsilon_min": self.epsilon_min}
+        return plain
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file with everything needed to go on exactly from here; whole or not at all."""
+        files.save(Path(path), self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A learner made from a file of `save`."""
+        saved = files.read(Path(path), cls.__name__)
+        rates = {name: from_plain(saved.settings[name]) for name in ("learning_rate", "epsilon")}
+        agent = cls(**{**saved.settings, **rates})
+        agent._take(saved)
+        return agent
+
+    def restore(self, path: str | Path) -> None:
+        """Take over what `save` wrote: the table, counters, rates and chance; the file must fit this learner."""
+        self._take(files.read(Path(path), type(self).__name__))
+
+    def _take(self, saved: files.Saved) -> None:
+        """All of a file or, if it does not fit, nothing; an array stays in the memory where it is."""
+        files.require_fit(saved, self.arrays())
+        self.words.restore(saved.words)
+        for name, array in saved.arrays.items():
+            self._put(name, array)
+        for name, value in saved.counters.items():
+            setattr(self, name, value)
+
+    def _put(self, name: str, array: np.ndarray) -> None:
+        if isinstance(self.q_table, list):
+            self.q_table = array.tolist()
+        else:
+            self.arrays()[name][...] = array
+
+    def _update_epsilon(self) -> None:
+        """Explore less after an episode; a rate that is below the minimum stays where it was put."""
+        if self.epsilon_schedule is None:
+            self.epsilon = min(self.epsilon, max(self.epsilon_min, self.epsilon * self.epsilon_decay))
+
+    def _masks(self, info: dict[str, Any]) -> tuple[Any, ...]:
+        return (info.get("action_mask"),) if self.takes_masks else ()
+
+
+def takes_turns(env: Any) -> bool:
+    """Whether two agents move in turns in this environment."""
+    num_agents = attribute(env, "num_agents", 1)
+    if num_agents not in (1, 2):
+        raise WorldError(f"num_agents={num_agents}: classic learners know one agent, or two that take turns")
+    return bool(num_agents == 2)
+
+
+def step_limit(env: Any) -> float:
+    """After how many steps an episode is cut; environments with a time limit of their own say nothing here."""
+    limit = attribute(env, "max_episode_steps", None)
+    return math.inf if limit is None else float(limit)
+
+
+def attribute(env: Any, name: str, default: Any) -> Any:
+    """An attribute of an environment or of what it wraps."""
+    while True:
+        if hasattr(env, name):
+            return getattr(env, name)
+        if getattr(env, "env", None) is None:
+            return default
+        env = env.env
+
+
+def number(value: Any, name: str, size: int) -> int:
+    """A state or action as a plain int, if it is one of the table's."""
+    try:
+        index = operator.index(value)
+    except TypeError:
+        raise ConfigError(
+            f"{name} {value!r} is not a whole number: FlattenMultiDiscreteWrapper numbers several choices, and "
+            "gymnasium.wrappers.DiscretizeObservation real ones"
+        ) from None
+    if not 0 <= index < size:
+        raise ConfigError(f"{name} {index} is outside the table: there are {size}, numbered from 0")
+    return index
+
+
+def finite(reward: Any) -> float:
+    """A reward as a plain float, if it is a finite one."""
+    value = float(reward)
+    if not math.isfinite(value):
+        raise NotFinite(f"the reward is {value}; nothing was learned from it")
+    return value
+
+
+def allowed(mask: Any, size: int, where: str) -> np.ndarray:
+    """A mask as booleans, if it fits the actions and allows one of them."""
+    flags = np.ascontiguousarray(mask, np.bool_)
+    if flags.shape != (size,):
+        raise ConfigError(f"the action mask of {where} has shape {flags.shape}, but there are {size} actions")
+    if not flags.any():
+        raise ConfigError(f"the action mask of {where} allows no action")
+    return flags
+
+
+def _size(value: Any, name: str) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name}={value!r} must be a whole number") from None
+    if size < 1:
+        raise ConfigError(f"{name}={size} must be at least 1")
+    return size
+
+
+def _rate(rate: float | Schedule, name: str) -> float:
+    return rate(0) if isinstance(rate, Schedule) else require_rate(rate, name)

@@ -1,0 +1,50 @@
+"""Double Q-learning: two tables that check each other, so that chance is not taken for value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from steppe.agents.tabular import kernels
+from steppe.agents.tabular.algorithm import number
+from steppe.agents.tabular.table import TableAlgorithm, whole
+
+
+class DoubleQLearning(TableAlgorithm):
+    """Learns in `storage` [2, S, A], one table per step by the toss of a coin, and acts by their mean, `q_table`."""
+
+    num_tables = 2
+
+    @property
+    def q_table(self) -> np.ndarray:
+        """The mean of both tables, in memory of its own. Assigning [2, S, A] adopts it; [S, A] is copied into both."""
+        mean: np.ndarray = (self.storage[0] + self.storage[1]) * np.float32(0.5)
+        return mean
+
+    @q_table.setter
+    def q_table(self, table: np.ndarray) -> None:
+        if isinstance(table, np.ndarray) and table.shape == (self.state_size, self.action_size):
+            self.storage[...] = table
+        else:
+            self.adopt(table)
+
+    def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
+        """The best allowed action by both tables, the first of equals; or, at the rate `epsilon`, any allowed one."""
+        masks = self._one_mask(action_mask, state)
+        both = self.storage[:, number(state, "state", self.state_size)].sum(axis=0, keepdims=True)
+        return self._chosen(both, 0, masks, deterministic=deterministic)
+
+    def select_actions(
+        self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
+    ) -> np.ndarray:
+        """An action for each state, as `select_action` would choose them one after the other."""
+        states = whole(states, "states")
+        for row, state in enumerate(states):
+            number(state, f"row {row}: state", self.state_size)
+        both = self.storage[0, states] + self.storage[1, states]
+        return self._chosen_all(both, np.arange(len(states)), states, action_masks, deterministic=deterministic)
+
+    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+        words = self.words.take(len(columns[0]))
+        return int(kernels.learn_double(self.storage, *columns, masks, self.learning_rate, discount, words))

@@ -1,0 +1,354 @@
+"""Compiled choices and one-step updates over a table `q[state, action]`. A batch is its rows one by one, in order.
+
+Shared by all: numbers are float64 between reading a float32 entry and rounding the result into it, so that the same rows
+give the same bits in any grouping; no fastmath. `masks` [B, A] says which actions the state allows, and has no rows where
+all are allowed. A negative discount is a game of turns: the next state is the opponent's (negamax). Rows are checked before
+the first one is learned, and a kernel returns the first bad row's number, or −1. What is known to be no less than 0 is made
+uint64 before it is an index: numba then leaves out the code for counting from the end, a quarter of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from steppe.core.errors import ConfigError
+from steppe.core.play import Whole, below
+
+FINE, UNEVEN = -1, -2  # no bad row; columns of several lengths
+NONE_ALLOWED, WRONG, NO_WORDS = -1, -2, -3  # no action, because: the mask, a bad number, no chance left
+ALL = np.empty((0, 0), np.bool_)  # the masks of states that allow everything
+_UNIT = 2.0**-32
+_LOWER = np.uint64(0xFFFFFFFF)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def explores(word: Whole, epsilon: float) -> Any:
+    """Whether the lower half of a word falls below `epsilon`; the upper half is left for the choice."""
+    return np.int64(np.uint64(word) & _LOWER) * _UNIT < epsilon
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def best_action(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> Whole:
+    """The first of the best allowed actions; −1 where none is allowed."""
+    state = np.uint64(state)
+    best, action = q[state, 0], 0
+    if len(masks) == 0:
+        for candidate in range(1, q.shape[1]):
+            value = q[state, candidate]
+            better = value > best
+            best = value if better else best
+            action = candidate if better else action
+        return action
+    action = -1
+    for candidate in range(q.shape[1]):
+        value = q[state, candidate]
+        better = masks[row, candidate] & ((action < 0) | (value > best))
+        best = value if better else best
+        action = candidate if better else action
+    return action
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def best_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> float:
+    """The largest allowed value, of which there is one."""
+    if len(masks) > 0:
+        return np.float64(q[np.uint64(state), best_action(q, state, masks, row)])
+    state = np.uint64(state)
+    best = q[state, 0]
+    for action in range(np.uint64(1), np.uint64(q.shape[1])):
+        value = q[state, action]
+        best = value if value > best else best
+    return np.float64(best)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def mean_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> float:
+    """The mean of the allowed values."""
+    state, total, count = np.uint64(state), 0.0, 0
+    for action in range(q.shape[1]):
+        if len(masks) == 0 or masks[row, action]:
+            total += np.float64(q[state, action])
+            count += 1
+    return total / count
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def any_action(num_actions: Whole, masks: np.ndarray, row: Whole, word: Whole) -> Whole:
+    """An allowed action, each with the same chance; −1 where none is allowed."""
+    if len(masks) == 0:
+        return below(word, num_actions)
+    count = np.int64(0)
+    for action in range(num_actions):
+        count += np.int64(masks[row, action])
+    left = below(word, count)
+    for action in range(num_actions):
+        if masks[row, action]:
+            if left == 0:
+                return action
+            left -= 1
+    return -1
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def chosen(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole, epsilon: float, word: Whole) -> Whole:
+    """An ε-greedy action; −1 where none is allowed."""
+    if explores(word, epsilon):
+        return any_action(q.shape[1], masks, row, word)
+    return best_action(q, state, masks, row)
+
+
+@numba.njit(cache=True, nogil=True)
+def choose(
+    q: np.ndarray, states: np.ndarray, masks: np.ndarray, epsilon: float, words: np.ndarray, actions: np.ndarray
+) -> int:
+    """Write an ε-greedy action for each state; returns the first row with a bad state or nothing allowed, or −1."""
+    for i in range(len(states)):
+        if not 0 <= states[i] < q.shape[0]:
+            return i
+        word = words[i] if epsilon > 0.0 else np.uint64(0)
+        actions[i] = chosen(q, states[i], masks, i, epsilon, word)
+        if actions[i] < 0:
+            return i
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def choose_one(
+    q: np.ndarray, state: int, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
+) -> Whole:
+    """An ε-greedy action with the next word of a block, or one of the reasons below why there is none."""
+    if not 0 <= state < q.shape[0]:
+        return WRONG
+    word = np.uint64(0)
+    if epsilon > 0.0:
+        if cursor[0] >= len(block):
+            return NO_WORDS
+        word = block[cursor[0]]
+        cursor[0] += 1
+    return chosen(q, state, masks, 0, epsilon, word)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def unlearnable(q: np.ndarray, state: Whole, action: Whole, reward: Whole, next_state: Whole) -> Whole:
+    """1 for a number outside the table or a reward that is not finite, else 0; no branches, so that rows go in parallel."""
+    num_states, num_actions = np.uint64(q.shape[0]), np.uint64(q.shape[1])
+    outside = np.int64(np.uint64(state) >= num_states) | np.int64(np.uint64(next_state) >= num_states)
+    return outside | np.int64(np.uint64(action) >= num_actions) | np.int64(reward - reward != 0.0)
+
+
+@numba.njit(cache=True, nogil=True)
+def first_bad(
+    q: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    masks: np.ndarray,
+) -> int:
+    """The first row that no table can learn from, −1 if there is none, UNEVEN if columns differ in length."""
+    count, bad = len(states), np.int64(0)
+    if not len(actions) == len(rewards) == len(next_states) == len(dones) == count:
+        return UNEVEN
+    for i in range(count):
+        bad |= unlearnable(q, states[i], actions[i], rewards[i], next_states[i])
+    for i in range(len(masks)):
+        bad |= np.int64(not dones[i] and not masks[i].any())
+    if bad == 0:
+        return -1
+    for i in range(len(states)):
+        if unlearnable(q, states[i], actions[i], rewards[i], next_states[i]):
+            return i
+        if len(masks) > 0 and not dones[i] and not masks[i].any():
+            return i
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def learn_q(
+    q: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    masks: np.ndarray,
+    rate: float,
+    discount: float,
+) -> int:
+    """Q-learning: towards r + γ max Q(s′, ·) (Watkins 1989)."""
+    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != FINE:
+        return wrong
+    for i in range(len(states)):
+        target = np.float64(rewards[i])
+        if not dones[i]:
+            target += discount * best_value(q, next_states[i], masks, i)
+        state, action = np.uint64(states[i]), np.uint64(actions[i])
+        value = np.float64(q[state, action])
+        q[state, action] = value + rate * (target - value)
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def step_q(
+    q: np.ndarray,
+    state: int,
+    action: int,
+    reward: float,
+    next_state: int,
+    done: bool,
+    ended: bool,
+    masks: np.ndarray,
+    rate: float,
+    discount: float,
+    epsilon: float,
+    block: np.ndarray,
+    cursor: np.ndarray,
+) -> int:
+    """One step of `learn_q` and, unless the episode has ended, the next action by `choose_one`: one call per step.
+
+    The last word is asked for before anything is learned, so after NO_WORDS the same call can be made again.
+    """
+    if not ((0 <= state < q.shape[0]) & (0 <= next_state < q.shape[0]) & (0 <= action < q.shape[1])):
+        return WRONG
+    if reward - reward != 0.0 or (len(masks) > 0 and masks.shape[1] != q.shape[1]):
+        return WRONG
+    if not ended and epsilon > 0.0 and cursor[0] >= len(block):
+        return NO_WORDS
+    target = np.float64(reward)
+    if not done:
+        following = best_action(q, next_state, masks, 0)
+        if following < 0:
+            return NONE_ALLOWED
+        target += discount * np.float64(q[next_state, following])
+    value = np.float64(q[state, action])
+    q[state, action] = value + rate * (target - value)
+    return 0 if ended else choose_one(q, next_state, masks, epsilon, block, cursor)
+
+
+@numba.njit(cache=True, nogil=True)
+def learn_expected(
+    q: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    masks: np.ndarray,
+    rate: float,
+    discount: float,
+    epsilon: float,
+) -> int:
+    """Expected SARSA: towards r + γ E Q(s′, ·) under the ε-greedy policy (van Seijen et al. 2009)."""
+    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != FINE:
+        return wrong
+    for i in range(len(states)):
+        target = np.float64(rewards[i])
+        if not dones[i]:
+            best = best_value(q, next_states[i], masks, i)
+            target += discount * ((1.0 - epsilon) * best + epsilon * mean_value(q, next_states[i], masks, i))
+        state, action = np.uint64(states[i]), np.uint64(actions[i])
+        value = np.float64(q[state, action])
+        q[state, action] = value + rate * (target - value)
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def learn_sarsa(
+    q: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    next_actions: np.ndarray,
+    rate: float,
+    discount: float,
+) -> int:
+    """SARSA: towards r + γ Q(s′, a′) for the action that was taken next (Rummery and Niranjan 1994)."""
+    for i in range(len(states)):
+        if not dones[i] and not 0 <= next_actions[i] < q.shape[1]:
+            return i
+    wrong = first_bad(q, states, actions, rewards, next_states, dones, np.empty((0, 0), np.bool_))
+    if wrong != FINE:
+        return wrong
+    for i in range(len(states)):
+        target = np.float64(rewards[i])
+        if not dones[i]:
+            target += discount * np.float64(q[next_states[i], next_actions[i]])
+        state, action = np.uint64(states[i]), np.uint64(actions[i])
+        value = np.float64(q[state, action])
+        q[state, action] = value + rate * (target - value)
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def learn_double(
+    pair: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    masks: np.ndarray,
+    rate: float,
+    discount: float,
+    words: np.ndarray,
+) -> int:
+    """Double Q-learning over two tables `pair` [2, S, A]: a coin says which one learns; it chooses the next action and the
+    other one judges it (van Hasselt 2010)."""
+    wrong = first_bad(pair[0], states, actions, rewards, next_states, dones, masks)
+    if wrong != FINE:
+        return wrong
+    for i in range(len(states)):
+        side = np.int64(words[i] & np.uint64(1))
+        q, other = pair[side], pair[1 - side]
+        target = np.float64(rewards[i])
+        if not dones[i]:
+            target += discount * np.float64(other[next_states[i], best_action(q, next_states[i], masks, i)])
+        state, action = np.uint64(states[i]), np.uint64(actions[i])
+        value = np.float64(q[state, action])
+        q[state, action] = value + rate * (target - value)
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def vectorized_q_update(
+    q_table: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    learning_rate: float,
+    discount_factor: float,
+) -> None:
+    """Q-learning over a batch, row by row, in place; also to be called from compiled code of your own."""
+    none = np.empty((0, 0), np.bool_)
+    if learn_q(q_table, states, actions, rewards, next_states, dones, none, learning_rate, discount_factor) != FINE:
+        raise ConfigError(
+            "a state or action is outside the table, a reward is not finite, or the columns differ in length; nothing was learned"
+        )
+
+
+@numba.njit(cache=True, nogil=True)
+def merge(shared: np.ndarray, local: np.ndarray, base: np.ndarray) -> int:
+    """Add what `local` learned since `base` to `shared`, then make all three equal; returns how many entries had changed.
+
+    Flat views of equal length. Where nobody else wrote, `shared` becomes `local` bit for bit, so a lone worker learns as if
+    the table were its own.
+    """
+    changed = 0
+    for i in range(len(shared)):
+        mine, old, theirs = local[i], base[i], shared[i]
+        if mine != old:
+            changed += 1
+            shared[i] = mine if theirs == old else theirs + (mine - old)
+        if mine != old or theirs != old:
+            local[i] = base[i] = shared[i]
+    return changed

@@ -1,0 +1,167 @@
+"""Learners that reach back over several steps of a trajectory: n-step Q-learning and Watkins's Q(λ)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from steppe.agents.tabular import files, kernels, traces
+from steppe.agents.tabular.schedules import require_rate
+from steppe.agents.tabular.table import Columns, TableAlgorithm, whole
+from steppe.core.agent import Tree
+from steppe.core.errors import ConfigError
+
+LONGEST_TRACE = 1_000
+LIGHTEST_TRACE = 1e-4
+
+
+class MultiStep(TableAlgorithm):
+    """What both share: steps wait in rings, one ring for each trajectory that is followed at the same time.
+
+    Rows of a batch are successive steps of one trajectory unless `streams` numbers the one that each continues (for B
+    environments side by side, `np.arange(B)` at every step).
+    """
+
+    ring_steps: int
+
+    def __init__(self, state_size: int, action_size: int, ring_steps: int, **options: Any) -> None:
+        super().__init__(state_size, action_size, **options)
+        self.ring_steps = ring_steps
+        self._open(1)
+
+    def _open(self, num_streams: int) -> None:
+        ring, lanes = (num_streams, self.ring_steps), num_streams
+        self._rings = traces.Rings(
+            states=np.zeros(ring, np.int64),
+            actions=np.zeros(ring, np.int64),
+            rewards=np.zeros(ring),
+            heads=np.zeros(lanes, np.int64),
+            counts=np.zeros(lanes, np.int64),
+            ahead=np.zeros(lanes, np.int64),
+            masks=np.ones((lanes, self.action_size), np.bool_),
+            discounts=np.zeros(lanes),
+        )
+
+    def learn(
+        self,
+        states: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_states: np.ndarray,
+        dones: np.ndarray,
+        *,
+        next_masks: np.ndarray | None = None,
+        turn_based: bool = False,
+        truncated: np.ndarray | None = None,
+        streams: np.ndarray | None = None,
+    ) -> None:
+        """Learn from arrays (see TableAlgorithm.learn); `truncated` is where a trajectory was cut but would go on."""
+        columns = self._columns(states, actions, rewards, next_states, dones)
+        count = len(columns[0])
+        cuts = np.zeros(count, np.bool_) if truncated is None else np.ascontiguousarray(truncated, np.bool_)
+        lanes = np.zeros(count, np.int64) if streams is None else whole(streams, "streams")
+        if cuts.shape != (count,) or lanes.shape != (count,):
+            raise ConfigError(f"{count} rows need as many of truncated and streams, not {cuts.shape} and {lanes.shape}")
+        self._follow(lanes)
+        masks = self._next_masks(next_masks, count)
+        wrong = self._learn_streams(columns, cuts, lanes, masks, self._discount(turn_based=turn_based))
+        if wrong != kernels.FINE:
+            raise self._complaint(columns, masks, wrong)
+
+    def end_episode(self) -> None:
+        """Account for the end of an episode; trajectory 0 ends here if it was cut without anybody saying so."""
+        self._cut()
+        super().end_episode()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The table and the steps that wait."""
+        return {**super().arrays(), **{f"ring_{name}": array for name, array in self._rings._asdict().items()}}
+
+    def _take(self, saved: files.Saved) -> None:
+        rings = saved.arrays.get("ring_counts")
+        if rings is not None and rings.ndim == 1 and 0 < len(rings) != len(self._rings.counts):
+            self._open(len(rings))
+        super()._take(saved)
+
+    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+        raise NotImplementedError  # `learn` above needs more columns
+
+    def _learn_streams(
+        self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
+    ) -> int:
+        raise NotImplementedError
+
+    def _cut(self) -> None:
+        raise NotImplementedError
+
+    def _follow(self, lanes: np.ndarray) -> None:
+        """Have a ring for each of these trajectories."""
+        if not len(lanes):
+            return
+        if lanes.min() < 0:
+            raise ConfigError(f"trajectories are numbered from 0, not {lanes.min()}")
+        have, want = len(self._rings.counts), int(lanes.max()) + 1
+        if want > have:
+            old = self._rings
+            self._open(want)
+            for before, now in zip(old, self._rings, strict=True):
+                now[:have] = before
+
+
+class NStepQLearning(MultiStep):
+    """Learns towards the sum of `n_step` rewards and the best value after them.
+
+    The rewards in between are those of the exploring policy, uncorrected: with n > 1 let `epsilon` fall towards 0.
+    """
+
+    def __init__(self, state_size: int, action_size: int, *, n_step: int = 3, **options: Any) -> None:
+        if isinstance(n_step, bool) or not isinstance(n_step, int) or n_step < 1:
+            raise ConfigError(f"n_step={n_step!r} must be a whole number of at least 1")
+        self.n_step = n_step
+        super().__init__(state_size, action_size, n_step, **options)
+
+    def settings(self) -> Tree:
+        """What the constructor needs."""
+        return {**super().settings(), "n_step": self.n_step}
+
+    def _learn_streams(
+        self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
+    ) -> int:
+        rates = self.learning_rate, discount
+        return int(traces.learn_n_step(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
+
+    def _cut(self) -> None:
+        traces.cut(self.storage, self._rings, 0, self.learning_rate)
+
+
+class QLambda(MultiStep):
+    """Watkins's Q(λ): each error also moves the steps that led to it, less by γλ for each step back.
+
+    A trace ends at an exploring action, after 1,000 steps, or when it weighs less than 1e-4.
+    """
+
+    def __init__(self, state_size: int, action_size: int, *, trace_decay: float = 0.9, **options: Any) -> None:
+        self.trace_decay = require_rate(trace_decay, "trace_decay")
+        discount = require_rate(options.get("discount_factor", 0.99), "discount_factor")
+        super().__init__(state_size, action_size, _trace_steps(discount * self.trace_decay), **options)
+
+    def settings(self) -> Tree:
+        """What the constructor needs."""
+        return {**super().settings(), "trace_decay": self.trace_decay}
+
+    def _learn_streams(
+        self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
+    ) -> int:
+        rates = self.learning_rate, discount, self.trace_decay
+        return int(traces.learn_lambda(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
+
+    def _cut(self) -> None:
+        self._rings.counts[0] = 0
+
+
+def _trace_steps(factor: float) -> int:
+    if factor >= 1.0:
+        return LONGEST_TRACE
+    return 1 if factor <= 0.0 else min(LONGEST_TRACE, max(1, math.ceil(math.log(LIGHTEST_TRACE) / math.log(factor))))

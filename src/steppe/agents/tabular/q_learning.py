@@ -1,0 +1,187 @@
+"""Q-learning four ways, the same values each time: compiled, in NumPy, in lists, and without making arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from steppe.agents.tabular import kernels
+from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number, step_limit, takes_turns
+from steppe.agents.tabular.memory import MemoryPool, require_room
+from steppe.agents.tabular.table import KEYS, Columns, TableAlgorithm
+from steppe.core.errors import ConfigError
+
+_LIST_ENTRY_BYTES = 32  # a pointer and the float it points to
+_LOWER, _UNIT = 0xFFFFFFFF, 2.0**-32
+
+
+class OptimalQLearning(TableAlgorithm):
+    """Q-learning in compiled code: a batch in one call, an episode with one call per step."""
+
+    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+        return int(kernels.learn_q(self.storage, *columns, masks, self.learning_rate, discount))
+
+    def train_episode(self, env: Any) -> float:
+        """Play one episode and learn from every step; returns the sum of rewards (see BaseAlgorithm)."""
+        kind = type(self)
+        if kind.update is not OptimalQLearning.update or kind.select_action is not OptimalQLearning.select_action:
+            return super().train_episode(env)  # a subclass has its own ideas
+        return self._fast_episode(env)
+
+    def _fast_episode(self, env: Any) -> float:
+        in_turns, limit = takes_turns(env), step_limit(env)
+        discount = self._discount(turn_based=in_turns)
+        scheduled = self.learning_rate_schedule is not None or self.epsilon_schedule is not None
+        state, info = env.reset()
+        state = number(state, "state", self.state_size)
+        action = self.select_action(state, info.get("action_mask"))
+        total, sign, length, ended, step = 0.0, 1.0, 0, False, env.step
+        while not ended:
+            next_state, reward, done, truncated, info = step(action)
+            length += 1
+            ended = bool(done or truncated or length >= limit)
+            rate = self.learning_rate  # of this step; the choice below belongs to the next one
+            if scheduled:
+                self.count_steps(1)
+            else:
+                self.step_count += 1
+            action = self._step((state, action, reward, next_state, bool(done)), ended, info, rate, discount)
+            state = next_state
+            total += sign * float(reward)
+            sign = -sign if in_turns else sign
+        self.end_episode()
+        return total
+
+    def _step(self, row: tuple[Any, ...], ended: bool, info: dict[str, Any], rate: float, discount: float) -> int:
+        """Learn from a row and choose the next action."""
+        state, action, reward, next_state, done = row
+        mask, words = info.get("action_mask"), self.words
+        masks = kernels.ALL if mask is None else np.ascontiguousarray(mask, np.bool_).reshape(1, -1)
+        try:
+            numbers = operator.index(state), action, float(reward), operator.index(next_state)
+        except TypeError:
+            self._row(*row)
+            raise
+        rates = rate, discount, self.epsilon
+        chosen = kernels.step_q(self.storage, *numbers, done, ended, masks, *rates, words.block, words.cursor)
+        if chosen == kernels.NO_WORDS:
+            words.refill()
+            chosen = kernels.step_q(self.storage, *numbers, done, ended, masks, *rates, words.block, words.cursor)
+        if chosen < 0:
+            self._row(*row)
+            allowed(mask, self.action_size, f"state {next_state}")
+        return int(chosen)
+
+
+class NumpyQLearning(OptimalQLearning):
+    """Q-learning whose single updates are plain NumPy, and whose batches are compiled; equal to the last bit."""
+
+    def update(
+        self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
+    ) -> None:
+        """Learn from one step; `next_mask` says what is allowed in `next_state`."""
+        self._update(state, action, reward, next_state, done, next_mask, self.discount_factor)
+
+    def update_turn(
+        self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
+    ) -> None:
+        """Learn from one move in a game of turns, where `next_state` is the opponent's."""
+        self._update(state, action, reward, next_state, done, next_mask, -self.discount_factor)
+
+    def _update(
+        self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, next_mask: Any, discount: float
+    ) -> None:
+        state, action = number(state, "state", self.state_size), number(action, "action", self.action_size)
+        following, target = self.q_table[number(next_state, "next state", self.state_size)], finite(reward)
+        if not done and next_mask is not None:
+            following = following[allowed(next_mask, self.action_size, f"state {next_state}")]
+        if not done:
+            target += discount * float(np.max(following))
+        value = float(self.q_table[state, action])
+        self.q_table[state, action] = value + self.learning_rate * (target - value)
+
+
+class MemoryOptimizedQLearning(OptimalQLearning):
+    """Q-learning that borrows every array it needs from a pool, so that after the first batch of a size none is made."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.memory_pool = MemoryPool()
+
+    def _row(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any) -> Columns:
+        row = self.__dict__.get("_one_row")
+        if row is None:
+            kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_)
+            row = self._one_row = Columns(*(self.memory_pool.acquire(1, kind) for kind in kinds))
+        row.states[0] = number(state, "state", self.state_size)
+        row.actions[0] = number(action, "action", self.action_size)
+        row.rewards[0] = finite(reward)
+        row.next_states[0] = number(next_state, "next state", self.state_size)
+        row.dones[0] = bool(done)
+        return row
+
+    def _learn_tuples(self, experiences: Sequence[tuple[Any, ...]]) -> None:
+        count = len(experiences)
+        kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_)
+        with self.memory_pool.borrow(*((count, kind) for kind in kinds)) as columns:
+            for i, row in enumerate(experiences):
+                if len(row) != len(KEYS):
+                    raise ConfigError(f"every experience needs {len(KEYS)} values: {', '.join(KEYS)}")
+                for column, value in zip(columns, row, strict=True):
+                    column[i] = value
+            self.learn(*columns)
+
+
+class ListQLearning(BaseAlgorithm):
+    """Q-learning over Python lists in double precision: nothing to compile, nothing to share between processes."""
+
+    takes_masks = True
+
+    def _initialize_q_table(self) -> list[list[float]]:
+        require_room(self.state_size, self.action_size, _LIST_ENTRY_BYTES)
+        return [[0.0] * self.action_size for _ in range(self.state_size)]
+
+    def update(
+        self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
+    ) -> None:
+        """Learn from one step; `next_mask` says what is allowed in `next_state`."""
+        self._update(state, action, reward, next_state, done, next_mask, self.discount_factor)
+
+    def update_turn(
+        self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
+    ) -> None:
+        """Learn from one move in a game of turns, where `next_state` is the opponent's."""
+        self._update(state, action, reward, next_state, done, next_mask, -self.discount_factor)
+
+    def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
+        """The best allowed action, the first of equals; or, at the rate `epsilon`, any allowed one."""
+        values = self.q_table[number(state, "state", self.state_size)]
+        choices = self._choices(action_mask, state)
+        if not deterministic and self.epsilon > 0.0:
+            word = int(self.words.take(1)[0])
+            if (word & _LOWER) * _UNIT < self.epsilon:
+                return choices[(word >> 32) * len(choices) >> 32]
+        return max(choices, key=values.__getitem__)
+
+    def batch_update(self, experiences: Sequence[tuple[Any, ...]]) -> None:
+        """Learn from (state, action, reward, next_state, done) tuples, one by one."""
+        for experience in experiences:
+            self.update(*experience)
+
+    def _update(
+        self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, next_mask: Any, discount: float
+    ) -> None:
+        row = self.q_table[number(state, "state", self.state_size)]
+        action, target = number(action, "action", self.action_size), finite(reward)
+        following = self.q_table[number(next_state, "next state", self.state_size)]
+        if not done:
+            target += discount * max(following[choice] for choice in self._choices(next_mask, next_state))
+        row[action] += self.learning_rate * (target - row[action])
+
+    def _choices(self, mask: Any, state: Any) -> Sequence[int]:
+        if mask is None:
+            return range(self.action_size)
+        return [int(i) for i in np.flatnonzero(allowed(mask, self.action_size, f"state {state}"))]

@@ -1,0 +1,117 @@
+"""SARSA, which learns the value of what it does, exploration included; and its expectation over the next action."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from steppe.agents.tabular import kernels
+from steppe.agents.tabular.algorithm import number
+from steppe.agents.tabular.table import TableAlgorithm, whole
+from steppe.core.errors import ConfigError
+
+
+class SARSA(TableAlgorithm):
+    """Learns towards r + γ Q(s′, a′), where a′ is the action taken next.
+
+    `update` without a `next_action` decides on it itself, and the next `select_action` in that state keeps to it.
+    """
+
+    _planned: tuple[int, int] | None = None  # the state after the last update, and what to do there
+
+    def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
+        """What the last `update` decided for this state; otherwise an ε-greedy action."""
+        planned, self._planned = self._planned, None
+        if planned is not None and planned[0] == state and not deterministic:
+            return planned[1]
+        return super().select_action(state, action_mask, deterministic=deterministic)
+
+    def update(
+        self,
+        state: int,
+        action: int,
+        reward: float,
+        next_state: int,
+        done: bool,
+        next_mask: Any = None,
+        next_action: int | None = None,
+    ) -> None:
+        """Learn from one step and the action that follows it."""
+        self._update((state, action, reward, next_state, done), next_mask, next_action, turn_based=False)
+
+    def update_turn(
+        self,
+        state: int,
+        action: int,
+        reward: float,
+        next_state: int,
+        done: bool,
+        next_mask: Any = None,
+        next_action: int | None = None,
+    ) -> None:
+        """The same in a game of turns: towards r − γ Q(s′, a′), where a′ is the opponent's move."""
+        self._update((state, action, reward, next_state, done), next_mask, next_action, turn_based=True)
+
+    def learn(
+        self,
+        states: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_states: np.ndarray,
+        dones: np.ndarray,
+        *,
+        next_masks: np.ndarray | None = None,
+        turn_based: bool = False,
+        next_actions: np.ndarray | None = None,
+    ) -> None:
+        """Learn from arrays and the actions that follow each row (see TableAlgorithm.learn)."""
+        if next_actions is None:
+            raise ConfigError("SARSA learns from what was done next: give next_actions, one for each row")
+        if next_masks is not None:
+            raise ConfigError("next_masks would have no effect here: SARSA is told the next actions")
+        columns = self._columns(states, actions, rewards, next_states, dones)
+        following = whole(next_actions, "next_actions")
+        if following.shape != columns.states.shape:
+            raise ConfigError(f"{len(columns[0])} rows need as many next_actions, not {following.shape}")
+        rate, discount = self.learning_rate, self._discount(turn_based=turn_based)
+        wrong = int(kernels.learn_sarsa(self.storage, *columns, following, rate, discount))
+        if wrong != kernels.FINE:
+            if not columns.dones[wrong]:
+                number(following[wrong], f"row {wrong}: next action", self.action_size)
+            raise self._complaint(columns, kernels.ALL, wrong)
+
+    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+        raise NotImplementedError  # `learn` above needs one column more
+
+    def _learn_tuples(self, experiences: Any) -> None:
+        """Rows of five values: what follows each is decided now, row by row; a sixth value says what it was."""
+        for experience in experiences:
+            head, after = tuple(experience[:5]), experience[5] if len(experience) > 5 else None
+            self._update(head, None, after, turn_based=False)
+        self._planned = None
+
+    def end_episode(self) -> None:
+        """Account for the end of an episode; a plan for its last state is void."""
+        self._planned = None
+        super().end_episode()
+
+    def _update(self, row: tuple[Any, ...], mask: Any, next_action: int | None, *, turn_based: bool) -> None:
+        columns = self._row(*row)
+        done, after = bool(columns.dones[0]), 0
+        self._planned = None
+        if next_action is not None:
+            after = number(next_action, "next action", self.action_size)
+        elif not done:
+            next_state = int(columns.next_states[0])
+            after = TableAlgorithm.select_action(self, next_state, mask)
+            self._planned = (next_state, after)
+        self.learn(*columns, next_actions=np.array([after]), turn_based=turn_based)
+
+
+class ExpectedSARSA(TableAlgorithm):
+    """Learns towards r + γ ((1 − ε) max Q(s′, ·) + ε mean Q(s′, ·)): SARSA without the chance in the next action."""
+
+    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+        rate, epsilon = self.learning_rate, self.epsilon
+        return int(kernels.learn_expected(self.storage, *columns, masks, rate, discount, epsilon))

@@ -1,0 +1,236 @@
+"""A learner whose table is one contiguous float32 array and whose work is done by compiled kernels, in batches or one by one.
+
+The array may live anywhere, in shared memory too: assign it to `q_table`. What each algorithm learns towards is in its
+own file; this one checks what comes in and words what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from steppe.agents.tabular import kernels
+from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number
+from steppe.agents.tabular.memory import require_room
+from steppe.core.errors import ConfigError, SteppeError
+
+KEYS = ("state", "action", "reward", "next_state", "done")
+_INT, _REAL, _BOOL = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)
+_STRIDES, _FLAG_STRIDES = (8,), (1,)
+Experiences = Sequence[tuple[Any, ...]] | Mapping[str, Any]
+
+
+class Columns(NamedTuple):
+    """A batch as arrays of one length: whole numbers int64, rewards float32 or float64, `dones` bool."""
+
+    states: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    next_states: np.ndarray
+    dones: np.ndarray
+
+
+class TableAlgorithm(BaseAlgorithm):
+    """Learns from single steps or from arrays of them; a batch gives what its rows give one by one, in order."""
+
+    takes_masks = True
+    num_tables: ClassVar[int] = 1
+    storage: np.ndarray  # all that is learned, in one piece
+
+    def _initialize_q_table(self) -> np.ndarray:
+        require_room(self.state_size, self.action_size, 4, self.num_tables)
+        return np.zeros(self._storage_shape, np.float32)
+
+    @property
+    def _storage_shape(self) -> tuple[int, ...]:
+        tables = (self.num_tables,) if self.num_tables > 1 else ()
+        return (*tables, self.state_size, self.action_size)
+
+    @property
+    def q_table(self) -> np.ndarray:
+        """The values [state_size, action_size]. Assigning an array makes the learner use that very memory."""
+        return self.storage
+
+    @q_table.setter
+    def q_table(self, table: np.ndarray) -> None:
+        self.adopt(table)
+
+    def adopt(self, storage: np.ndarray) -> None:
+        """Learn in this memory from now on, with what is in it."""
+        shape = self._storage_shape
+        if not isinstance(storage, np.ndarray) or storage.shape != shape or storage.dtype != np.float32:
+            what = (
+                f"{storage.dtype}{list(storage.shape)}" if isinstance(storage, np.ndarray) else type(storage).__name__
+            )
+            raise ConfigError(f"the table must be float32{list(shape)}, not {what}")
+        if not storage.flags.c_contiguous:
+            raise ConfigError("the table must lie in memory in one piece: copy it first")
+        self.storage = storage
+
+    def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
+        """The best allowed action, the first of equals; or, at the rate `epsilon`, any allowed one."""
+        masks = self._one_mask(action_mask, state)
+        return self._chosen(self.storage, number(state, "state", self.state_size), masks, deterministic=deterministic)
+
+    def select_actions(
+        self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
+    ) -> np.ndarray:
+        """An action for each state, as `select_action` would choose them one after the other."""
+        states = whole(states, "states")
+        return self._chosen_all(self.storage, states, states, action_masks, deterministic=deterministic)
+
+    def update(
+        self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
+    ) -> None:
+        """Learn from one step; `next_mask` says what is allowed in `next_state`."""
+        self.learn(*self._row(state, action, reward, next_state, done), next_masks=self._row_mask(next_mask))
+
+    def update_turn(
+        self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
+    ) -> None:
+        """Learn from one move in a game of turns, where `next_state` is the opponent's."""
+        row = self._row(state, action, reward, next_state, done)
+        self.learn(*row, next_masks=self._row_mask(next_mask), turn_based=True)
+
+    def batch_update(self, experiences: Experiences) -> None:
+        """Learn from (state, action, reward, next_state, done) tuples, or from columns under those names."""
+        if isinstance(experiences, Mapping):
+            if set(experiences) != set(KEYS):
+                raise ConfigError(f"experiences need the columns {', '.join(KEYS)}, not {', '.join(experiences)}")
+            self.learn(*(experiences[key] for key in KEYS))
+        elif len(experiences):
+            self._learn_tuples(experiences)
+
+    def learn(
+        self,
+        states: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_states: np.ndarray,
+        dones: np.ndarray,
+        *,
+        next_masks: np.ndarray | None = None,
+        turn_based: bool = False,
+    ) -> None:
+        """Learn from arrays of one length, row by row; all or, if a row is bad, none of it.
+
+        `dones` is where an episode terminated; a truncated one goes on in `next_states`. `next_masks` [B, A] says what is
+        allowed there. With `turn_based` the next state is the opponent's. int64, float64 and bool are taken as they are.
+        """
+        columns: Any = (states, actions, rewards, next_states, dones)
+        if not ready(*columns):
+            columns = self._columns(*columns)
+        masks = kernels.ALL if next_masks is None else self._next_masks(next_masks, len(columns[0]))
+        wrong = self._learn(columns, masks, -self.discount_factor if turn_based else self.discount_factor)
+        if wrong != kernels.FINE:
+            raise self._complaint(self._columns(*columns), masks, wrong)
+
+    @abstractmethod
+    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+        """Learn from columns; the first bad row, or what `first_bad` says."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything learned or under way, by name, sharing this learner's memory."""
+        return {"q_table": self.storage}
+
+    def _discount(self, *, turn_based: bool) -> float:
+        return -self.discount_factor if turn_based else self.discount_factor
+
+    def _learn_tuples(self, experiences: Sequence[tuple[Any, ...]]) -> None:
+        if any(len(row) != len(KEYS) for row in experiences):
+            raise ConfigError(f"every experience needs {len(KEYS)} values: {', '.join(KEYS)}")
+        self.learn(*(np.array(column) for column in zip(*experiences, strict=True)))
+
+    def _chosen(self, table: np.ndarray, row: int, masks: np.ndarray, *, deterministic: bool) -> int:
+        epsilon = 0.0 if deterministic else self.epsilon
+        action = int(kernels.choose_one(table, row, masks, epsilon, self.words.block, self.words.cursor))
+        if action == kernels.NO_WORDS:
+            self.words.refill()
+            action = int(kernels.choose_one(table, row, masks, epsilon, self.words.block, self.words.cursor))
+        return action
+
+    def _chosen_all(
+        self, table: np.ndarray, rows: np.ndarray, states: np.ndarray, masks: np.ndarray | None, *, deterministic: bool
+    ) -> np.ndarray:
+        count = len(states)
+        flags = self._next_masks(masks, count)
+        epsilon = 0.0 if deterministic else self.epsilon
+        words = self.words.take(count) if epsilon > 0.0 else self.words.block[:0]
+        actions = np.empty(count, np.int64)
+        wrong = int(kernels.choose(table, rows, flags, epsilon, words, actions))
+        if wrong >= 0:
+            number(states[wrong], f"row {wrong}: state", self.state_size)
+            raise ConfigError(f"the action mask of row {wrong} (state {states[wrong]}) allows no action")
+        return actions
+
+    def _row(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any) -> Columns:
+        states = np.array([number(state, "state", self.state_size)], np.int64)
+        actions = np.array([number(action, "action", self.action_size)], np.int64)
+        following = np.array([number(next_state, "next state", self.state_size)], np.int64)
+        return Columns(states, actions, np.array([finite(reward)]), following, np.array([bool(done)]))
+
+    def _row_mask(self, mask: Any) -> np.ndarray | None:
+        return None if mask is None else np.asarray(mask, np.bool_)[None]
+
+    def _one_mask(self, mask: Any, state: Any) -> np.ndarray:
+        return kernels.ALL if mask is None else allowed(mask, self.action_size, f"state {state}")[None]
+
+    def _next_masks(self, masks: np.ndarray | None, count: int) -> np.ndarray:
+        if masks is None:
+            return kernels.ALL
+        flags = np.ascontiguousarray(masks, np.bool_)
+        if flags.shape != (count, self.action_size):
+            raise ConfigError(f"action masks have shape {flags.shape}, not {(count, self.action_size)}")
+        return flags
+
+    def _columns(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> Columns:
+        columns = Columns(
+            whole(states, "states"), whole(actions, "actions"), real(rewards), whole(next_states, "next_states"),
+            np.ascontiguousarray(dones, np.bool_),
+        )  # fmt: skip
+        shape = columns.states.shape
+        if len(shape) != 1 or any(column.shape != shape for column in columns):
+            told = ", ".join(f"{name} {column.shape}" for name, column in columns._asdict().items())
+            raise ConfigError(f"the columns of a batch need one axis and one length, not {told}")
+        return columns
+
+    def _complaint(self, columns: Columns, masks: np.ndarray, row: int) -> SteppeError:
+        """What is wrong with a row, in a sentence."""
+        try:
+            number(columns.states[row], f"row {row}: state", self.state_size)
+            number(columns.actions[row], f"row {row}: action", self.action_size)
+            number(columns.next_states[row], f"row {row}: next state", self.state_size)
+            finite(columns.rewards[row])
+        except SteppeError as error:
+            return type(error)(f"{error}; nothing of the batch was learned")
+        return ConfigError(f"the action mask of row {row} (next state {columns.next_states[row]}) allows no action")
+
+
+def ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> bool:
+    """Whether kernels can take these as they are, lengths aside; written out, for it is asked before every batch."""
+    try:
+        return bool(
+            states.dtype is _INT and actions.dtype is _INT and next_states.dtype is _INT
+            and rewards.dtype is _REAL and dones.dtype is _BOOL
+            and states.strides == actions.strides == rewards.strides == next_states.strides == _STRIDES
+            and dones.strides == _FLAG_STRIDES
+        )  # fmt: skip
+    except AttributeError:
+        return False
+
+
+def whole(values: Any, name: str) -> np.ndarray:
+    """Numbers of states or actions as kernels take them."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ConfigError(f"{name} must be whole numbers, not {array.dtype}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def real(values: Any) -> np.ndarray:
+    """Rewards as kernels take them."""
+    array = np.ascontiguousarray(values)
+    return array if array.dtype == np.float32 else array.astype(np.float64, copy=False)

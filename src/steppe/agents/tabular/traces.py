@@ -1,0 +1,146 @@
+"""Compiled updates that reach back over several steps: n-step returns and eligibility traces. Rows one by one, in order.
+
+Row i continues trajectory `streams[i]`, whose last steps wait in a ring. A terminated or truncated row ends its
+trajectory. Checks and conventions are those of kernels.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from steppe.agents.tabular.kernels import FINE, best_value, first_bad
+
+
+class Rings(NamedTuple):
+    """What waits, for each trajectory [M] and position [M, n]; the rewards only of n-step returns."""
+
+    states: np.ndarray  # int64 [M, n]
+    actions: np.ndarray  # int64 [M, n]
+    rewards: np.ndarray  # float64 [M, n]
+    heads: np.ndarray  # int64 [M]: n-step, where the oldest is; traces, where the newest is
+    counts: np.ndarray  # int64 [M]: how many wait
+    ahead: np.ndarray  # int64 [M]: the state after the newest
+    masks: np.ndarray  # bool [M, A]: what is allowed there
+    discounts: np.ndarray  # float64 [M]: with the sign of a game of turns
+
+
+@numba.njit(cache=True, nogil=True)
+def settle_oldest(q: np.ndarray, rings: Rings, stream: int, tail: float, rate: float) -> None:
+    """Move the oldest step that waits towards Σ γᵏ r + γⁿ `tail` over all n that wait, and let it go."""
+    size, head = rings.states.shape[1], rings.heads[stream]
+    target, weight = 0.0, 1.0
+    for k in range(rings.counts[stream]):
+        target += weight * rings.rewards[stream, (head + k) % size]
+        weight *= rings.discounts[stream]
+    target += weight * tail
+    state, action = rings.states[stream, head], rings.actions[stream, head]
+    value = np.float64(q[state, action])
+    q[state, action] = value + rate * (target - value)
+    rings.heads[stream] = (head + 1) % size
+    rings.counts[stream] -= 1
+
+
+@numba.njit(cache=True, nogil=True)
+def cut(q: np.ndarray, rings: Rings, stream: int, rate: float) -> None:
+    """End a trajectory that would go on: every step that waits bootstraps from the state ahead."""
+    while rings.counts[stream] > 0:
+        # Looked up for each anew: the one before may have changed it.
+        settle_oldest(q, rings, stream, best_value(q, rings.ahead[stream], rings.masks, stream), rate)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def look_ahead(rings: Rings, stream: int, next_state: int, masks: np.ndarray, row: int, discount: float) -> None:
+    """Remember what follows the newest step."""
+    rings.ahead[stream] = next_state
+    rings.discounts[stream] = discount
+    for action in range(rings.masks.shape[1]):
+        rings.masks[stream, action] = len(masks) == 0 or masks[row, action]
+
+
+@numba.njit(cache=True, nogil=True)
+def learn_n_step(
+    q: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    truncated: np.ndarray,
+    streams: np.ndarray,
+    masks: np.ndarray,
+    rings: Rings,
+    rate: float,
+    discount: float,
+) -> int:
+    """n-step Q-learning: towards r₁ + γ r₂ + … + γⁿ max Q(sₙ, ·), shorter where a trajectory ends (Watkins 1989)."""
+    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != FINE:
+        return wrong
+    size = rings.states.shape[1]
+    for i in range(len(states)):
+        stream = streams[i]
+        place = (rings.heads[stream] + rings.counts[stream]) % size
+        rings.states[stream, place] = states[i]
+        rings.actions[stream, place] = actions[i]
+        rings.rewards[stream, place] = rewards[i]
+        rings.counts[stream] += 1
+        look_ahead(rings, stream, next_states[i], masks, i, discount)
+        if dones[i]:
+            while rings.counts[stream] > 0:
+                settle_oldest(q, rings, stream, 0.0, rate)
+        elif truncated[i]:
+            cut(q, rings, stream, rate)
+        elif rings.counts[stream] == size:
+            settle_oldest(q, rings, stream, best_value(q, next_states[i], masks, i), rate)
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def learn_lambda(
+    q: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    truncated: np.ndarray,
+    streams: np.ndarray,
+    masks: np.ndarray,
+    rings: Rings,
+    rate: float,
+    discount: float,
+    decay: float,
+) -> int:
+    """Watkins's Q(λ): every step's error δ also moves the steps before it, by (γλ)ᵏ, back to the last exploring one.
+
+    A pair seen twice waits twice, which adds up to an accumulating trace.
+    """
+    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != FINE:
+        return wrong
+    size = rings.states.shape[1]
+    for i in range(len(states)):
+        stream, state, action = streams[i], states[i], actions[i]
+        value = np.float64(q[state, action])
+        if rings.counts[stream] > 0 and value < best_value(q, state, rings.masks, stream):
+            rings.counts[stream] = 0  # not the greedy action: what came before did not lead here by the learned policy
+        error = np.float64(rewards[i]) - value
+        if not dones[i]:
+            error += discount * best_value(q, next_states[i], masks, i)
+        newest = (rings.heads[stream] + 1) % size
+        rings.heads[stream] = newest
+        rings.states[stream, newest], rings.actions[stream, newest] = state, action
+        rings.counts[stream] = min(rings.counts[stream] + 1, size)
+        weight = 1.0
+        for k in range(rings.counts[stream]):
+            place = (newest - k) % size
+            s, a = rings.states[stream, place], rings.actions[stream, place]
+            q[s, a] = np.float64(q[s, a]) + rate * weight * error
+            weight *= discount * decay
+        look_ahead(rings, stream, next_states[i], masks, i, discount)
+        if dones[i] or truncated[i]:
+            rings.counts[stream] = 0
+    return -1

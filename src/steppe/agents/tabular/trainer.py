@@ -1,0 +1,96 @@
+"""GameTrainer: a Q-learner and many copies of a game of turns, trained by one compiled call per block of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steppe.agents.tabular import playing
+from steppe.agents.tabular.chance import Words
+from steppe.agents.tabular.q_learning import OptimalQLearning
+from steppe.core.errors import ConfigError
+from steppe.core.games import TurnGame, moves_of
+
+
+@dataclass(frozen=True)
+class GameTally:
+    """What a stretch of training was: steps of all games together, and how the finished ones ended for the learner.
+
+    In self-play, as they ended for the player who moved first.
+    """
+
+    num_steps: int
+    won: int
+    drawn: int
+    lost: int
+
+    @property
+    def num_games(self) -> int:
+        """How many games ended."""
+        return self.won + self.drawn + self.lost
+
+
+class GameTrainer:
+    """Trains `agent` in `num_games` games at once, against an opponent or, with "self", in both seats.
+
+    `opponent` is "random", "perfect", "self" or an agent with a q_table, which plays its best moves as of now. Games begin
+    after 0 to `opening_moves` moves at random. Unless given, that is 0; but a perfect opponent never shows what follows a
+    mistake, so against it every position must come up by chance: there it is all moves but one.
+    """
+
+    def __init__(
+        self,
+        agent: OptimalQLearning,
+        game: TurnGame,
+        opponent: Any = "random",
+        *,
+        num_games: int = 1024,
+        opening_moves: int | None = None,
+        block_steps: int = 32,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(agent, OptimalQLearning):
+            raise ConfigError(
+                f"compiled games train Q-learning; step a {type(agent).__name__} in the vector environment"
+            )
+        if (agent.state_size, agent.action_size) != (game.num_states, game.num_actions):
+            need = f"state_size={game.num_states}, action_size={game.num_actions}"
+            raise ConfigError(f"{game.name} needs {need}, not {agent.state_size} and {agent.action_size}")
+        if num_games < 1 or block_steps < 1:
+            raise ConfigError(f"num_games={num_games} and block_steps={block_steps} must be at least 1")
+        self.agent = agent
+        self.game = game
+        self.num_games = num_games
+        self.block_steps = block_steps
+        self.words = Words(seed)
+        self._moves = game.legal[:0] if opponent == "self" else moves_of(game, opponent)
+        hard = opponent == "perfect"
+        self.opening_moves = (game.num_actions - 1 if hard else 0) if opening_moves is None else opening_moves
+        if not 0 <= self.opening_moves < game.num_actions:
+            raise ConfigError(f"opening_moves={self.opening_moves} must be from 0 to {game.num_actions - 1}")
+        words = self.words.take(num_games)
+        self.states = playing.begin_all(game.rules, self._moves, self.opening_moves, words)
+
+    def run(self, num_steps: int) -> GameTally:
+        """Train for `num_steps` steps over all games, rounded up to whole steps of every game."""
+        waiting, tally = -(-num_steps // self.num_games), np.zeros(3, np.int64)
+        taken = waiting * self.num_games
+        while waiting > 0:
+            block = min(waiting, self.block_steps)
+            self._block(block, tally)
+            waiting -= block
+        return GameTally(taken, *(int(count) for count in tally))
+
+    def _block(self, steps: int, tally: np.ndarray) -> None:
+        agent, ended = self.agent, int(tally.sum())
+        words = self.words.take(steps * self.num_games).reshape(steps, self.num_games)
+        q, rules, opening, gamma = agent.storage, self.game.rules, self.opening_moves, agent.discount_factor
+        rates = agent.rates(steps, self.num_games)
+        if len(self._moves):
+            playing.play_against(q, rules, self._moves, opening, self.states, words, *rates, gamma, tally)
+        else:
+            playing.play_self(q, rules, opening, self.states, words, *rates, gamma, tally)
+        agent.count_steps(steps * self.num_games)
+        agent.count_episodes(int(tally.sum()) - ended)

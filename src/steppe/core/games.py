@@ -1,0 +1,170 @@
+"""Finite games of two players as plain tables, who plays them how, and what comes of it, exactly.
+
+A move adds a fixed number to the state's number, as placing a stone does; so a state never comes back, and one pass per
+move of the longest game settles every value. Moves that a player may choose are bits: bit a of `moves[state]` is action a,
+and a player takes one of the set bits with equal chance. Playing at speed is for play.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from steppe.core.errors import ConfigError, nearest
+
+DRAW = 3
+MAX_ACTIONS = 16
+OPPONENTS = ("random", "perfect", "self")
+
+
+@runtime_checkable
+class HasTable(Protocol):
+    """A player known by its action values, one row per state."""
+
+    q_table: Any
+
+
+class Rules(NamedTuple):
+    """A game's tables, as compiled code takes them."""
+
+    placed: np.ndarray  # int64 [2, A]: what player p's action a adds to the state
+    legal: np.ndarray  # uint16 [S]: the moves there are
+    mover: np.ndarray  # int64 [S]: whose turn it is
+    outcome: np.ndarray  # int8 [S]: 0 goes on, 1 and 2 won by player 0 and 1, 3 a draw
+    nth: np.ndarray  # int8 [2^A, A]: the k-th set bit of a number, counted from 0
+
+
+@dataclass(frozen=True, eq=False)
+class TurnGame:
+    """State 0 begins, player 0 moves first, and a state without legal moves is an end. Tables as in `Rules`."""
+
+    name: str
+    placed: np.ndarray
+    legal: np.ndarray
+    mover: np.ndarray
+    outcome: np.ndarray
+
+    @property
+    def num_states(self) -> int:
+        """How many numbers states have, reachable or not."""
+        return len(self.legal)
+
+    @property
+    def num_actions(self) -> int:
+        """How many moves there are in all."""
+        return int(self.placed.shape[1])
+
+    @cached_property
+    def rules(self) -> Rules:
+        """The tables for compiled code; the k-th bit is looked up because finding it takes branches nobody can predict."""
+        if self.num_actions > MAX_ACTIONS:
+            raise ConfigError(
+                f"{self.name} has {self.num_actions} moves; compiled play knows games of up to {MAX_ACTIONS}"
+            )
+        bits = spread(np.arange(1 << self.num_actions), self.num_actions)
+        nth = np.argsort(~bits, axis=1, kind="stable").astype(np.int8)
+        return Rules(self.placed, self.legal, self.mover, self.outcome, nth)
+
+    @cached_property
+    def legal_table(self) -> np.ndarray:
+        """The legal moves as booleans [S, A]."""
+        return spread(self.legal, self.num_actions)
+
+    @cached_property
+    def following(self) -> np.ndarray:
+        """The state after each move [S, A]; 0 where the move is illegal."""
+        after = np.arange(self.num_states)[:, None] + self.placed[self.mover]
+        return np.where(self.legal_table, after, 0)
+
+    @cached_property
+    def reward(self) -> np.ndarray:
+        """What the mover gets for each move at once [S, A]: 1 for a win, else 0."""
+        won = self.outcome[self.following] == self.mover[:, None] + 1
+        return np.where(won & self.legal_table, 1.0, 0.0)
+
+    @cached_property
+    def perfect(self) -> np.ndarray:
+        """The moves that keep the best result against the best reply, as bits [S]."""
+        value = np.zeros(self.num_states)
+        while True:
+            worth = np.where(self.legal_table, self.reward - value[self.following], -np.inf)
+            best = np.where(self.legal > 0, worth.max(axis=1), 0.0)
+            if np.array_equal(best, value):
+                return gather(worth == best[:, None], self.legal)
+            value = best
+
+
+def spread(moves: np.ndarray, num_actions: int) -> np.ndarray:
+    """Bits [S] as booleans [S, A]."""
+    table: np.ndarray = (moves[:, None].astype(np.int64) >> np.arange(num_actions)) & 1 == 1
+    return table
+
+
+def gather(table: np.ndarray, legal: np.ndarray) -> np.ndarray:
+    """Booleans [S, A] as bits [S], legal ones only."""
+    bits = (table * (1 << np.arange(table.shape[1]))).sum(axis=1)
+    moves: np.ndarray = (bits & legal).astype(legal.dtype)
+    return moves
+
+
+def greedy_moves(game: TurnGame, q_table: Any) -> np.ndarray:
+    """The first of the best legal moves by a table of values, as bits [S]."""
+    values = np.asarray(q_table, np.float64)
+    if values.shape != (game.num_states, game.num_actions):
+        raise ConfigError(
+            f"a player of {game.name} needs a table of {game.num_states} × {game.num_actions}, not {values.shape}"
+        )
+    best = np.where(game.legal_table, values, -np.inf).argmax(axis=1)
+    return gather(np.arange(game.num_actions) == best[:, None], game.legal)
+
+
+def moves_of(game: TurnGame, player: Any) -> np.ndarray:
+    """How `player` plays, as bits [S]: "random", "perfect", or something with a `q_table`, as it is now."""
+    if isinstance(player, str):
+        if player == "random":
+            return game.legal
+        if player == "perfect":
+            return game.perfect
+        raise ConfigError(
+            f"there is no opponent {player!r}: {', '.join(OPPONENTS)}, or an agent.{nearest(player, OPPONENTS)}"
+        )
+    if isinstance(player, HasTable):
+        return greedy_moves(game, player.q_table)
+    raise ConfigError(f"a {type(player).__name__} cannot play {game.name} here: it has no q_table")
+
+
+def exact_return(game: TurnGame, player: Any, opponent: Any = "random") -> tuple[float, float]:
+    """The expected undiscounted return of `player`, moving first and moving second, over the whole game tree."""
+    mine, theirs = (_chances(game, moves_of(game, who)) for who in (player, opponent))
+    return _settle(game, lambda worth: (mine * worth).sum(axis=1), lambda worth: (theirs * worth).sum(axis=1))
+
+
+def worst_return(game: TurnGame, player: Any) -> tuple[float, float]:
+    """The least that `player` can end with, moving first and moving second, whatever anybody plays; −1 is a loss."""
+    chosen = spread(moves_of(game, player), game.num_actions)
+    return _settle(
+        game,
+        lambda worth: np.where(chosen, worth, np.inf).min(axis=1),
+        lambda worth: np.where(game.legal_table, worth, np.inf).min(axis=1),
+    )
+
+
+def _chances(game: TurnGame, moves: np.ndarray) -> np.ndarray:
+    table = spread(moves, game.num_actions)
+    chances: np.ndarray = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    return chances
+
+
+def _settle(game: TurnGame, mine: Any, theirs: Any) -> tuple[float, float]:
+    """The player's value at the start by how both choose among the worths [S, A] of moves, seen by the player."""
+    live = game.legal > 0
+    value, waiting = np.zeros(game.num_states), np.zeros(game.num_states)  # the player's, the opponent's turn
+    while True:
+        moved = np.where(live, mine(game.reward + waiting[game.following]), 0.0)
+        replied = np.where(live, theirs(value[game.following] - game.reward), 0.0)
+        if np.array_equal(moved, value) and np.array_equal(replied, waiting):
+            return float(value[0]), float(waiting[0])
+        value, waiting = moved, replied

@@ -1,0 +1,153 @@
+"""FlattenMultiDiscreteWrapper: several choices become one number, for actions and for observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from steppe.core.errors import ConfigError, WorldError
+
+
+class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
+    """Numbers every combination of choices, the last component fastest; everything else is the wrapped environment's.
+
+    Wraps Gymnasium environments with MultiDiscrete spaces, or Tuples of Discrete ones, and any object with `reset` and
+    `step` that says its `action_space_sizes` or `action_space_size`.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        acts = _sizes(env, "action")
+        if acts is None:
+            space = getattr(env, "action_space", None)
+            raise WorldError(f"cannot number the actions of {space}: FlattenMultiDiscreteWrapper knows MultiDiscrete")
+        self.action_space_sizes, self._action_starts = acts
+        self.action_space_size = math.prod(self.action_space_sizes)
+        self._seen = _sizes(env, "observation")
+        # A lone number goes to and fro as it is.
+        self._joins_actions = len(self.action_space_sizes) > 1 or _several(getattr(env, "action_space", None))
+        self._joins_seen = self._seen is not None and _several(getattr(env, "observation_space", None))
+
+    @property
+    def wrapped_env(self) -> Any:
+        """The environment inside."""
+        return self.env
+
+    @cached_property
+    def action_space(self) -> spaces.Space[Any]:  # type: ignore[override]
+        """All combinations as one number."""
+        return spaces.Discrete(self.action_space_size)
+
+    @cached_property
+    def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
+        """All combinations as one number where there were several; otherwise the environment's own."""
+        if self._joins_seen or not hasattr(self.env, "observation_space"):
+            return spaces.Discrete(self.observation_space_size)
+        space: spaces.Space[Any] = self.env.observation_space
+        return space
+
+    @property
+    def observation_space_size(self) -> int:
+        """How many observations there are."""
+        if self._seen is None:
+            raise WorldError(f"{getattr(self.env, 'observation_space', self.env)} has no number of observations")
+        return math.prod(self._seen[0])
+
+    # Gymnasium's class has these three of its own, which would be found before the environment's.
+    @property
+    def metadata(self) -> dict[str, Any]:  # type: ignore[override]
+        """What the environment says of itself."""
+        return getattr(self.env, "metadata", {})
+
+    @property
+    def render_mode(self) -> str | None:  # type: ignore[override]
+        """How the environment is drawn."""
+        return getattr(self.env, "render_mode", None)
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        """How the environment was registered."""
+        return getattr(self.env, "spec", None)
+
+    @property
+    def unwrapped(self) -> Any:
+        """The innermost environment."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        seen, info = self.env.reset(**kwargs)
+        return self._flatten_observation(seen), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Act with a number."""
+        chosen = self._unflatten_action(action) if self._joins_actions else action
+        seen, reward, terminated, truncated, info = self.env.step(chosen)
+        return self._flatten_observation(seen), reward, terminated, truncated, info
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        """As the environment does it."""
+        return self.env.render(*args, **kwargs)
+
+    def close(self) -> None:
+        """Close the environment, if it can be closed."""
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+    def _unflatten_action(self, flat_action: Any) -> list[int] | np.ndarray:
+        """The choices behind a number: an array in the shape of a MultiDiscrete space, a list elsewhere."""
+        flat = int(flat_action)
+        if not 0 <= flat < self.action_space_size:
+            raise ConfigError(f"action {flat} is out of range: there are {self.action_space_size}, numbered from 0")
+        choices = []
+        for size, start in zip(reversed(self.action_space_sizes), reversed(self._action_starts), strict=True):
+            choices.append(flat % size + start)
+            flat //= size
+        choices.reverse()
+        space = getattr(self.env, "action_space", None)
+        return (
+            np.array(choices, space.dtype).reshape(space.shape) if isinstance(space, spaces.MultiDiscrete) else choices
+        )
+
+    def _flatten_observation(self, seen: Any) -> Any:
+        if not self._joins_seen or self._seen is None:
+            return seen
+        flat = 0
+        for choice, size, start in zip(np.ravel(seen).tolist(), *self._seen, strict=True):
+            if not 0 <= choice - start < size:
+                raise WorldError(f"the observation {seen} is not in {self.env.observation_space}")
+            flat = flat * size + int(choice - start)
+        return flat
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":  # before there is one
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def _several(space: Any) -> bool:
+    return isinstance(space, spaces.MultiDiscrete | spaces.Tuple)
+
+
+def _sizes(env: Any, what: str) -> tuple[list[int], list[int]] | None:
+    """How many choices each component has, and the number of its first."""
+    space, sizes = getattr(env, f"{what}_space", None), getattr(env, f"{what}_space_sizes", None)
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.ravel()], [int(s) for s in space.start.ravel()]
+    if isinstance(space, spaces.Tuple):
+        parts = [part for part in space.spaces if isinstance(part, spaces.Discrete)]
+        same = len(parts) == len(space.spaces)
+        return ([int(part.n) for part in parts], [int(part.start) for part in parts]) if same else None
+    if isinstance(sizes, Sequence | np.ndarray):
+        return [int(n) for n in sizes], [0] * len(sizes)
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)], [int(space.start)]
+    size = getattr(env, f"{what}_space_size", None)
+    return None if size is None else ([int(size)], [0])

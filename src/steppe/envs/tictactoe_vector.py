@@ -1,0 +1,146 @@
+"""Many TicTacToe games stepped by one compiled call, as a Gymnasium vector environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from steppe.core.errors import ConfigError
+from steppe.core.games import DRAW, Rules, TurnGame, moves_of, spread
+from steppe.core.play import begin, pick
+from steppe.envs.tictactoe import NUM_BOARDS, NUM_CELLS, tictactoe
+
+_LARGEST = 2**64 - 1
+
+
+class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Games as in TicTacToeEnv, played from the same arguments; an agent as opponent plays its best moves as of when it
+    was given.
+
+    A game that ended begins anew in the next step, which ignores its action, or with AutoresetMode.SAME_STEP at once: then
+    `info["final_obs"]` holds the last boards. `info["action_mask"]` [B, 9] says what is legal now.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        opponent: Any = "self",
+        opening_moves: int = 0,
+        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs} must be at least 1")
+        if not 0 <= opening_moves < NUM_CELLS:
+            raise ConfigError(f"opening_moves={opening_moves} must be from 0 to {NUM_CELLS - 1}")
+        if autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            raise ConfigError(f"autoreset_mode={autoreset_mode}: games begin anew in the same step or in the next")
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.Discrete(NUM_BOARDS)
+        self.single_action_space = spaces.Discrete(NUM_CELLS)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = {**type(self).metadata, "autoreset_mode": autoreset_mode}
+        self.num_agents = 2 if opponent == "self" else 1
+        self.opening_moves = opening_moves
+        self.opponent_moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
+        self.states = np.zeros(num_envs, np.int64)
+        self.ended = np.zeros(num_envs, np.bool_)
+        self._at_once = autoreset_mode == AutoresetMode.SAME_STEP
+
+    @property
+    def game(self) -> TurnGame:
+        """The rules, for learners that train in them directly."""
+        return tictactoe()
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin every game anew; one number seeds them all, and without one chance goes on from where it was."""
+        if isinstance(seed, list):
+            raise ConfigError("one stream of chance serves all games: seed it with one number, not a list")
+        super().reset(seed=seed, options=options)
+        self.ended.fill(False)
+        begin_games(self.game.rules, self.opponent_moves, self.opening_moves, self._words(), self.states)
+        return self.states.copy(), self._info()
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Move in every game."""
+        moves = np.ascontiguousarray(actions, np.int64)
+        if moves.shape != (self.num_envs,):
+            raise ConfigError(f"{self.num_envs} games need as many actions, not {moves.shape}")
+        rewards, final = np.empty(self.num_envs), np.empty(self.num_envs, np.int64)
+        terminated, invalid = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
+        step_games(
+            self.game.rules, self.opponent_moves, self.opening_moves, self._at_once, self._words(),
+            moves, self.states, self.ended, rewards, terminated, invalid, final,
+        )  # fmt: skip
+        info = self._info()
+        if invalid.any():
+            info |= {"invalid_move": invalid, "_invalid_move": invalid}
+        if self._at_once and terminated.any():
+            info |= {"final_obs": final, "_final_obs": terminated}
+        return self.states.copy(), rewards, terminated, np.zeros(self.num_envs, np.bool_), info
+
+    def _info(self) -> dict[str, Any]:
+        game, every = self.game, np.ones(self.num_envs, np.bool_)
+        masks = spread(game.legal[self.states], NUM_CELLS) & ~self.ended[:, None]
+        player = game.mover[self.states] + 1
+        return {"action_mask": masks, "_action_mask": every, "current_player": player, "_current_player": every}
+
+    def _words(self) -> np.ndarray:
+        return self.np_random.integers(0, _LARGEST, self.num_envs, np.uint64, endpoint=True)
+
+
+@numba.njit(cache=True, nogil=True)
+def begin_games(rules: Rules, opponent: np.ndarray, opening: int, words: np.ndarray, states: np.ndarray) -> None:
+    """Write the first state of each game."""
+    for b in range(len(states)):
+        states[b] = begin(rules, opponent, opening, words[b])
+
+
+@numba.njit(cache=True, nogil=True)
+def step_games(
+    rules: Rules,
+    opponent: np.ndarray,
+    opening: int,
+    at_once: bool,
+    words: np.ndarray,
+    actions: np.ndarray,
+    states: np.ndarray,
+    ended: np.ndarray,
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+    invalid: np.ndarray,
+    final: np.ndarray,
+) -> None:
+    """Move in every game, reply where there is an opponent, and begin anew what has ended, now or in the next call."""
+    for b in range(len(states)):
+        state, action = states[b], actions[b]
+        rewards[b], terminated[b], invalid[b], final[b] = 0.0, False, False, state
+        if ended[b]:
+            states[b], ended[b] = begin(rules, opponent, opening, words[b]), False
+            continue
+        if not 0 <= action < rules.placed.shape[1] or not (rules.legal[state] >> action) & 1:
+            rewards[b], terminated[b], invalid[b] = -1.0, True, True
+        else:
+            seat = rules.mover[state]
+            state += rules.placed[seat, action]
+            if len(opponent) > 0 and rules.legal[state] != 0:
+                state += rules.placed[1 - seat, pick(rules, opponent[state], words[b])]
+            states[b] = final[b] = state
+            if rules.legal[state] == 0:
+                terminated[b] = True
+                if rules.outcome[state] != DRAW:
+                    rewards[b] = 1.0 if rules.outcome[state] == seat + 1 else -1.0
+        if terminated[b] and at_once:
+            states[b] = begin(rules, opponent, opening, words[b])
+        elif terminated[b]:
+            ended[b] = True
