@@ -50,6 +50,18 @@ class SlowForOne(CountingEnv):
         return super().step(action)
 
 
+class Stuck(CountingEnv):
+    """Never comes back from its 20th step, where a manager or an actor plays in it."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        while self.steps == 20:
+            time.sleep(0.01)
+        return super().step(action)
+
+
 def train(directory, observers=(), **settings):
     result = run_experiment(
         resolve(("call", {"runtime": "mpi", "run_dir": directory, **settings})), observers=observers

@@ -149,6 +149,8 @@ def test_wrong_number_of_ranks(tmp_path):
         "use mpiexec -n 6, or another --actors"
     )
     assert not (tmp_path / "runs").exists()
+    done = world(3, STEPPE, "train", "CartPole-v1", "--runtime", "mpi", "-s", "flow.max_restarts=3")
+    assert (done.returncode, done.stderr.count("use --restarts")) == (2, 1), done.stderr
     done = world(3, STEPPE, "train", "CartPole-v1", "--runtime", "mpi", "-s", "learning_rat=1")
     assert (done.returncode, done.stderr.count("learning_rat")) == (2, 2), done.stderr  # the key, and the nearest
 
@@ -239,6 +241,60 @@ def test_a_signal_ends_it_in_good_order(launched):
     checkpoint = Checkpoints(opened().checkpoints).latest()
     assert checkpoint.weights.updates > 0
     assert "Traceback" not in errors
+
+
+def test_an_environment_that_hangs_is_found_and_left_behind(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
+    command = [
+        STEPPE,
+        "train",
+        "mpi_world_suite:Stuck",
+        "--runtime",
+        "mpi",
+        *SMALL,
+        "-s",
+        "flow.hang_s=1",
+        "--name",
+        "run",
+    ]
+    with under_way(command) as process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "actor-0 took longer than flow.hang_s=1 for one step" in errors
+        assert "mpi_world_suite.py" in errors, "it does not say where"
+    assert (status().state, status().reason) == ("FAILED", "hung")
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for(monkeypatch):
+    """Under the user's mpiexec, after one Ctrl-C."""
+    monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
+    command = [mpi.mpiexec(), "-n", "3", STEPPE, "train", "mpi_world_suite:Stuck", "--runtime", "mpi", *SMALL]
+    with under_way([*command, "--name", "run"]) as process:
+        wait_until(lambda: status() is not None and status().state == "RUNNING", process)
+        members = family(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130, errors
+        wait_until(lambda: not set(members) & set(parents()))
+    assert (status().state, status().reason) == ("STOPPED", "interrupted")
+
+
+def test_a_rank_killed_under_the_users_mpiexec(monkeypatch):
+    """mpiexec kills all the others: whoever looks next finds the run lost, and the next run sweeps what MPI left."""
+    words = ["--actors", "1", "--steps", str(10**9), "--name", "run"]
+    command = [mpi.mpiexec(), "-n", "3", STEPPE, "train", "CartPole-v1", "--runtime", "mpi", *SMALL, *words]
+    with under_way(command) as process:
+        wait_until(trained, process)
+        places = ranks_of(process)
+        files = files_of(places)
+        os.kill(next(pid for pid, place in places.items() if place == "manager"), signal.SIGKILL)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode != 0
+        wait_until(lambda: not set(places) & set(parents()))
+    assert (status().state, status().reason) == ("LOST", "process_dead")
+    monkeypatch.setattr(mpi, "STALE_S", 0.0)
+    mpi.sweep()
+    assert not [file for file in files if file.exists()]
 
 
 def test_a_killed_supervisor_takes_its_ranks_along():

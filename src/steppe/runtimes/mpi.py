@@ -26,7 +26,8 @@ from typing import Any
 import msgspec
 
 from steppe.core import factory
-from steppe.core.errors import MissingExtra
+from steppe.core.config import FlowConfig
+from steppe.core.errors import ConfigError, MissingExtra
 from steppe.core.process import in_mib, oom_kills, rss_bytes
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import STOP
@@ -69,6 +70,10 @@ def require_library() -> None:
 def require(plan: Plan) -> None:
     """Raise, before anything is written, unless this plan can run here."""
     require_library()
+    if plan.config.flow.max_restarts not in (0, FlowConfig().max_restarts):
+        raise ConfigError(
+            "flow.max_restarts is not for runtime 'mpi', where the run ends with any rank: use --restarts"
+        )
     if under_mpiexec():
         from steppe.runtimes import mpi_world
 

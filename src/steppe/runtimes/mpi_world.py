@@ -43,6 +43,7 @@ from steppe.transport.mpi import Comm, library
 START_S = 120.0  # how long a rank may take to its first sign of life: imports on a busy machine
 LOOK_S = 0.5  # between looks for hung ranks
 WHERE_S = 2.0  # how long a hung one has to write down where it hangs
+INTERRUPTED = 130  # the exit code of a run that was stopped and does not answer
 RELAY_S = 0.05  # between looks for words from the supervisor
 
 
@@ -121,7 +122,7 @@ class WorldHandle:
         while len(self._over()) < len(self._places) and time.monotonic() < deadline:
             self.advance(max(0.0, deadline - time.monotonic()))
         if self._hung() or len(self._over()) < len(self._places):
-            _broken.append(self._comm)
+            _broken.append((self._comm, 1 if self.faults() else INTERRUPTED))
             return
         self._part()
 
@@ -189,13 +190,13 @@ class WorldHandle:
 
 
 _farewells: list[Comm] = []  # to say, once
-_broken: list[Comm] = []  # worlds with a rank that does not answer
+_broken: list[tuple[Comm, int]] = []  # worlds with a rank that does not answer, and the exit code for that
 
 
 def farewell() -> None:
     """Let the other ranks go; by force where one does not answer, as MPI would wait for it without end."""
     if _broken:
-        abort(_broken[0], FAULT_EXIT)
+        abort(*_broken[0])
     while _farewells:
         comm = _farewells.pop()
         for rank in range(1, comm.Get_size()):

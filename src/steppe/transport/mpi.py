@@ -271,7 +271,8 @@ class _Letter:
 
     def read(self, layout: Layout) -> Weights:
         """The weights in a buffer of their own."""
-        return Weights(layout, self.buffer.copy(), *self.words[1:5].tolist(), train_s=float(self.floats[5]))
+        version, updates, env_steps, episodes = self.words[1:5].tolist()
+        return Weights(layout, self.buffer.copy(), version, updates, env_steps, episodes, float(self.floats[5]))
 
 
 def _start(about: int) -> int:
