@@ -3,7 +3,7 @@
 Several networks of equal hidden widths read the same rows: policy and value, say. Rows pass through in tiles that stay in
 the nearest cache, products are BLAS's, and gradients are written where the optimizer reads them:
 
-    obs [N, in] → tile [64, in] → (product, bias, activation) per layer → outputs [N, sum of outs]
+    obs [N, in] → tile [128, in] → (product, bias, activation) per layer → outputs [N, sum of outs]
 
 Nothing is recorded and nothing allocated once the number of rows is known.
 """
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 Activation = Literal["tanh", "relu"]
-TILE = 64  # rows: three products of 64 × 64 × 64 fit the first cache, and BLAS never spreads them over threads
+TILE = 128  # rows: their products stay in the near caches
 
 
 class Layer(nn.Module):
@@ -237,7 +237,8 @@ def _backward(
 ) -> None:
     count, last = len(rows), plan.shape[1] - 1
     worth_turning = count >= 4 * TILE  # BLAS takes longer for a product with a turned matrix
-    _prepare(parameters, gradient, plan, turned, worth_turning)
+    if worth_turning:
+        _turn(parameters, plan, turned)
     for first in range(0, count, TILE):
         end = min(first + TILE, count)
         num_rows = end - first
@@ -251,7 +252,14 @@ def _backward(
                 if layer:
                     start = plan[k, layer - 1, 4] * count + first * num_in
                     x = kept[start : start + num_rows * num_in].reshape(num_rows, num_in)
-                _accumulate(x, d, product[: num_in * size], gradient[w : w + num_in * size], gradient[b : b + size])
+                d_weight, d_bias = gradient[w : w + num_in * size], gradient[b : b + size]
+                if first == 0:
+                    np.dot(x.T, d, d_weight.reshape(num_in, size))
+                    d_bias[:] = _ZERO
+                else:
+                    np.dot(x.T, d, product[: num_in * size].reshape(num_in, size))
+                    _add(product, d_weight)
+                _add_rows(d, d_bias)
                 if layer:
                     below = tiles[(last - layer + 1) % 2, : num_rows * num_in].reshape(num_rows, num_in)
                     if worth_turning:
@@ -263,27 +271,24 @@ def _backward(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _prepare(
-    parameters: np.ndarray, gradient: np.ndarray, plan: np.ndarray, turned: np.ndarray, worth_turning: bool
-) -> None:
-    """Gradients begin at 0, and weights are turned once for all tiles."""
+def _turn(parameters: np.ndarray, plan: np.ndarray, turned: np.ndarray) -> None:
+    """Turn every weight but the first layers' once for all tiles."""
     for k in range(len(plan)):
-        for layer in range(plan.shape[1]):
-            num_in, size, w, b, _ = plan[k, layer]
-            gradient[w : w + num_in * size] = _ZERO
-            gradient[b : b + size] = _ZERO
-            if layer and worth_turning:
-                for i in range(num_in):
-                    for j in range(size):
-                        turned[w + j * num_in + i] = parameters[w + i * size + j]
+        for layer in range(1, plan.shape[1]):
+            num_in, size, w, _, _ = plan[k, layer]
+            for i in range(num_in):
+                for j in range(size):
+                    turned[w + j * num_in + i] = parameters[w + i * size + j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _accumulate(x: np.ndarray, d: np.ndarray, product: np.ndarray, d_weight: np.ndarray, d_bias: np.ndarray) -> None:
-    """d_weight += xᵀ d, d_bias += Σ d."""
-    np.dot(x.T, d, product.reshape(x.shape[1], d.shape[1]))
-    for i in range(len(product)):
+def _add(product: np.ndarray, d_weight: np.ndarray) -> None:
+    for i in range(len(d_weight)):
         d_weight[i] += product[i]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _add_rows(d: np.ndarray, d_bias: np.ndarray) -> None:
     for i in range(len(d)):
         for j in range(len(d_bias)):
             d_bias[j] += d[i, j]
