@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 
 import msgspec
@@ -60,9 +61,9 @@ class Other:
         if self.link is not None:
             self.link.progress()
 
-    def channel(self, run, writers, slots):
+    def channel(self, run, writers, slots, num_envs=SPEC.num_envs):
         send(None, 0, REPLY)
-        self.link = MpiChannel(WORLD, SPEC, run, writers, slots)
+        self.link = MpiChannel(WORLD, replace(SPEC, num_envs=num_envs), run, writers, slots)
 
     def store(self):
         send(None, 0, REPLY)
@@ -81,6 +82,16 @@ class Other:
             column[...] = np.frombuffer(columns[name], column.dtype).reshape(column.shape)
         segment.header, segment.state = msgspec.convert(header, SegmentHeader), state
         return self.link.offer(segment)
+
+    def burst(self, actor, run, num_segments):
+        """Send as fast as credits come; every byte says which segment it belongs to."""
+        for sequence in range(num_segments):
+            while (segment := self.link.blank(actor)) is None:
+                pass
+            for column in segment.columns.values():
+                column.view(np.uint8)[...] = sequence % 2
+            segment.header, segment.state = SegmentHeader(run, actor, 0, sequence, 0), bytes([sequence]) * sequence
+            self.link.offer(segment)
 
     def recall(self, actor):
         return self.link.recall(actor)
@@ -171,6 +182,28 @@ class TestChannelBetweenRanks(ChannelConformance):
         while not channel.settled:  # what was primed has arrived
             channel.progress()
         return RemoteWriter(channel, self.ranks)
+
+
+def test_large_segments_come_whole_and_in_order():
+    """Larger than what MPI buffers, so that two are on their way at once."""
+    spec, run, num_segments = replace(SPEC, num_envs=4000), "large", 40
+    ranks = list(OTHERS)
+    with together("channel", lambda: MpiChannel(WORLD, spec, run, ranks, 3), run, ranks, 3, spec.num_envs) as channel:
+        for actor, rank in enumerate(ranks):
+            send(["burst", actor, run, num_segments], rank, REQUEST)
+        expected = dict.fromkeys(range(len(ranks)), 0)
+        while min(expected.values()) < num_segments:
+            segment = channel.poll()
+            if segment is None:
+                continue
+            sequence = expected[segment.header.actor]
+            assert segment.header.sequence == sequence
+            assert segment.state == bytes([sequence]) * sequence
+            assert all((column.view(np.uint8) == sequence % 2).all() for column in segment.columns.values())
+            channel.release(segment)
+            expected[segment.header.actor] += 1
+        for rank in ranks:
+            assert receive(rank, REPLY, channel.progress) is None
 
 
 class RemoteReader:
