@@ -1,7 +1,8 @@
-"""Draws the pictures in docs/img from real runs: a timeline for each mode, and the live view. Run by `make pictures`."""
+"""Draws the pictures in docs/img from real runs: a timeline for each mode, the live view, a flame graph. Run by `make pictures`."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from io import StringIO
 from pathlib import Path
@@ -63,9 +64,17 @@ def live_view(root: Path) -> None:
     (IMAGES / "live-view.svg").write_text(seen[-1])
 
 
+def flame(root: Path) -> None:
+    """Profile a few seconds of training, after a run that leaves everything compiled, and keep the learner's picture."""
+    for name, steps in (("warm", 20_000), ("profiled", 1_000_000)):
+        result = steppe.train("CartPole-v1", steps=steps, run_dir=root / name, **{"flow.profile": True})
+    shutil.copy(result.path / "profile" / "learner.svg", IMAGES / "flame-learner.svg")
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         for mode in MODES:
             timeline(mode, Path(directory))
         live_view(Path(directory))
+        flame(Path(directory))

@@ -62,7 +62,11 @@ CASES = [
     ("learner", replace(ASYNC, **SATED, epochs=False), "fewer updates (samples_per_insert), a larger batch_size"),
     ("learner", replace(SYNC, **SATED), "fewer epochs, a larger minibatch_size, or a smaller network"),
     ("learner", replace(SINGLE, waits=0.2, learn=0.79), "the learner learns 79 % of its time, and acting waits for it"),
-    ("turns", replace(SYNC, waits=0.55, learn=0.4), "acting takes 55 % of a round and learning 45 %: --mode async"),
+    ("turns", replace(SYNC, waits=0.55, learn=0.4), "acting takes 55 % of a round and learning 45 %: flow.ahead=1 or --mode async"),
+    ("turns", replace(SINGLE, waits=0.5, learn=0.4), "--mode sync or async in processes, where both go on at once"),
+    ("balanced", replace(SYNC, ahead=True, waits=0.1, learn=0.85, blocked=0.2), "nothing stands out"),
+    ("learner", replace(SYNC, ahead=True, **SATED), "the actors are blocked 80 %"),
+    ("environment", replace(SYNC, ahead=True, waits=0.4, env=0.8), "the learner waits 40 % for experience"),
     ("balanced", replace(ASYNC, waits=0.1, learn=0.85, blocked=0.1), "nothing stands out"),
     ("balanced", replace(SINGLE, waits=0.5, cores=1), "nothing stands out"),
 ]  # fmt: skip

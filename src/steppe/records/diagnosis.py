@@ -12,7 +12,7 @@ from steppe.records.view import RunView
 
 LEAST_S = 2.0  # of measured time; starting up is most of what is shorter
 DROPPED, CHECKPOINTS, EVALUATION = 0.10, 0.10, 0.20  # shares from which on a part is too much
-WAITING, BLOCKED = 0.30, 0.30  # async: from which on one side starves
+WAITING, BLOCKED = 0.30, 0.30  # where both go on at once: from which on one side starves
 MOSTLY = 0.60  # taking turns: from which on one side is the slower one
 FULL = 0.90  # of all cores
 
@@ -41,6 +41,7 @@ class Measured:
     cores: int = 1
     actors: int = 1
     mode: str = "sync"
+    ahead: bool = False  # sync: whether actors collect the next round while the learner learns from the last
     inline: bool = False
     epochs: bool = True  # whether the algorithm makes passes over rollouts, or draws from a memory
 
@@ -50,6 +51,11 @@ class Measured:
         return self.inline or self.mode == "single"
 
     @property
+    def overlapping(self) -> bool:
+        """Whether acting and learning go on at once."""
+        return not self.together and (self.mode == "async" or self.ahead)
+
+    @property
     def full(self) -> bool:
         """Whether the run uses all cores it has."""
         return self.used_cores is not None and self.used_cores >= FULL * self.cores
@@ -57,14 +63,12 @@ class Measured:
     @property
     def starving(self) -> bool:
         """Whether acting is the slower side."""
-        return self.waits >= (WAITING if self.mode == "async" and not self.together else MOSTLY)
+        return self.waits >= (WAITING if self.overlapping else MOSTLY)
 
     @property
     def flooded(self) -> bool:
         """Whether learning is the slower side."""
-        if self.mode == "async" and not self.together:
-            return self.blocked >= BLOCKED
-        return self.waits <= 1 - MOSTLY
+        return self.blocked >= BLOCKED if self.overlapping else self.waits <= 1 - MOSTLY
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ def measure(view: RunView) -> Measured:
         cores=int(view.directory.record.get("hardware", {}).get("usable_cores") or 1),
         actors=config.actors,
         mode=str(config.mode),
+        ahead=bool(config.flow.ahead),
         inline=inline,
         epochs=config.agent.memory == "rollout",
     )
@@ -190,7 +195,10 @@ def _learn(m: Measured) -> str:
 
 def _turns(m: Measured) -> str:
     halves = f"acting takes {percent(m.waits)} of a round and learning {percent(1 - m.waits)}"
-    return f"acting and learning wait for each other: {halves}: --mode async lets both go on at once"
+    remedy = (
+        "flow.ahead=1 or --mode async" if m.mode == "sync" and not m.inline else "--mode sync or async in processes"
+    )
+    return f"acting and learning wait for each other: {halves}: {remedy}, where both go on at once"
 
 
 def _balanced(m: Measured) -> str:
@@ -257,6 +265,6 @@ RULES: tuple[Rule, ...] = (
         lambda m: f"publishing weights takes {percent(m.publish)} of the learner's time: more learning per version",
     ),
     Rule("learner", lambda m: m.flooded, _learn),
-    Rule("turns", lambda m: m.mode != "async" and m.cores > 1, _turns),
+    Rule("turns", lambda m: not m.overlapping and m.cores > 1, _turns),
     Rule("balanced", lambda m: True, _balanced),
 )
