@@ -75,7 +75,8 @@ def train(
     from pufferlib.models import Default, LSTMWrapper
 
     steps = request.steps or (4_000_000 if envs_per_part else 131_072)
-    backend = "Multiprocessing" if settings["workers"] else "Serial" if envs_per_part is None else "PufferEnv"
+    serial = envs_per_part is None or settings["recurrent"]
+    backend = "Multiprocessing" if settings["workers"] else "Serial" if serial else "PufferEnv"
     inside = {} if envs_per_part is None else {"num_envs": envs_per_part}
     workers = {"num_workers": settings["workers"]} if settings["workers"] else {}
     envs = vector.make(creator, env_kwargs=inside, backend=backend, num_envs=parts, seed=request.seed, **workers)

@@ -213,7 +213,7 @@ def pong(settings: dict[str, Any], seed: int) -> VecEnv:
 
 
 def slow_env(request: Request) -> Result:
-    settings = request.settings(PPO_DEFAULT | {"n_envs": 16, "n_steps": 128})
+    settings = request.settings(PPO_FAST | {"n_envs": 16, "n_steps": 128})
     env = make_vec_env(SlowEnv, settings["n_envs"], seed=request.seed, vec_env_cls=SubprocVecEnv)
     model = ppo("MlpPolicy", env, settings, request.seed)
     result = measure(model, request.steps or 16_384, ppo_report(settings, "SubprocVecEnv"))
