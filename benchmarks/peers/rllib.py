@@ -94,7 +94,9 @@ def train(config: AlgorithmConfig, steps: int, report: dict[str, Any]) -> Result
     """Train for `steps` past the first iteration, by RLlib's own count of sampled steps."""
     ray.init(num_cpus=LOGICAL_CPUS, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     algorithm = config.build_algo()
-    untimed, _ = iterate(algorithm)
+    untimed = 0
+    while untimed == 0:  # IMPALA's first iterations may end before a sample has come
+        untimed, _ = iterate(algorithm)
     done, began = untimed, time.perf_counter()
     while done < untimed + steps:
         done, mean = iterate(algorithm)
