@@ -38,6 +38,38 @@ class IdentityEnv(gym.Env[np.int64, np.int64]):
         return self.shown
 
 
+class ImageIdentityEnv(gym.Env[np.ndarray, np.int64]):
+    """Say in which quarter of a dim, noisy image the bright spot is: reward 1 if right; the best return is `length`."""
+
+    SPOT = 3
+
+    def __init__(self, side: int = 12, length: int = 16) -> None:
+        self.observation_space = spaces.Box(0, 255, (side, side), np.uint8)
+        self.action_space = spaces.Discrete(4)
+        self.side = side
+        self.length = length
+        self.elapsed = 0
+        self.quarter = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
+        super().reset(seed=seed)
+        self.elapsed = 0
+        return self._show(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
+        reward = float(action == self.quarter)
+        self.elapsed += 1
+        return self._show(), reward, False, self.elapsed >= self.length, {}
+
+    def _show(self) -> np.ndarray:
+        image = self.np_random.integers(0, 64, (self.side, self.side), np.uint8)
+        self.quarter = int(self.np_random.integers(4))
+        half = self.side // 2
+        row, column = self.np_random.integers(0, half - self.SPOT + 1, 2) + half * np.array(divmod(self.quarter, 2))
+        image[row : row + self.SPOT, column : column + self.SPOT] = 255
+        return image
+
+
 class ContinuousIdentityEnv(gym.Env[np.ndarray, np.ndarray]):
     """Point where you look: reward −|action − observation|², so 0 is the best return."""
 

@@ -6,6 +6,7 @@ import gymnasium as gym
 
 _BUILTINS = {
     "steppe/Identity-v0": ("IdentityEnv", {}),
+    "steppe/ImageIdentity-v0": ("ImageIdentityEnv", {}),
     "steppe/ContinuousIdentity-v0": ("ContinuousIdentityEnv", {}),
     "steppe/TwoStateChain-v0": ("TwoStateChainEnv", {}),
     "steppe/TwoStateChainTruncated-v0": ("TwoStateChainEnv", {"truncate": True}),
