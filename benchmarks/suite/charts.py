@@ -49,7 +49,8 @@ def lines(chart: dict[str, Any]) -> str:
     across = _Axis([x for x, _ in points], _PLOT_LEFT, _WIDTH - _PLOT_RIGHT, logarithmic=True)
     bottom = _TOP + _PLOT_HEIGHT
     up = _Axis([y for _, y in points], bottom, _TOP + 10, logarithmic=chart.get("log_y", False))
-    body = [*_grid(across, up, bottom), *_names(chart, bottom)]
+    sizes = sorted({x for x, _ in points})
+    body = [*_grid(across, sizes, up, bottom), *_names(chart, bottom)]
     for place, series in enumerate(chart["series"]):
         body += _series(series, COLOURS[place % len(COLOURS)], across, up)
     body += _series_names(chart["series"], up)
@@ -79,9 +80,10 @@ class _Axis:
         return [ten for ten in tens if self.low * 0.999 <= ten <= self.high * 1.001] or [self.low, self.high]
 
 
-def _grid(across: _Axis, up: _Axis, bottom: float) -> list[str]:
+def _grid(across: _Axis, sizes: Sequence[float], up: _Axis, bottom: float) -> list[str]:
+    """A line at every size that was measured, and at round values."""
     found = []
-    for tick in across.ticks():
+    for tick in sizes:
         x = across(tick)
         found.append(f'<line class="g" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
         found.append(f'<text class="t s" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{number(tick)}</text>')
