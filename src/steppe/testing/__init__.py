@@ -1,5 +1,22 @@
 """Conformance suites to run on parts of your own: inherit one in a test file, say how to make the part, run pytest.
 
 agent.py AgentConformance · board.py BoardConformance · channel.py ChannelConformance · env.py WorldConformance ·
-memory.py MemoryConformance · runtime.py RuntimeConformance · weights.py WeightStoreConformance
+memory.py MemoryConformance · runtime.py RuntimeConformance · weights.py WeightStoreConformance · mock.py MockEnvironment
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steppe.testing.mock import MockEnvironment
+
+__all__ = ["MockEnvironment"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "MockEnvironment":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from steppe.testing import mock
+
+    return mock.MockEnvironment

@@ -8,10 +8,10 @@ import numpy as np
 
 from steppe.agents.tabular import kernels
 from steppe.agents.tabular.algorithm import number
-from steppe.agents.tabular.table import TableAlgorithm, whole
+from steppe.agents.tabular.table import Columns, OneStep, whole
 
 
-class DoubleQLearning(TableAlgorithm):
+class DoubleQLearning(OneStep):
     """Learns in `storage` [2, S, A], one table per step by the toss of a coin, and acts by their mean, `q_table`."""
 
     num_tables = 2

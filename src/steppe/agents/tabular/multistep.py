@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -85,16 +86,15 @@ class MultiStep(TableAlgorithm):
             self._open(len(rings))
         super()._take(saved)
 
-    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
-        raise NotImplementedError  # `learn` above needs more columns
-
+    @abstractmethod
     def _learn_streams(
         self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
     ) -> int:
-        raise NotImplementedError
+        """Learn from columns; the first bad row, or what `first_bad` says."""
 
+    @abstractmethod
     def _cut(self) -> None:
-        raise NotImplementedError
+        """End trajectory 0 as truncated."""
 
     def _follow(self, lanes: np.ndarray) -> None:
         """Have a ring for each of these trajectories."""

@@ -11,14 +11,14 @@ import numpy as np
 from steppe.agents.tabular import kernels
 from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number, step_limit, takes_turns
 from steppe.agents.tabular.memory import MemoryPool, require_room
-from steppe.agents.tabular.table import KEYS, Columns, TableAlgorithm
+from steppe.agents.tabular.table import KEYS, KINDS, Columns, OneStep
 from steppe.core.errors import ConfigError
 
 _LIST_ENTRY_BYTES = 32  # a pointer and the float it points to
 _LOWER, _UNIT = 0xFFFFFFFF, 2.0**-32
 
 
-class OptimalQLearning(TableAlgorithm):
+class OptimalQLearning(OneStep):
     """Q-learning in compiled code: a batch in one call, an episode with one call per step."""
 
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
@@ -111,22 +111,9 @@ class MemoryOptimizedQLearning(OptimalQLearning):
         super().__init__(*args, **options)
         self.memory_pool = MemoryPool()
 
-    def _row(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any) -> Columns:
-        row = self.__dict__.get("_one_row")
-        if row is None:
-            kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_)
-            row = self._one_row = Columns(*(self.memory_pool.acquire(1, kind) for kind in kinds))
-        row.states[0] = number(state, "state", self.state_size)
-        row.actions[0] = number(action, "action", self.action_size)
-        row.rewards[0] = finite(reward)
-        row.next_states[0] = number(next_state, "next state", self.state_size)
-        row.dones[0] = bool(done)
-        return row
-
     def _learn_tuples(self, experiences: Sequence[tuple[Any, ...]]) -> None:
         count = len(experiences)
-        kinds = (np.int64, np.int64, np.float64, np.int64, np.bool_)
-        with self.memory_pool.borrow(*((count, kind) for kind in kinds)) as columns:
+        with self.memory_pool.borrow(*((count, kind) for kind in KINDS)) as columns:
             for i, row in enumerate(experiences):
                 if len(row) != len(KEYS):
                     raise ConfigError(f"every experience needs {len(KEYS)} values: {', '.join(KEYS)}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from steppe.agents.tabular import kernels
 from steppe.agents.tabular.algorithm import number
-from steppe.agents.tabular.table import TableAlgorithm, whole
+from steppe.agents.tabular.table import Columns, OneStep, TableAlgorithm, whole
 from steppe.core.errors import ConfigError
 
 
@@ -81,9 +81,6 @@ class SARSA(TableAlgorithm):
                 number(following[wrong], f"row {wrong}: next action", self.action_size)
             raise self._complaint(columns, kernels.ALL, wrong)
 
-    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
-        raise NotImplementedError  # `learn` above needs one column more
-
     def _learn_tuples(self, experiences: Any) -> None:
         """Rows of five values: what follows each is decided now, row by row; a sixth value says what it was."""
         for experience in experiences:
@@ -109,7 +106,7 @@ class SARSA(TableAlgorithm):
         self.learn(*columns, next_actions=np.array([after]), turn_based=turn_based)
 
 
-class ExpectedSARSA(TableAlgorithm):
+class ExpectedSARSA(OneStep):
     """Learns towards r + γ ((1 − ε) max Q(s′, ·) + ε mean Q(s′, ·)): SARSA without the chance in the next action."""
 
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:

@@ -17,12 +17,12 @@ class Schedule(ABC):
     """A rate between 0 and 1 for every number of steps taken so far."""
 
     @abstractmethod
-    def values(self, steps: np.ndarray) -> np.ndarray:
-        """The rate after each of these numbers of steps, as float64."""
-
     def __call__(self, step: int) -> float:
         """The rate after `step` steps."""
-        return float(self.values(np.asarray(step, np.float64)))
+
+    def values(self, steps: np.ndarray) -> np.ndarray:
+        """The rate after each of these numbers of steps."""
+        return np.array([self(int(step)) for step in steps], np.float64)
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ConstantSchedule(Schedule):
     def __post_init__(self) -> None:
         _require_rate(self, "value")
 
-    def values(self, steps: np.ndarray) -> np.ndarray:
+    def __call__(self, step: int) -> float:
         """The same for all."""
-        return np.full(np.shape(steps), self.value)
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,9 @@ class LinearSchedule(Schedule):
         if self.num_steps < 1:
             raise ConfigError(f"LinearSchedule: num_steps={self.num_steps} must be at least 1")
 
-    def values(self, steps: np.ndarray) -> np.ndarray:
+    def __call__(self, step: int) -> float:
         """On the line, or at its end."""
-        part = np.minimum(np.asarray(steps) / self.num_steps, 1.0)
-        return self.start + (self.end - self.start) * part
+        return self.start + (self.end - self.start) * min(step / self.num_steps, 1.0)
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,9 @@ class ExponentialSchedule(Schedule):
             raise ConfigError(f"cannot fall from {start} to {end} in {num_steps} steps: give 0 < end <= start")
         return cls(start, (end / start) ** (1.0 / num_steps), end)
 
-    def values(self, steps: np.ndarray) -> np.ndarray:
+    def __call__(self, step: int) -> float:
         """The power, or the minimum."""
-        return np.maximum(self.start * np.power(self.decay, np.asarray(steps, np.float64)), self.minimum)
+        return max(self.start * self.decay**step, self.minimum)
 
 
 _KINDS: dict[str, type[Schedule]] = {

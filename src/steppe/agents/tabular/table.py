@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from steppe.agents.tabular.memory import require_room
 from steppe.core.errors import ConfigError, SteppeError
 
 KEYS = ("state", "action", "reward", "next_state", "done")
+KINDS = (np.int64, np.int64, np.float64, np.int64, np.bool_)
 _INT, _REAL, _BOOL = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)
 _STRIDES, _FLAG_STRIDES = (8,), (1,)
 Experiences = Sequence[tuple[Any, ...]] | Mapping[str, Any]
@@ -104,6 +106,7 @@ class TableAlgorithm(BaseAlgorithm):
         elif len(experiences):
             self._learn_tuples(experiences)
 
+    @abstractmethod
     def learn(
         self,
         states: np.ndarray,
@@ -120,17 +123,6 @@ class TableAlgorithm(BaseAlgorithm):
         `dones` is where an episode terminated; a truncated one goes on in `next_states`. `next_masks` [B, A] says what is
         allowed there. With `turn_based` the next state is the opponent's. int64, float64 and bool are taken as they are.
         """
-        columns: Any = (states, actions, rewards, next_states, dones)
-        if not ready(*columns):
-            columns = self._columns(*columns)
-        masks = kernels.ALL if next_masks is None else self._next_masks(next_masks, len(columns[0]))
-        wrong = self._learn(columns, masks, -self.discount_factor if turn_based else self.discount_factor)
-        if wrong != kernels.FINE:
-            raise self._complaint(self._columns(*columns), masks, wrong)
-
-    @abstractmethod
-    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
-        """Learn from columns; the first bad row, or what `first_bad` says."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything learned or under way, by name, sharing this learner's memory."""
@@ -167,10 +159,18 @@ class TableAlgorithm(BaseAlgorithm):
         return actions
 
     def _row(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any) -> Columns:
-        states = np.array([number(state, "state", self.state_size)], np.int64)
-        actions = np.array([number(action, "action", self.action_size)], np.int64)
-        following = np.array([number(next_state, "next state", self.state_size)], np.int64)
-        return Columns(states, actions, np.array([finite(reward)]), following, np.array([bool(done)]))
+        """One step as columns, in memory that the next call uses again."""
+        row = self._single
+        row.states[0] = number(state, "state", self.state_size)
+        row.actions[0] = number(action, "action", self.action_size)
+        row.next_states[0] = number(next_state, "next state", self.state_size)
+        row.rewards[0] = finite(reward)
+        row.dones[0] = bool(done)
+        return row
+
+    @cached_property
+    def _single(self) -> Columns:
+        return Columns(*(np.zeros(1, kind) for kind in KINDS))
 
     def _row_mask(self, mask: Any) -> np.ndarray | None:
         return None if mask is None else np.asarray(mask, np.bool_)[None]
@@ -207,6 +207,34 @@ class TableAlgorithm(BaseAlgorithm):
         except SteppeError as error:
             return type(error)(f"{error}; nothing of the batch was learned")
         return ConfigError(f"the action mask of row {row} (next state {columns.next_states[row]}) allows no action")
+
+
+class OneStep(TableAlgorithm):
+    """Learners whose target is one reward and what follows it at once."""
+
+    def learn(
+        self,
+        states: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_states: np.ndarray,
+        dones: np.ndarray,
+        *,
+        next_masks: np.ndarray | None = None,
+        turn_based: bool = False,
+    ) -> None:
+        """Learn from arrays (see TableAlgorithm.learn)."""
+        columns: Any = (states, actions, rewards, next_states, dones)
+        if not ready(*columns):
+            columns = self._columns(*columns)
+        masks = kernels.ALL if next_masks is None else self._next_masks(next_masks, len(columns[0]))
+        wrong = self._learn(columns, masks, -self.discount_factor if turn_based else self.discount_factor)
+        if wrong != kernels.FINE:
+            raise self._complaint(self._columns(*columns), masks, wrong)
+
+    @abstractmethod
+    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+        """Learn from columns; the first bad row, or what `first_bad` says."""
 
 
 def ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> bool:

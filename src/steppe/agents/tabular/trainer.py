@@ -10,6 +10,7 @@ import numpy as np
 from steppe.agents.tabular import playing
 from steppe.agents.tabular.chance import Words
 from steppe.agents.tabular.q_learning import OptimalQLearning
+from steppe.core.agent import Tree
 from steppe.core.errors import ConfigError
 from steppe.core.games import TurnGame, moves_of
 
@@ -82,6 +83,18 @@ class GameTrainer:
             self._block(block, tally)
             waiting -= block
         return GameTally(taken, *(int(count) for count in tally))
+
+    def state(self) -> Tree:
+        """Where the games and their chance are, in memory of its own; the learner saves itself."""
+        return {"states": self.states.copy(), "words": self.words.state()}
+
+    def restore(self, state: Tree) -> None:
+        """Go where a trainer of as many games was."""
+        states = np.asarray(state["states"])
+        if states.shape != self.states.shape or not (self.game.legal[states] > 0).all():
+            raise ConfigError(f"these are not the states of {self.num_games} games of {self.game.name} under way")
+        self.words.restore(state["words"])
+        self.states[...] = states
 
     def _block(self, steps: int, tally: np.ndarray) -> None:
         agent, ended = self.agent, int(tally.sum())
