@@ -51,6 +51,9 @@ def test_steps_done_without_the_target_is_a_failure_with_exit_1():
     result = json.loads(done.stdout)
     assert (result["state"], result["reason"]) == ("FAILED", "target_not_reached")
     assert result["env_steps"] >= 5000
+    judged = steppe("eval", "short", "--episodes", "2")
+    assert "return_mean" in judged.stdout
+    assert "None" not in judged.stdout
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def _phase_lines(view: RunView) -> Iterator[str]:
     config = view.config
     yield f"# Where the time of {view.directory.id} went"
     yield ""
-    yield f"{config.env} with {config.algo}, {config.runtime}/{config.mode}, {config.actors} actors."
+    yield f"{config.env} with {config.algo}, {config.runtime}/{config.mode}, actors {config.actors}."
     yield ""
     yield "| role | phase | seconds | share |"
     yield "|---|---|---:|---:|"
