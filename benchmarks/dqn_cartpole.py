@@ -14,9 +14,10 @@ from suite.report import Part
 from suite.running import Effort, benchmark
 
 ONE, EIGHT, SB3 = "Steppe, one env", "Steppe, 8 envs", "Stable-Baselines3"
-# 256 steps, then 128 updates of 64: 32 samples per step. The rest are our defaults: 256 × 256, target every 10 steps.
+# 256 steps, then 128 updates of 64: 32 samples per step.
 ZOO = ("--algo", "dqn", "-s", "samples_per_insert=32", "-s", "batch_size=64", "-s", "hidden=[256, 256]")
-ZOO += ("-s", "learning_rate=2.3e-3", "-s", "double=false")
+ZOO += ("-s", "learning_rate=2.3e-3", "-s", "double=false", "-s", "n_step=1", "-s", "target_every=10")
+ZOO += ("-s", "exploration_fraction=0.16")
 # As long, and judged as often, as Stable-Baselines3 is: exploration ends with a share of the steps.
 SOLVE = ("--target-return", "475", "--steps", "100000", "-s", "evaluation.every_steps=1024")
 SEEDS = 5

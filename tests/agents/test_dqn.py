@@ -83,6 +83,15 @@ def test_epsilon_falls_linearly_and_travels_with_the_weights(env_steps, total, e
     assert actor.epsilon == agent.epsilon
 
 
+@pytest.mark.parametrize(("total", "expected"), [(10_000, 1_600), (10**6, 8_000), (None, 8_000)])
+def test_without_a_fraction_long_runs_explore_no_longer_than_short_ones(total, expected):
+    agent = make(epsilon_start=1.0, epsilon_end=0.5)
+    agent.observe(segment_for(agent), Progress(expected // 2, total))
+    assert agent.epsilon == pytest.approx(0.75)
+    agent.observe(segment_for(agent), Progress(expected, total))
+    assert agent.epsilon == pytest.approx(0.5)
+
+
 def test_the_share_of_random_actions_is_epsilon():
     agent = make(epsilon_start=0.3)
     obs = np.zeros((20_000, 3), np.float32)

@@ -162,7 +162,7 @@ def test_dqn_names_the_context(dueling, seed):
 def test_dqn_finds_the_exact_values_of_two_states(double):
     """Seed 3, 8 environments, 60 segments of 16 steps: 7,680 steps, 1,800 updates; within 3 % everywhere."""
     config = DQNConfig(hidden=(32,), learning_rate=3e-3, gamma=0.9, double=double, exploration_fraction=1.0)
-    config = config.model_copy(update={"epsilon_end": 0.5})
+    config = config.model_copy(update={"epsilon_end": 0.5, "target_every": 10})
     agent = train("dqn", config, TwoStates(8, 3), 60, seed=3, updates=30)
     with torch.no_grad():
         found = agent.network(torch.eye(2)).numpy()

@@ -196,7 +196,9 @@ def test_make_memory_reads_the_configuration():
 
 def test_a_pool_of_ones_own_is_used_in_place():
     pool = ReplayBufferPool(2, 50, use_prioritized=True)
-    memory = make_memory(DQNConfig(batch_size=4), SPEC, stream=np.random.default_rng(0), total_steps=9, pool=pool)
+    memory = make_memory(
+        DQNConfig(batch_size=4, n_step=1), SPEC, stream=np.random.default_rng(0), total_steps=9, pool=pool
+    )
     memory.add([ScriptedActor(SPEC).segment()])
     assert pool.get_total_experiences() == 15
     assert memory.sample().weights is not None
@@ -230,9 +232,9 @@ def test_what_the_machine_cannot_hold_is_refused(monkeypatch):
         make_memory(DQNConfig(buffer_size=10**9), spec, stream=np.random.default_rng(0), total_steps=None)
     row = 2 * 4 * 84 * 84 + 8 + 4 + 1 + 4
     monkeypatch.setattr(making, "available_bytes", lambda: 2000 * row)
-    make_memory(DQNConfig(buffer_size=1799), spec, stream=np.random.default_rng(0), total_steps=None)
+    make_memory(DQNConfig(buffer_size=1799, n_step=1), spec, stream=np.random.default_rng(0), total_steps=None)
     with pytest.raises(ConfigError, match="at most about 1,800 transitions fit"):
-        make_memory(DQNConfig(buffer_size=1801), spec, stream=np.random.default_rng(0), total_steps=None)
+        make_memory(DQNConfig(buffer_size=1801, n_step=1), spec, stream=np.random.default_rng(0), total_steps=None)
 
 
 def test_a_container_limit_counts(monkeypatch):

@@ -16,7 +16,7 @@ from steppe.agents.networks import build_seeded
 from steppe.agents.q_network import QValues, build_q_network
 from steppe.agents.torch_agent import TorchAgent
 from steppe.core.agent import Learned, Progress, Tree
-from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
+from steppe.core.algorithms import DQNConfig
 from steppe.core.errors import NotFinite
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import EnvSpec
@@ -32,6 +32,7 @@ class DQN(TorchAgent):
         config.require(spec, "dqn")
         self.config = config = config.fitted(spec, 1, None)[0]
         self.num_actions = spec.action.sizes[0]
+        self._spec = spec
         self.network = build_seeded(seed, lambda: build_q_network(config, spec))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
         self._online = QValues(self.flat)
@@ -59,10 +60,10 @@ class DQN(TorchAgent):
             network.normalizer.fold(segment["obs"][:-1][segment["valid"]])
         if network.reward_normalizer is not None:
             network.reward_normalizer.observe(segment)
-        phase = config.exploration_fraction * (progress.total_steps or SCHEDULE_STEPS)
-        share = min(1.0, progress.env_steps / phase)
+        share = min(1.0, progress.env_steps / config.exploration_steps(self._spec, progress.total_steps))
         network.epsilon.fill_(config.epsilon_start + share * (config.epsilon_end - config.epsilon_start))
         target = self._target_network().flat
+        assert config.target_every is not None, "a fitted configuration has one"
         if not 0 <= progress.env_steps - self._synced_at < config.target_every:  # a new run counts from 0 again
             target.copy_from(self.flat)
             self._synced_at = progress.env_steps
