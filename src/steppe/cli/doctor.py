@@ -41,7 +41,7 @@ def doctor(
     as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Look packages up without importing them.")] = False,
 ) -> None:
-    """Check that this machine can train, or say what holds a run back.
+    """Check this machine, or say what holds a run back.
 
     Without RUN: tries Python, packages, GPU, shared memory and write access; exit code 1 when something needed is broken. With
     RUN, running or ended: where its time goes, and what to change.
