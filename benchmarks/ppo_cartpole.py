@@ -17,6 +17,7 @@ from suite.running import Effort, benchmark
 STEPPE, SAMPLE_FACTORY = "Steppe", "Sample Factory"
 SB3, SB3_LARGE = "Stable-Baselines3, its defaults", "Stable-Baselines3, large minibatches"
 PUFFER_GYM, PUFFER_C = "PufferLib, Gymnasium env", "PufferLib, its C env"
+PUFFER_ALONE = "PufferLib, Gymnasium env, without workers"
 UNIT = "steps/s"
 # The native PufferLib task: 4,096 environments, one pass over each rollout.
 PUFFER_SETTINGS = ("--envs", "4096", "-s", "epochs=1", "-s", "hidden=[128]", "-s", "segment_steps=64")
@@ -42,8 +43,13 @@ def sample_factory(effort: Effort) -> Case:
     return peer(SAMPLE_FACTORY, "sample_factory", "ppo-cartpole", steps=effort.of(120_000, 20_000))
 
 
-def puffer_gym(effort: Effort) -> Case:
-    return peer(PUFFER_GYM, "pufferlib", "ppo-cartpole", steps=effort.of(100_000, 20_000))
+def puffer_gym(effort: Effort) -> list[Case]:
+    """With two workers, which is its own default, and in one process: one pass over each rollout either way."""
+    steps = effort.of(100_000, 20_000)
+    return [
+        peer(PUFFER_GYM, "pufferlib", "ppo-cartpole", steps=steps, settings=["workers=2"]),
+        peer(PUFFER_ALONE, "pufferlib", "ppo-cartpole", steps=steps, settings=["workers=0"]),
+    ]
 
 
 def puffer_c(effort: Effort) -> Case:
@@ -61,7 +67,7 @@ def defaults(effort: Effort) -> Part:
             peer("TorchRL", "torchrl", "ppo-cartpole", steps=effort.of(30_000, 8_000)),
             peer("RLlib PPO", "rllib", "ppo-cartpole", steps=effort.of(30_000, 8_000)),
             peer("RLlib IMPALA", "rllib", "impala-cartpole", steps=effort.of(30_000, 8_000)),
-            puffer_gym(effort),
+            *puffer_gym(effort),
             puffer_c(effort),
         ]
     )
@@ -118,15 +124,36 @@ def like_claim(rows: Mapping[str, Row], ours: str, theirs: str, settings: str) -
 
 
 def plain(effort: Effort) -> Part:
-    own = steppe(effort, "-s", "environment.vector=loop", steps=800_000)
-    rows = effort.measure([own, *sb3(effort), sample_factory(effort), puffer_gym(effort)])
+    loop = ("-s", "environment.vector=loop")
+    alike = "Steppe, one pass over each rollout"
+    like_puffer = (
+        "--envs",
+        "128",
+        "-s",
+        "segment_steps=64",
+        "-s",
+        "epochs=1",
+        "-s",
+        "minibatch_size=8192",
+        "-s",
+        "hidden=[64]",
+    )
+    own = [
+        steppe(effort, *loop, steps=800_000),
+        steppe(effort, *loop, *like_puffer, label=alike, steps=800_000),
+    ]
+    rows = effort.measure([*own, *sb3(effort), sample_factory(effort), *puffer_gym(effort)])
     best = ratio(rows, STEPPE, SB3, SB3_LARGE, SAMPLE_FACTORY, PUFFER_GYM)
     return Part(
         "CartPole as plain Python environments",
-        "Every side steps single Gymnasium environments; the vector version is not used (`-s environment.vector=loop`).",
+        "Every side steps single Gymnasium environments; the vector version is not used (`-s environment.vector=loop`). "
+        "Steppe makes four passes over each rollout as it comes, and one where it is set beside PufferLib without workers.",
         UNIT,
         rows,
-        [Claim("PPO CartPole, plain Python environments / best of SB3, Sample Factory, PufferLib", 5, best)],
+        [
+            Claim("PPO CartPole, plain Python environments / best of SB3, Sample Factory, PufferLib", 5, best),
+            Claim("the same at one pass / PufferLib without workers", 1, ratio(rows, alike, PUFFER_ALONE)),
+        ],
     )
 
 
