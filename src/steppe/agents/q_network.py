@@ -40,9 +40,11 @@ class QValues:
     """A flat Q network in use. The arrays that it returns are reused by its next call."""
 
     def __init__(self, flat: FlatModule) -> None:
+        assert isinstance(flat.module, QNetwork)
         self.flat, self.network = flat, flat.module
-        tower = getattr(flat.module, "tower", None)
-        self._ways = Ways(tower) if tower is not None and flat.device.type == "cpu" else None
+        self._normalizer = flat.module.normalizer
+        on_cpu = flat.device.type == "cpu"
+        self._ways = Ways(flat.module.tower) if on_cpu and isinstance(flat.module, TowerQ) else None
         self._traced: torch.Tensor | None = None
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
@@ -73,9 +75,9 @@ class QValues:
 
     def _rows(self, obs: np.ndarray) -> np.ndarray:
         """Observations as the layers read them."""
-        normalizer = self.network.normalizer
         rows = as_tensor(obs, self.flat.device)
-        return rows.numpy() if normalizer is None else normalizer(rows).numpy()
+        scaled: torch.Tensor = rows if self._normalizer is None else self._normalizer(rows)
+        return scaled.numpy()
 
 
 class TowerQ(QNetwork):
