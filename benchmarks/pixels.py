@@ -14,6 +14,7 @@ HERE, THERE = "Stable-Baselines3, environments in its process", "Stable-Baseline
 WAITING = ("wait", "blocked")
 NAMED = ("env", "policy", "sample", "learn")  # environment, network and gather; publishing and the rest are neither
 PPO = ("segment_steps=128", "epochs=4", "minibatch_size=256", "hidden=[512]", "learning_rate=2.5e-4")
+PPO += ("clip=0.1", "entropy_coef=0.01", "anneal=true")
 # 8 updates of 32 for every 32 steps, as Stable-Baselines3 is asked for.
 DQN = ("segment_steps=4", "samples_per_insert=8", "batch_size=32", "buffer_size=10000", "learning_starts=1000")
 DQN += ("target_every=1000", "hidden=[512]", "learning_rate=1e-4", "double=false")
