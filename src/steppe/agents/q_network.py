@@ -10,7 +10,7 @@ from torch import nn
 from steppe.agents.flat import FlatModule, as_tensor
 from steppe.agents.networks import DuelingHead, build_torso
 from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
-from steppe.agents.rectified import Rectified, Ways
+from steppe.agents.perceptrons import Head, Perceptrons
 from steppe.core.algorithms import DQNConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
@@ -43,30 +43,30 @@ class QValues:
         assert isinstance(flat.module, QNetwork)
         self.flat, self.network = flat, flat.module
         self._normalizer = flat.module.normalizer
-        on_cpu = flat.device.type == "cpu"
-        self._ways = Ways(flat.module.tower) if on_cpu and isinstance(flat.module, TowerQ) else None
+        tower = flat.module.tower if isinstance(flat.module, TowerQ) else None
+        self._tower = tower if tower is not None and tower.bound else None  # bound on the CPU only
         self._traced: torch.Tensor | None = None
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Action values [N, actions], for reading only."""
-        if self._ways is not None:
-            return self._ways.forth(self._rows(obs))
+        if self._tower is not None:
+            return self._tower.run(self._rows(obs))
         with torch.no_grad():
             values: np.ndarray = self.network(as_tensor(obs, self.flat.device)).cpu().numpy()
         return values
 
     def trace(self, obs: np.ndarray) -> np.ndarray:
         """Action values that `backward` may follow, with `obs` left as they are until then."""
-        if self._ways is not None:
-            return self._ways.forth(self._rows(obs))
+        if self._tower is not None:
+            return self._tower.trace(self._rows(obs))
         self._traced = self.network(as_tensor(obs, self.flat.device))
         values: np.ndarray = self._traced.detach().cpu().numpy()
         return values
 
     def backward(self, gradient: np.ndarray) -> None:
         """Write the flat gradient from d(loss)/d(values) of the last call, which was `trace`."""
-        if self._ways is not None:
-            self._ways.back(gradient)
+        if self._tower is not None:
+            self._tower.backward(gradient)
             return
         traced, self._traced = self._traced, None
         assert traced is not None, "trace comes before backward"
@@ -75,9 +75,7 @@ class QValues:
 
     def _rows(self, obs: np.ndarray) -> np.ndarray:
         """Observations as the layers read them."""
-        rows = as_tensor(obs, self.flat.device)
-        scaled: torch.Tensor = rows if self._normalizer is None else self._normalizer(rows)
-        return scaled.numpy()
+        return np.ascontiguousarray(obs) if self._normalizer is None else self._normalizer.scaled(obs)
 
 
 class TowerQ(QNetwork):
@@ -85,7 +83,8 @@ class TowerQ(QNetwork):
 
     def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)
-        self.tower = Rectified(spec.obs.shape[0], config.hidden or (), spec.action.sizes[0])
+        heads = {"values": Head(spec.action.sizes[0])}
+        self.tower = Perceptrons(spec.obs.shape[0], config.hidden or (), heads, "relu")
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Action values [N, actions]."""
