@@ -119,7 +119,7 @@ def test_the_heir_of_a_loop_goes_on_exactly(env, steps):
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "MountainCarContinuous-v0", "Pendulum-v1"])
 def test_frames_limits_clipped_rewards_and_wrappers_go_along(env):
-    wrappers = ("gymnasium.wrappers:NormalizeObservation", "gymnasium.wrappers:RecordEpisodeStatistics")
+    wrappers = ("gymnasium.wrappers:TimeAwareObservation", "gymnasium.wrappers:RecordEpisodeStatistics")
     config = EnvConfig(
         vector="loop", frame_stack=3, time_limit=31, reward_scale=0.5, reward_clip=0.4, wrappers=wrappers
     )
