@@ -51,7 +51,7 @@ def test_a_slow_environment_is_named(steppe, flags):
 
 @pytest.mark.parametrize("flags", [("--mode", "async", "--actors", "2"), ("--mode", "single"), ("--runtime", "inline")])
 def test_a_learner_with_many_epochs_is_named(steppe, flags):
-    words = ("--steps", "40_000", "-s", "epochs=60", "-s", "minibatch_size=64")
+    words = ("--steps", "80_000", "-s", "epochs=60", "-s", "minibatch_size=64")
     assert steppe("train", "CartPole-v1", "--name", "busy", *flags, *words, *QUIET).returncode == 0
     found = diagnosis(steppe, "busy")
     assert found["rule"] == "learner", found
@@ -64,7 +64,7 @@ def test_evaluation_in_the_same_process_is_named(steppe):
         "--runtime",
         "inline",
         "--steps",
-        "30_000",
+        "150_000",
         "-s",
         "evaluation.every_steps=1_000",
         "-s",
