@@ -48,7 +48,9 @@ def test_pixels_are_scaled_and_their_channels_lie_side_by_side(shape):
 
 def test_a_view_with_gaps_is_scaled_as_it_is():
     obs = images((4, 8, 8), 6)
-    np.testing.assert_allclose(Scaled()(torch.from_numpy(obs)[::2, :, 1:7]).numpy(), obs[::2, :, 1:7] / 255.0, rtol=1e-6)
+    np.testing.assert_allclose(
+        Scaled()(torch.from_numpy(obs)[::2, :, 1:7]).numpy(), obs[::2, :, 1:7] / 255.0, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
