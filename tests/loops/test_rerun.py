@@ -148,7 +148,7 @@ def test_a_run_whose_actor_was_killed():
 
 
 def test_a_run_that_reached_its_target_is_repeated_up_to_there():
-    settings = {"target_return": 5.0, "steps": 100_000, "evaluation.every_steps": 2_000}
+    settings = {"target_return": 5.0, "steps": 100_000, "evaluation.every_steps": 2_000, "evaluation.max_share": 1.0}
     original = train(PPO, settings, runtime="inline")
     assert original.reason == "target_reached"
     again = rerun("first")
