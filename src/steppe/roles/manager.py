@@ -64,6 +64,7 @@ class Manager:
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
         self._max_share = config.max_share or (0.1 if target_return is None else 0.5)
         self._rested_s = 0.0  # when the next evaluation may begin
+        self._reached = False  # the target: the run is about to end, judged by the weights that came there first
         self._best = archive.best_score()
         self._cursors = dict.fromkeys(_RECORDED, 0) | dict(archive.written)
         self._recorded_s = 0.0
@@ -120,6 +121,7 @@ class Manager:
         if evaluation.mean > self._best:
             self._best = evaluation.mean
             self.archive.keep_best(weights, evaluation.mean)
+        self._reached = self._reached or reached
         if final or reached:
             self.archive.keep_result(weights)
         report = EvaluationReport(
@@ -175,7 +177,7 @@ class Manager:
     def _due(self, weights: Weights) -> bool:
         """Often enough by count, and not so often that evaluations take the cores from training."""
         counted = weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
-        return counted and time.perf_counter() >= self._rested_s
+        return counted and not self._reached and time.perf_counter() >= self._rested_s
 
     def _record_if_due(self) -> bool:
         if time.monotonic() - self._recorded_s < RECORD_EVERY_S:
