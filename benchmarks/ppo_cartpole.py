@@ -125,6 +125,7 @@ def like_claim(rows: Mapping[str, Row], ours: str, theirs: str, settings: str) -
 
 def plain(effort: Effort) -> Part:
     loop = ("-s", "environment.vector=loop")
+    two = "Steppe, 2 actors"
     alike = "Steppe, one pass over each rollout"
     like_puffer = (
         "--envs",
@@ -140,14 +141,16 @@ def plain(effort: Effort) -> Part:
     )
     own = [
         steppe(effort, *loop, steps=800_000),
+        steppe(effort, *loop, "--actors", "2", "--envs", "16", label=two, steps=800_000),
         steppe(effort, *loop, *like_puffer, label=alike, steps=800_000),
     ]
     rows = effort.measure([*own, *sb3(effort), sample_factory(effort), *puffer_gym(effort)])
-    best = ratio(rows, STEPPE, SB3, SB3_LARGE, SAMPLE_FACTORY, PUFFER_GYM)
+    best = ratio(rows, two, SB3, SB3_LARGE, SAMPLE_FACTORY, PUFFER_GYM)
     return Part(
         "CartPole as plain Python environments",
         "Every side steps single Gymnasium environments; the vector version is not used (`-s environment.vector=loop`). "
-        "Steppe makes four passes over each rollout as it comes, and one where it is set beside PufferLib without workers.",
+        "Steppe has one actor unless told otherwise; Sample Factory and PufferLib have two workers, and two actors are set "
+        "beside them. It makes four passes over each rollout, and one where it is set beside PufferLib without workers.",
         UNIT,
         rows,
         [
