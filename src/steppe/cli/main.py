@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import bench, doctor, info, recovery, runs, train
+from steppe.cli import bench, doctor, info, recovery, runs, train, warm
 from steppe.cli.options import FieldHelp
 from steppe.core.errors import SteppeError
 
@@ -40,6 +40,7 @@ app.command()(info.envs)
 app.add_typer(config, name="config")
 config.command("show", cls=FieldHelp)(info.show_config)
 app.command()(doctor.doctor)
+app.command()(warm.warm)
 app.command()(bench.bench)
 
 

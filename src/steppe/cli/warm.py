@@ -1,0 +1,134 @@
+"""`steppe warm`: trains a little of everything, so that what is compiled on first use is on disk before the first real run.
+
+What is called is what runs call: a kernel is kept for the very types that it was called with.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steppe.cli.doctor import numba_cache
+from steppe.cli.options import AsJson
+from steppe.cli.output import emit
+from steppe.core.errors import UsageError
+
+SHORT = {"runtime": "inline", "evaluation.episodes": 1, "evaluation.every_steps": 1_000_000}
+VECTORS, NUMBERS, IMAGES = "CartPole-v1", "Pendulum-v1", "steppe/ImageIdentity-v0"
+REPLAY = {"algo": "dqn", "learning_starts": 64, "samples_per_insert": 1.0, "steps": 600}
+RUNS: dict[str, Mapping[str, Any]] = {
+    "ppo": {"env": VECTORS, "steps": 1},
+    "ppo, continuous actions": {"env": NUMBERS, "steps": 1},
+    "ppo, images": {"env": IMAGES, "steps": 1, "segment_steps": 16, "hidden": (16,)},
+    "dqn": {"env": VECTORS, **REPLAY},
+    "dqn, prioritized replay": {"env": VECTORS, **REPLAY, "prioritized": True},
+    "dqn, images": {"env": IMAGES, **REPLAY, "hidden": (16,)},
+}
+
+
+def warm(as_json: AsJson = False) -> None:
+    """Compile every kernel now, instead of in the first runs.
+
+    Trains a little of everything; done again, it finds nothing left to do. The machine code is kept with the package, in
+    your cache directory where that cannot be written, or where NUMBA_CACHE_DIR says.
+    """
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    place = numba_cache()
+    if place.status == "broken":
+        raise UsageError(f"compiled kernels cannot be kept: {place.details}; {place.advice}")
+    began = time.monotonic()
+    with ProcessPoolExecutor(len(LANES), get_context("spawn")) as pool:
+        compiled = sum(pool.map(rehearse, LANES))
+    taken = time.monotonic() - began
+    if as_json:
+        emit({"compiled": compiled, "seconds": taken})
+    else:
+        print(f"{compiled} kernels compiled in {taken:.1f} s." if compiled else "Everything was compiled already.")
+
+
+def rehearse(names: Sequence[str]) -> int:
+    """Train these, one after the other in this process; returns how many kernels had to be compiled."""
+    before = 0
+    for name in names:
+        since = time.monotonic()
+        OTHERS[name]() if name in OTHERS else _run({**SHORT, **RUNS[name]})
+        compiled = num_compiled()
+        words = f"{name}: {compiled - before} compiled, {time.monotonic() - since:.1f} s"
+        print(words, file=sys.stderr, flush=True)
+        before = compiled
+    return before
+
+
+def num_compiled() -> int:
+    """How many kernels of this package were compiled by this process, those that others call included."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("steppe.")]
+    kernels = {id(thing): thing for module in modules for thing in vars(module).values() if hasattr(thing, "py_func")}
+    return sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels.values())
+
+
+def _run(settings: Mapping[str, Any]) -> None:
+    from steppe.core.config import resolve
+    from steppe.loops.main import run_experiment
+
+    with tempfile.TemporaryDirectory(prefix="steppe-warm-") as directory:
+        run_experiment(resolve(("call", {**settings, "run_dir": Path(directory) / "run"}))).raise_for_fault()
+
+
+def _tables() -> None:
+    """Every learner with a table: step by step, with and without action masks, and from arrays."""
+    import numpy as np
+
+    from steppe.agents.tabular.double_q import DoubleQLearning
+    from steppe.agents.tabular.multistep import NStepQLearning, QLambda
+    from steppe.agents.tabular.q_learning import OptimalQLearning
+    from steppe.agents.tabular.sarsa import SARSA, ExpectedSARSA
+    from steppe.envs.bandit import TwoArmedBanditEnv
+    from steppe.envs.tictactoe import TicTacToeEnv
+
+    numbers, rewards, dones = np.zeros(2, np.int64), np.zeros(2), np.zeros(2, np.bool_)
+    kinds: tuple[Any, ...] = (OptimalQLearning, SARSA, ExpectedSARSA, DoubleQLearning, NStepQLearning, QLambda)
+    for kind in kinds:
+        for env in (TwoArmedBanditEnv(), TicTacToeEnv(opponent="random")):
+            agent = kind(env.observation_space_size, env.action_space_size)
+            agent.train_episode(env)
+            agent.select_actions(numbers)
+            following = {"next_actions": numbers} if kind is SARSA else {}
+            agent.learn(numbers, numbers, rewards, numbers, dones, **following)
+
+
+def _games() -> None:
+    """Compiled training in games, and many games as one vector environment."""
+    import numpy as np
+
+    from steppe.agents.tabular.q_learning import OptimalQLearning
+    from steppe.agents.tabular.trainer import GameTrainer
+    from steppe.envs.tictactoe import tictactoe
+    from steppe.envs.tictactoe_vector import TicTacToeVectorEnv
+
+    game = tictactoe()
+    for opponent in ("random", "self"):
+        agent = OptimalQLearning(game.num_states, game.num_actions)
+        GameTrainer(agent, game, opponent, num_games=2).run(2)
+    env = TicTacToeVectorEnv(2)
+    env.reset(seed=0)
+    env.step(np.zeros(2, np.int64))
+
+
+def _screens() -> None:
+    """What Atari games make of two screens."""
+    import numpy as np
+
+    from steppe.envs.shrinking import Shrinking
+
+    screen = np.zeros((210, 160), np.uint8)
+    Shrinking(screen.shape, (84, 84))(screen, screen)
+
+
+OTHERS = {"tables": _tables, "games": _games, "screens": _screens}
+LANES = (tuple(OTHERS), tuple(RUNS))  # side by side; what shares kernels is in one of them, or both would compile them

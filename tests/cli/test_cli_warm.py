@@ -1,0 +1,63 @@
+"""`steppe warm` with a cache of its own: what it leaves to compile for the runs that come after it, which is nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+STEPPE = Path(sys.executable).with_name("steppe")
+
+SHORT = "--runtime processes --steps 2000 -s evaluation.episodes=1 -s evaluation.every_steps=1000000 --json".split()
+RUNS = {
+    "ppo": ["CartPole-v1", "--mode", "async", "--actors", "2"],
+    "dqn": ["CartPole-v1", "--algo", "dqn"],
+}
+TABLES = """
+from steppe import classic
+env = classic.TicTacToeEnv(opponent="random")
+agent = classic.OptimalQLearning(env.observation_space_size, env.action_space_size)
+agent.train_episode(env)
+classic.GameTrainer(agent, classic.tictactoe()).run(5000)
+"""
+
+
+def kept(cache: Path) -> set[Path]:
+    """The compiled functions in a cache, one file for each combination of types."""
+    return set(cache.rglob("*.nbc"))
+
+
+@pytest.mark.timeout(600)  # compiles everything there is: half a minute on two idle cores
+def test_after_it_default_runs_compile_nothing(tmp_path):
+    cache = tmp_path / "kernels"
+    place = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "STEPPE_RUNS": str(tmp_path / "runs")}
+
+    def run(*words):
+        done = subprocess.run([STEPPE, *words], env=place, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = json.loads(run("warm", "--json"))
+    found = kept(cache)
+    assert first["compiled"] == len(found) > 50
+    assert not (tmp_path / "runs").exists()
+
+    for words in RUNS.values():
+        assert json.loads(run("train", *words, *SHORT))["updates"] > 0
+    subprocess.run([sys.executable, "-c", TABLES], env=place, check=True)
+    assert kept(cache) == found
+    assert run("warm") == "Everything was compiled already.\n"
+
+
+def test_without_a_place_for_it_there_is_one_sentence(steppe, tmp_path):
+    nowhere = tmp_path / "file"
+    nowhere.write_text("not a directory")
+    done = steppe("warm", NUMBA_CACHE_DIR=str(nowhere / "inside"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("steppe: compiled kernels cannot be kept: no place to write it; set NUMBA_CACHE_DIR")
+    assert done.stderr.count("\n") == 1
