@@ -3,6 +3,9 @@
 Learning tests state seed, steps and threshold; the optimum against a random opponent is .95983 over both seats.
 """
 
+from collections import Counter
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from tabular_oracles import pick, splitmix, spread_word, words_of
@@ -20,6 +23,7 @@ from steppe.classic import (
     worst_return,
 )
 from steppe.core.errors import ConfigError
+from steppe.core.games import moves_of
 
 pytestmark = pytest.mark.unit
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
@@ -48,8 +52,8 @@ def number(board):
 class SlowGames:
     """The same training in plain Python: lists for boards, a dictionary for the table."""
 
-    def __init__(self, replies, opening, seed, num_games):
-        self.replies, self.opening, self.table = replies, opening, {}
+    def __init__(self, replies, starts, seed, num_games):
+        self.replies, self.starts, self.table = replies, [column.tolist() for column in starts], {}
         self.words = iter(words_of(seed, 100_000))
         self.boards = [self.begin(next(self.words)) for _ in range(num_games)]
         self.tally = [0, 0, 0]
@@ -58,18 +62,8 @@ class SlowGames:
         board[move] = turn(board)
 
     def begin(self, word):
-        while True:
-            word = splitmix(word)
-            board, seat = [0] * 9, 1 + (word & 1)
-            for _ in range((word >> 32) * (self.opening + 1) >> 32):
-                if free(board):
-                    word = splitmix(word)
-                    self.place(board, pick(free(board), word))
-            if self.replies and free(board) and turn(board) != seat:
-                word = splitmix(word)
-                self.place(board, pick(self.replies(board), word))
-            if free(board):
-                return board
+        own, other, shares = pick(list(zip(*self.starts, strict=True)), word)
+        return cells(own if word % 2**32 < shares else other)
 
     def value(self, board, move):
         return self.table.get((number(board), move), 0.0)
@@ -80,9 +74,10 @@ class SlowGames:
         action = pick(free(board), word) if explores else max(free(board), key=lambda move: self.value(board, move))
         following, me = board.copy(), turn(board)
         self.place(following, action)
-        if self.replies and free(following):
+        if self.replies:
             word = splitmix(word)
-            self.place(following, pick(self.replies(following), word))
+            if free(following):
+                self.place(following, pick(self.replies(following), word))
         if free(following):
             best = max(self.value(following, move) for move in free(following))
             target = gamma * best if self.replies else -gamma * best
@@ -91,7 +86,7 @@ class SlowGames:
             target = 0.0 if not winner(following) else (1.0 if winner(following) == me else -1.0)
             won_first = target if self.replies or me == 1 else -target
             self.tally[1 - int(won_first)] += 1
-            self.boards[b] = self.begin(word)
+            self.boards[b] = self.begin(splitmix(word))
         old = self.value(board, action)
         self.table[number(board), action] = float(np.float32(old + rate * (target - old)))
 
@@ -117,7 +112,8 @@ def test_a_block_of_games_is_what_single_steps_make_of_it(opponent, replies, ope
     rate, epsilon = LinearSchedule(0.5, 0.1, 2000), LinearSchedule(0.9, 0.1, 2000)
     agent = OptimalQLearning(19_683, 9, learning_rate=rate, discount_factor=0.9, epsilon=epsilon)
     trainer = GameTrainer(agent, tictactoe(), opponent, num_games=5, opening_moves=opening, block_steps=7, seed=3)
-    slow = SlowGames(replies, opening, 3, 5)
+    moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
+    slow = SlowGames(replies, tictactoe().starts(moves, opening), 3, 5)
     tally = trainer.run(2000)
     for step in range(400):
         for b in range(5):
@@ -126,6 +122,44 @@ def test_a_block_of_games_is_what_single_steps_make_of_it(opponent, replies, ope
     assert [cells(state) for state in trainer.states] == slow.boards
     assert [tally.won, tally.drawn, tally.lost] == slow.tally
     assert (tally.num_steps, tally.num_games) == (2000, sum(slow.tally)) == (agent.step_count, agent.episode_count)
+
+
+def beginnings(replies, opening):
+    """Where a player meets a new game, with exact chances: every way to play the opening, in either seat."""
+    found, waiting = Counter(), [([0] * 9, count, Fraction(1, opening + 1)) for count in range(opening + 1)]
+    while waiting:
+        board, left, chance = waiting.pop()
+        if left and free(board):
+            part = chance / len(free(board))
+            waiting += [(with_move(board, move), left - 1, part) for move in free(board)]
+            continue
+        choices = replies(board) if replies and free(board) else []
+        met = [(board, chance / 2), *((with_move(board, move), chance / 2 / len(choices)) for move in choices)]
+        for after, part in met:
+            if free(after):
+                found[number(after)] += part
+    return {state: chance / found.total() for state, chance in found.items()}
+
+
+def with_move(board, move):
+    after = board.copy()
+    after[move] = turn(board)
+    return after
+
+
+@pytest.mark.parametrize("opening", [0, 1, 4])
+@pytest.mark.parametrize(("opponent", "replies"), [("random", free), (Highest, highest), ("self", None)])
+def test_games_begin_where_they_should_as_often_as_they_should(opponent, replies, opening):
+    moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
+    starts = tictactoe().starts(moves, opening)
+    drawn = Counter()
+    for own, other, share in zip(*(column.tolist() for column in starts), strict=True):
+        assert 0 <= share <= 2**32
+        drawn[own] += Fraction(share, 2**32 * len(starts.states))
+        drawn[other] += Fraction(2**32 - share, 2**32 * len(starts.states))
+    expected = beginnings(replies, opening)
+    assert drawn.keys() == expected.keys()
+    assert max(abs(drawn[state] - expected[state]) for state in expected) < 2**-32
 
 
 @pytest.mark.parametrize("steps", [1, 64, 1000])

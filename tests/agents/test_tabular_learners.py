@@ -113,10 +113,11 @@ def test_three_agents_are_refused():
     "rates", [{}, {"learning_rate": LinearSchedule(0.5, 0.1, 300), "epsilon": LinearSchedule(1, 0.1, 200)}]
 )
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_fast_episode_is_the_plain_one(rates, masked):
-    """The same bits, choices and chance as the loop that calls select_action and update."""
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_fast_episode_is_the_plain_one(kind, rates, masked):
+    """The same bits, choices and chance as the loop that calls select_action and learns from batches of one row."""
 
-    class Plain(OptimalQLearning):
+    class Plain(kind):
         def update(self, *args, **kwargs):
             super().update(*args, **kwargs)
 
@@ -128,10 +129,10 @@ def test_the_fast_episode_is_the_plain_one(rates, masked):
         env.reset(seed=3)
         return env
 
-    fast, plain = (kind(5, 3, **rates, seed=4) for kind in (OptimalQLearning, Plain))
+    fast, plain = (made(5, 3, **rates, seed=4) for made in (kind, Plain))
     one, other = world(), world()
     assert [fast.train_episode(one) for _ in range(200)] == [plain.train_episode(other) for _ in range(200)]
-    np.testing.assert_array_equal(fast.q_table, plain.q_table)
+    np.testing.assert_array_equal(fast.storage, plain.storage)
     assert vars(fast)["epsilon"] == plain.epsilon
     assert fast.words.take(5).tolist() == plain.words.take(5).tolist()
 

@@ -17,6 +17,7 @@ from steppe.core.errors import ConfigError, nearest
 
 DRAW = 3
 MAX_ACTIONS = 16
+MOVER, OUTCOME = 16, 17  # the first bits of these in `Rules.facts`
 OPPONENTS = ("random", "perfect", "self")
 
 
@@ -31,10 +32,16 @@ class Rules(NamedTuple):
     """A game's tables, as compiled code takes them."""
 
     placed: np.ndarray  # int64 [2, A]: what player p's action a adds to the state
-    legal: np.ndarray  # uint16 [S]: the moves there are
-    mover: np.ndarray  # int64 [S]: whose turn it is
-    outcome: np.ndarray  # int8 [S]: 0 goes on, 1 and 2 won by player 0 and 1, 3 a draw
+    facts: np.ndarray  # uint32 [S]: bits 0–15 the moves there are, 16 whose turn it is, 17–18 the outcome
     nth: np.ndarray  # int8 [2^A, A]: the k-th set bit of a number, counted from 0
+
+
+class Starts(NamedTuple):
+    """States to begin from, drawn with one look (Walker 1977): a place by equal chances, then one of its two states."""
+
+    states: np.ndarray  # int64 [n]
+    others: np.ndarray  # int64 [n]
+    shares: np.ndarray  # int64 [n]: how many of 2³² chances at this place are for `states`
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +50,9 @@ class TurnGame:
 
     name: str
     placed: np.ndarray
-    legal: np.ndarray
-    mover: np.ndarray
-    outcome: np.ndarray
+    legal: np.ndarray  # uint16 [S]: the moves there are
+    mover: np.ndarray  # int64 [S]: whose turn it is
+    outcome: np.ndarray  # int8 [S]: 0 goes on, 1 and 2 won by player 0 and 1, 3 a draw
 
     @property
     def num_states(self) -> int:
@@ -66,7 +73,29 @@ class TurnGame:
             )
         bits = spread(np.arange(1 << self.num_actions), self.num_actions)
         nth = np.argsort(~bits, axis=1, kind="stable").astype(np.int8)
-        return Rules(self.placed, self.legal, self.mover, self.outcome, nth)
+        facts = self.legal.astype(np.int64) | self.mover << MOVER | self.outcome.astype(np.int64) << OUTCOME
+        return Rules(self.placed, facts.astype(np.uint32), nth)
+
+    def starts(self, replies: np.ndarray, opening: int) -> Starts:
+        """Where a player meets a new game: in either seat, after 0 to `opening` moves at random, with the exact chances.
+
+        `replies` are the opponent's moves as bits; without any (an empty table) it is whoever's turn it is.
+        """
+        live, chances = self.legal > 0, _chances(self, self.legal)
+        reached, met = np.eye(1, self.num_states)[0], np.zeros(self.num_states)
+        for _ in range(opening + 1):
+            met += reached
+            reached = self._moved(reached, chances) + np.where(live, 0.0, reached)
+        if len(replies):
+            met = met + self._moved(met, _chances(self, replies))
+        return _drawable(np.where(live, met, 0.0))
+
+    def _moved(self, mass: np.ndarray, chances: np.ndarray) -> np.ndarray:
+        """How much comes to each state when what is in each moves on with these chances [S, A]."""
+        following: np.ndarray = np.bincount(
+            self.following.ravel(), (mass[:, None] * chances).ravel(), minlength=self.num_states
+        )
+        return following
 
     @cached_property
     def legal_table(self) -> np.ndarray:
@@ -150,6 +179,23 @@ def worst_return(game: TurnGame, player: Any) -> tuple[float, float]:
         lambda worth: np.where(chosen, worth, np.inf).min(axis=1),
         lambda worth: np.where(game.legal_table, worth, np.inf).min(axis=1),
     )
+
+
+def _drawable(weights: np.ndarray) -> Starts:
+    """States in proportion to their weights; whole numbers of chances, so that none is lost."""
+    states = np.flatnonzero(weights)
+    count, full = len(states), 1 << 32
+    shares = np.rint(weights[states] / weights.sum() * (count * full)).astype(np.int64)
+    shares[shares.argmax()] += count * full - shares.sum()
+    others = states.copy()
+    small, large = ([i for i in range(count) if (shares[i] < full) == less] for less in (True, False))
+    while small and large:
+        poor, rich = small.pop(), large[-1]
+        others[poor] = states[rich]
+        shares[rich] -= full - shares[poor]
+        if shares[rich] < full:
+            small.append(large.pop())
+    return Starts(states, others, shares)
 
 
 def _chances(game: TurnGame, moves: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from steppe.core.games import Rules
+from steppe.core.games import MOVER, OUTCOME, Rules, Starts
 
 Whole = Any  # an int64, or a uint64 where it is called a word: numba's scalars are no ints to a type checker
 
@@ -19,6 +19,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
+_LOWER = np.uint64(0xFFFFFFFF)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -46,28 +47,33 @@ def num_bits(bits: Whole) -> Whole:
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
+def moves_in(facts: Whole) -> Whole:
+    """The legal moves."""
+    return np.int64(facts) & 0xFFFF
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def mover_in(facts: Whole) -> Whole:
+    """Whose turn it is."""
+    return (np.int64(facts) >> MOVER) & 1
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def outcome_in(facts: Whole) -> Whole:
+    """How it ended, if it did."""
+    return np.int64(facts) >> OUTCOME
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
 def pick(rules: Rules, moves: Whole, word: Whole) -> Whole:
-    """One of the set bits, each with the same chance; `moves` must not be 0."""
+    """One of the set bits, each with the same chance; 0 where there is none."""
     bits = np.int64(moves)
-    return np.int64(rules.nth[bits, below(word, num_bits(bits))])
+    return np.int64(rules.nth[np.uint64(bits), np.uint64(below(word, num_bits(bits)))])
 
 
-@numba.njit(cache=True, nogil=True)
-def begin(rules: Rules, opponent: np.ndarray, opening: int, word: Whole) -> Whole:
-    """A state in which a player meets a new game: in either seat, after 0 to `opening` moves at random.
-
-    Without an opponent (an empty table) it is whoever's turn it is.
-    """
-    while True:
-        word = another(word)
-        state, seat = 0, np.int64(word & np.uint64(1))
-        for _ in range(below(word, opening + 1)):
-            if rules.legal[state] == 0:
-                break
-            word = another(word)
-            state += rules.placed[rules.mover[state], pick(rules, rules.legal[state], word)]
-        if len(opponent) > 0 and rules.legal[state] != 0 and rules.mover[state] != seat:
-            word = another(word)
-            state += rules.placed[rules.mover[state], pick(rules, opponent[state], word)]
-        if rules.legal[state] != 0:
-            return state
+@numba.njit(cache=True, nogil=True, inline="always")
+def begin(starts: Starts, word: Whole) -> Whole:
+    """A state to begin from, by both halves of a word."""
+    place = np.uint64(below(word, len(starts.states)))
+    own, other = starts.states[place], starts.others[place]
+    return own if np.int64(np.uint64(word) & _LOWER) < starts.shares[place] else other

@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from steppe.core.errors import ConfigError
-from steppe.core.games import DRAW, Rules, TurnGame, moves_of, spread
-from steppe.core.play import begin, pick
+from steppe.core.games import DRAW, Rules, Starts, TurnGame, moves_of, spread
+from steppe.core.play import another, begin, mover_in, moves_in, outcome_in, pick
 from steppe.envs.tictactoe import NUM_BOARDS, NUM_CELLS, tictactoe
 
 _LARGEST = 2**64 - 1
@@ -51,6 +51,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.num_agents = 2 if opponent == "self" else 1
         self.opening_moves = opening_moves
         self.opponent_moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
+        self.starts = tictactoe().starts(self.opponent_moves, opening_moves)
         self.states = np.zeros(num_envs, np.int64)
         self.ended = np.zeros(num_envs, np.bool_)
         self._at_once = autoreset_mode == AutoresetMode.SAME_STEP
@@ -68,7 +69,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ConfigError("one stream of chance serves all games: seed it with one number, not a list")
         super().reset(seed=seed, options=options)
         self.ended.fill(False)
-        begin_games(self.game.rules, self.opponent_moves, self.opening_moves, self._words(), self.states)
+        begin_games(self.starts, self._words(), self.states)
         return self.states.copy(), self._info()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -79,7 +80,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         rewards, final = np.empty(self.num_envs), np.empty(self.num_envs, np.int64)
         terminated, invalid = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
         step_games(
-            self.game.rules, self.opponent_moves, self.opening_moves, self._at_once, self._words(),
+            self.game.rules, self.opponent_moves, self.starts, self._at_once, self._words(),
             moves, self.states, self.ended, rewards, terminated, invalid, final,
         )  # fmt: skip
         info = self._info()
@@ -100,17 +101,17 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
 
 @numba.njit(cache=True, nogil=True)
-def begin_games(rules: Rules, opponent: np.ndarray, opening: int, words: np.ndarray, states: np.ndarray) -> None:
+def begin_games(starts: Starts, words: np.ndarray, states: np.ndarray) -> None:
     """Write the first state of each game."""
     for b in range(len(states)):
-        states[b] = begin(rules, opponent, opening, words[b])
+        states[b] = begin(starts, words[b])
 
 
 @numba.njit(cache=True, nogil=True)
 def step_games(
     rules: Rules,
     opponent: np.ndarray,
-    opening: int,
+    starts: Starts,
     at_once: bool,
     words: np.ndarray,
     actions: np.ndarray,
@@ -126,21 +127,23 @@ def step_games(
         state, action = states[b], actions[b]
         rewards[b], terminated[b], invalid[b], final[b] = 0.0, False, False, state
         if ended[b]:
-            states[b], ended[b] = begin(rules, opponent, opening, words[b]), False
+            states[b], ended[b] = begin(starts, words[b]), False
             continue
-        if not 0 <= action < rules.placed.shape[1] or not (rules.legal[state] >> action) & 1:
+        facts = rules.facts[state]
+        if not 0 <= action < rules.placed.shape[1] or not (moves_in(facts) >> action) & 1:
             rewards[b], terminated[b], invalid[b] = -1.0, True, True
         else:
-            seat = rules.mover[state]
+            seat = mover_in(facts)
             state += rules.placed[seat, action]
-            if len(opponent) > 0 and rules.legal[state] != 0:
+            if len(opponent) > 0 and opponent[state] != 0:
                 state += rules.placed[1 - seat, pick(rules, opponent[state], words[b])]
             states[b] = final[b] = state
-            if rules.legal[state] == 0:
+            facts = rules.facts[state]
+            if moves_in(facts) == 0:
                 terminated[b] = True
-                if rules.outcome[state] != DRAW:
-                    rewards[b] = 1.0 if rules.outcome[state] == seat + 1 else -1.0
+                if outcome_in(facts) != DRAW:
+                    rewards[b] = 1.0 if outcome_in(facts) == seat + 1 else -1.0
         if terminated[b] and at_once:
-            states[b] = begin(rules, opponent, opening, words[b])
+            states[b] = begin(starts, another(words[b]))
         elif terminated[b]:
             ended[b] = True

@@ -20,8 +20,17 @@ class Words:
         self.cursor = np.zeros(1, np.int64)
 
     def refill(self) -> None:
-        """Make a new block, when the old one is used up."""
-        self.block, self.cursor[0] = self._draw(_BLOCK), 0
+        """Make a new block, when the old one has too few left; what is left comes first."""
+        self.block, self.cursor[0] = self.take(_BLOCK), 0
+
+    def take_one(self) -> int:
+        """The next word."""
+        place = self.cursor[0]
+        if place >= len(self.block):
+            self.refill()
+            place = 0
+        self.cursor[0] = place + 1
+        return int(self.block[place])
 
     def take(self, count: int) -> np.ndarray:
         """The next `count` words; read them before the next call."""

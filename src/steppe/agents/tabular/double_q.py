@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from steppe.agents.tabular import kernels
+from steppe.agents.tabular import kernels, stepping
 from steppe.agents.tabular.algorithm import number
 from steppe.agents.tabular.table import Columns, OneStep, whole
 
@@ -15,6 +13,8 @@ class DoubleQLearning(OneStep):
     """Learns in `storage` [2, S, A], one table per step by the toss of a coin, and acts by their mean, `q_table`."""
 
     num_tables = 2
+    _choose = staticmethod(stepping.choose_double)
+    _learn_and_choose = staticmethod(stepping.step_double)
 
     @property
     def q_table(self) -> np.ndarray:
@@ -29,19 +29,13 @@ class DoubleQLearning(OneStep):
         else:
             self.adopt(table)
 
-    def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
-        """The best allowed action by both tables, the first of equals; or, at the rate `epsilon`, any allowed one."""
-        masks = self._one_mask(action_mask, state)
-        both = self.storage[:, number(state, "state", self.state_size)].sum(axis=0, keepdims=True)
-        return self._chosen(both, 0, masks, deterministic=deterministic)
-
     def select_actions(
         self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
     ) -> np.ndarray:
         """An action for each state, as `select_action` would choose them one after the other."""
         states = whole(states, "states")
-        for row, state in enumerate(states):
-            number(state, f"row {row}: state", self.state_size)
+        for row in np.flatnonzero((states < 0) | (states >= self.state_size)):
+            number(states[row], f"row {row}: state", self.state_size)
         both = self.storage[0, states] + self.storage[1, states]
         return self._chosen_all(both, np.arange(len(states)), states, action_masks, deterministic=deterministic)
 

@@ -1,4 +1,5 @@
-"""Compiled choices and one-step updates over a table `q[state, action]`. A batch is its rows one by one, in order.
+"""Compiled choices and one-step updates over a table `q[state, action]`. A batch is its rows one by one, in order; a single
+step with the choice that follows it is in stepping.py.
 
 Shared by all: numbers are float64 between reading a float32 entry and rounding the result into it, so that the same rows
 give the same bits in any grouping; no fastmath. `masks` [B, A] says which actions the state allows, and has no rows where
@@ -18,7 +19,6 @@ from steppe.core.errors import ConfigError
 from steppe.core.play import Whole, below
 
 FINE, UNEVEN = -1, -2  # no bad row; columns of several lengths
-NONE_ALLOWED, WRONG, NO_WORDS = -1, -2, -3  # no action, because: the mask, a bad number, no chance left
 ALL = np.empty((0, 0), np.bool_)  # the masks of states that allow everything
 _UNIT = 2.0**-32
 _LOWER = np.uint64(0xFFFFFFFF)
@@ -100,6 +100,20 @@ def chosen(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole, epsilon: 
     return best_action(q, state, masks, row)
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def towards(q: np.ndarray, state: Whole, action: Whole, target: float, rate: float) -> None:
+    """Move an entry towards a target."""
+    state, action = np.uint64(state), np.uint64(action)
+    value = np.float64(q[state, action])
+    q[state, action] = value + rate * (target - value)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def expected_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole, epsilon: float) -> float:
+    """What an ε-greedy choice is worth on the average."""
+    return (1.0 - epsilon) * best_value(q, state, masks, row) + epsilon * mean_value(q, state, masks, row)
+
+
 @numba.njit(cache=True, nogil=True)
 def choose(
     q: np.ndarray, states: np.ndarray, masks: np.ndarray, epsilon: float, words: np.ndarray, actions: np.ndarray
@@ -113,22 +127,6 @@ def choose(
         if actions[i] < 0:
             return i
     return -1
-
-
-@numba.njit(cache=True, nogil=True)
-def choose_one(
-    q: np.ndarray, state: int, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
-) -> Whole:
-    """An ε-greedy action with the next word of a block, or one of the reasons below why there is none."""
-    if not 0 <= state < q.shape[0]:
-        return WRONG
-    word = np.uint64(0)
-    if epsilon > 0.0:
-        if cursor[0] >= len(block):
-            return NO_WORDS
-        word = block[cursor[0]]
-        cursor[0] += 1
-    return chosen(q, state, masks, 0, epsilon, word)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -187,47 +185,8 @@ def learn_q(
         target = np.float64(rewards[i])
         if not dones[i]:
             target += discount * best_value(q, next_states[i], masks, i)
-        state, action = np.uint64(states[i]), np.uint64(actions[i])
-        value = np.float64(q[state, action])
-        q[state, action] = value + rate * (target - value)
+        towards(q, states[i], actions[i], target, rate)
     return -1
-
-
-@numba.njit(cache=True, nogil=True)
-def step_q(
-    q: np.ndarray,
-    state: int,
-    action: int,
-    reward: float,
-    next_state: int,
-    done: bool,
-    ended: bool,
-    masks: np.ndarray,
-    rate: float,
-    discount: float,
-    epsilon: float,
-    block: np.ndarray,
-    cursor: np.ndarray,
-) -> int:
-    """One step of `learn_q` and, unless the episode has ended, the next action by `choose_one`: one call per step.
-
-    The last word is asked for before anything is learned, so after NO_WORDS the same call can be made again.
-    """
-    if not ((0 <= state < q.shape[0]) & (0 <= next_state < q.shape[0]) & (0 <= action < q.shape[1])):
-        return WRONG
-    if reward - reward != 0.0 or (len(masks) > 0 and masks.shape[1] != q.shape[1]):
-        return WRONG
-    if not ended and epsilon > 0.0 and cursor[0] >= len(block):
-        return NO_WORDS
-    target = np.float64(reward)
-    if not done:
-        following = best_action(q, next_state, masks, 0)
-        if following < 0:
-            return NONE_ALLOWED
-        target += discount * np.float64(q[next_state, following])
-    value = np.float64(q[state, action])
-    q[state, action] = value + rate * (target - value)
-    return 0 if ended else choose_one(q, next_state, masks, epsilon, block, cursor)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -250,11 +209,8 @@ def learn_expected(
     for i in range(len(states)):
         target = np.float64(rewards[i])
         if not dones[i]:
-            best = best_value(q, next_states[i], masks, i)
-            target += discount * ((1.0 - epsilon) * best + epsilon * mean_value(q, next_states[i], masks, i))
-        state, action = np.uint64(states[i]), np.uint64(actions[i])
-        value = np.float64(q[state, action])
-        q[state, action] = value + rate * (target - value)
+            target += discount * expected_value(q, next_states[i], masks, i, epsilon)
+        towards(q, states[i], actions[i], target, rate)
     return -1
 
 
@@ -281,9 +237,7 @@ def learn_sarsa(
         target = np.float64(rewards[i])
         if not dones[i]:
             target += discount * np.float64(q[next_states[i], next_actions[i]])
-        state, action = np.uint64(states[i]), np.uint64(actions[i])
-        value = np.float64(q[state, action])
-        q[state, action] = value + rate * (target - value)
+        towards(q, states[i], actions[i], target, rate)
     return -1
 
 
@@ -311,9 +265,7 @@ def learn_double(
         target = np.float64(rewards[i])
         if not dones[i]:
             target += discount * np.float64(other[next_states[i], best_action(q, next_states[i], masks, i)])
-        state, action = np.uint64(states[i]), np.uint64(actions[i])
-        value = np.float64(q[state, action])
-        q[state, action] = value + rate * (target - value)
+        towards(q, states[i], actions[i], target, rate)
     return -1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular import files, kernels, traces
+from steppe.agents.tabular import files, kernels, stepping, traces
 from steppe.agents.tabular.schedules import require_rate
 from steppe.agents.tabular.table import Columns, TableAlgorithm, whole
 from steppe.core.agent import Tree
@@ -33,17 +33,11 @@ class MultiStep(TableAlgorithm):
         self._open(1)
 
     def _open(self, num_streams: int) -> None:
-        ring, lanes = (num_streams, self.ring_steps), num_streams
-        self._rings = traces.Rings(
-            states=np.zeros(ring, np.int64),
-            actions=np.zeros(ring, np.int64),
-            rewards=np.zeros(ring),
-            heads=np.zeros(lanes, np.int64),
-            counts=np.zeros(lanes, np.int64),
-            ahead=np.zeros(lanes, np.int64),
-            masks=np.ones((lanes, self.action_size), np.bool_),
-            discounts=np.zeros(lanes),
-        )
+        size = self.ring_steps
+        numbers, reals = np.zeros(num_streams * (2 * size + 3), np.int64), np.zeros(num_streams * (size + 1))
+        masks = np.ones((num_streams, self.action_size), np.bool_)
+        self._rings: traces.Rings = traces.carved.py_func(numbers, reals, masks, size)
+        self._ring_memory = (numbers, reals, masks, size)
 
     def learn(
         self,
@@ -116,6 +110,8 @@ class NStepQLearning(MultiStep):
     The rewards in between are those of the exploring policy, uncorrected: with n > 1 let `epsilon` fall towards 0.
     """
 
+    _learn_and_choose = staticmethod(stepping.step_n_step)
+
     def __init__(self, state_size: int, action_size: int, *, n_step: int = 3, **options: Any) -> None:
         if isinstance(n_step, bool) or not isinstance(n_step, int) or n_step < 1:
             raise ConfigError(f"n_step={n_step!r} must be a whole number of at least 1")
@@ -132,6 +128,9 @@ class NStepQLearning(MultiStep):
         rates = self.learning_rate, discount
         return int(traces.learn_n_step(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
 
+    def _memory(self) -> tuple[Any, ...]:
+        return (self.storage, *self._ring_memory)
+
     def _cut(self) -> None:
         traces.cut(self.storage, self._rings, 0, self.learning_rate)
 
@@ -141,6 +140,8 @@ class QLambda(MultiStep):
 
     A trace ends at an exploring action, after 1,000 steps, or when it weighs less than 1e-4.
     """
+
+    _learn_and_choose = staticmethod(stepping.step_lambda)
 
     def __init__(self, state_size: int, action_size: int, *, trace_decay: float = 0.9, **options: Any) -> None:
         self.trace_decay = require_rate(trace_decay, "trace_decay")
@@ -156,6 +157,9 @@ class QLambda(MultiStep):
     ) -> int:
         rates = self.learning_rate, discount, self.trace_decay
         return int(traces.learn_lambda(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
+
+    def _memory(self) -> tuple[Any, ...]:
+        return (self.storage, *self._ring_memory, self.trace_decay)
 
     def _cut(self) -> None:
         self._rings.counts[0] = 0

@@ -1,8 +1,10 @@
 """Compiled training in the games of core/games.py: the game, the ε-greedy choice and the update in one pass, many games at
 once, each game's step learned before the next game's begins.
 
-One 64-bit word of chance per game and step; more, where a step needs more, is mixed from it. Rows of the table are read
-whole and masked afterwards: a branch per legal move cannot be predicted, and costs a third of the speed.
+One 64-bit word of chance per game and step: the choice is made with it, the reply with the word mixed from it, a new game
+begins with the word after that. Nothing in here branches on what chance decides, since no processor can predict it: rows
+of the table are read whole and masked afterwards, and of a move at random and the best, a reply and none, what follows and
+a new game, always both are worked out and one is taken.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from steppe.agents.tabular.kernels import explores
-from steppe.core.games import DRAW, Rules
-from steppe.core.play import Whole, another, begin, pick
+from steppe.agents.tabular.kernels import explores, towards
+from steppe.core.games import DRAW, Rules, Starts
+from steppe.core.play import Whole, another, begin, mover_in, moves_in, outcome_in, pick
 
 LEAST = np.float32(-np.inf)
 
@@ -22,7 +24,7 @@ def best_move(q: np.ndarray, state: Whole, moves: Whole) -> Whole:
     """The first of the best moves among the set bits, of which there is one."""
     best, action = LEAST, -1
     for candidate in range(q.shape[1]):
-        value = q[state, candidate]
+        value = q[np.uint64(state), candidate]
         better = (((moves >> candidate) & 1) != 0) & (value > best)
         best = value if better else best
         action = candidate if better else action
@@ -34,10 +36,17 @@ def best_worth(q: np.ndarray, state: Whole, moves: Whole) -> float:
     """The largest value among the set bits."""
     best = LEAST
     for candidate in range(q.shape[1]):
-        value = q[state, candidate]
+        value = q[np.uint64(state), candidate]
         better = (((moves >> candidate) & 1) != 0) & (value > best)
         best = value if better else best
     return np.float64(best)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def chosen_move(q: np.ndarray, rules: Rules, state: Whole, moves: Whole, epsilon: float, word: Whole) -> Whole:
+    """An ε-greedy move."""
+    wander, best = pick(rules, moves, word), best_move(q, state, moves)
+    return wander if explores(word, epsilon) else best
 
 
 @numba.njit(cache=True, nogil=True)
@@ -45,7 +54,7 @@ def play_against(
     q: np.ndarray,
     rules: Rules,
     opponent: np.ndarray,
-    opening: int,
+    starts: Starts,
     states: np.ndarray,
     words: np.ndarray,
     rates: np.ndarray,
@@ -57,34 +66,39 @@ def play_against(
 
     Ends are counted in `tally`: won, drawn, lost.
     """
+    placed, won, drawn, lost = rules.placed, np.int64(0), np.int64(0), np.int64(0)
     for t in range(len(words)):
         rate, epsilon = rates[t], epsilons[t]
         for b in range(len(states)):
             state, word = states[b], words[t, b]
-            moves, seat = np.int64(rules.legal[state]), rules.mover[state]
-            action = pick(rules, moves, word) if explores(word, epsilon) else best_move(q, state, moves)
-            after = state + rules.placed[seat, action]
-            if rules.legal[after] != 0:
-                word = another(word)
-                after += rules.placed[1 - seat, pick(rules, opponent[after], word)]
-            moves = np.int64(rules.legal[after])
-            if moves != 0:
-                target = discount * best_worth(q, after, moves)
-                states[b] = after
-            else:
-                result = rules.outcome[after]
-                target = 0.0 if result == DRAW else (1.0 if result == seat + 1 else -1.0)
-                tally[1 - np.int64(target)] += 1
-                states[b] = begin(rules, opponent, opening, word)
-            value = np.float64(q[state, action])
-            q[state, action] = value + rate * (target - value)
+            facts = rules.facts[np.uint64(state)]
+            seat = mover_in(facts)
+            action = chosen_move(q, rules, state, moves_in(facts), epsilon, word)
+            after = state + placed[np.uint64(seat), np.uint64(action)]
+            word = another(word)
+            replies = np.int64(opponent[np.uint64(after)])
+            reply = placed[np.uint64(1 - seat), np.uint64(pick(rules, replies, word))]
+            after += reply if replies != 0 else np.int64(0)
+            facts = rules.facts[np.uint64(after)]
+            moves, outcome = moves_in(facts), outcome_in(facts)
+            wins, draws = np.int64(outcome == seat + 1), np.int64(outcome == DRAW)
+            loses = np.int64(outcome == 2 - seat)
+            won, drawn, lost = won + wins, drawn + draws, lost + loses
+            worth = discount * best_worth(q, after, moves)
+            target = worth if moves != 0 else np.float64(wins - loses)
+            fresh = begin(starts, another(word))
+            states[b] = after if moves != 0 else fresh
+            towards(q, state, action, target, rate)
+    tally[0] += won
+    tally[1] += drawn
+    tally[2] += lost
 
 
 @numba.njit(cache=True, nogil=True)
 def play_self(
     q: np.ndarray,
     rules: Rules,
-    opening: int,
+    starts: Starts,
     states: np.ndarray,
     words: np.ndarray,
     rates: np.ndarray,
@@ -96,31 +110,33 @@ def play_self(
 
     Ends are counted as the first player's.
     """
-    nobody = np.empty(0, rules.legal.dtype)
+    won, drawn, lost = np.int64(0), np.int64(0), np.int64(0)
     for t in range(len(words)):
         rate, epsilon = rates[t], epsilons[t]
         for b in range(len(states)):
             state, word = states[b], words[t, b]
-            moves, seat = np.int64(rules.legal[state]), rules.mover[state]
-            action = pick(rules, moves, word) if explores(word, epsilon) else best_move(q, state, moves)
-            after = state + rules.placed[seat, action]
-            moves = np.int64(rules.legal[after])
-            if moves != 0:
-                target = -discount * best_worth(q, after, moves)
-                states[b] = after
-            else:
-                won = rules.outcome[after] != DRAW
-                target = 1.0 if won else 0.0  # nobody loses by a move of their own
-                tally[1 if not won else 2 * seat] += 1
-                states[b] = begin(rules, nobody, opening, word)
-            value = np.float64(q[state, action])
-            q[state, action] = value + rate * (target - value)
+            facts = rules.facts[np.uint64(state)]
+            seat = mover_in(facts)
+            action = chosen_move(q, rules, state, moves_in(facts), epsilon, word)
+            after = state + rules.placed[np.uint64(seat), np.uint64(action)]
+            facts = rules.facts[np.uint64(after)]
+            moves, outcome = moves_in(facts), outcome_in(facts)
+            wins, draws, loses = np.int64(outcome == 1), np.int64(outcome == DRAW), np.int64(outcome == 2)
+            won, drawn, lost = won + wins, drawn + draws, lost + loses
+            worth = -discount * best_worth(q, after, moves)
+            target = worth if moves != 0 else np.float64(wins + loses)  # nobody loses by a move of their own
+            fresh = begin(starts, another(word))
+            states[b] = after if moves != 0 else fresh
+            towards(q, state, action, target, rate)
+    tally[0] += won
+    tally[1] += drawn
+    tally[2] += lost
 
 
 @numba.njit(cache=True, nogil=True)
-def begin_all(rules: Rules, opponent: np.ndarray, opening: int, words: np.ndarray) -> np.ndarray:
+def begin_all(starts: Starts, words: np.ndarray) -> np.ndarray:
     """The first states of as many games as there are words."""
     states = np.empty(len(words), np.int64)
     for b in range(len(words)):
-        states[b] = begin(rules, opponent, opening, words[b])
+        states[b] = begin(starts, words[b])
     return states

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular import kernels
-from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number, step_limit, takes_turns
+from steppe.agents.tabular import kernels, stepping
+from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number
 from steppe.agents.tabular.memory import MemoryPool, require_room
 from steppe.agents.tabular.table import KEYS, KINDS, Columns, OneStep
 from steppe.core.errors import ConfigError
@@ -21,59 +20,10 @@ _LOWER, _UNIT = 0xFFFFFFFF, 2.0**-32
 class OptimalQLearning(OneStep):
     """Q-learning in compiled code: a batch in one call, an episode with one call per step."""
 
+    _learn_and_choose = staticmethod(stepping.step_q)
+
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
         return int(kernels.learn_q(self.storage, *columns, masks, self.learning_rate, discount))
-
-    def train_episode(self, env: Any) -> float:
-        """Play one episode and learn from every step; returns the sum of rewards (see BaseAlgorithm)."""
-        kind = type(self)
-        if kind.update is not OptimalQLearning.update or kind.select_action is not OptimalQLearning.select_action:
-            return super().train_episode(env)  # a subclass has its own ideas
-        return self._fast_episode(env)
-
-    def _fast_episode(self, env: Any) -> float:
-        in_turns, limit = takes_turns(env), step_limit(env)
-        discount = self._discount(turn_based=in_turns)
-        scheduled = self.learning_rate_schedule is not None or self.epsilon_schedule is not None
-        state, info = env.reset()
-        state = number(state, "state", self.state_size)
-        action = self.select_action(state, info.get("action_mask"))
-        total, sign, length, ended, step = 0.0, 1.0, 0, False, env.step
-        while not ended:
-            next_state, reward, done, truncated, info = step(action)
-            length += 1
-            ended = bool(done or truncated or length >= limit)
-            rate = self.learning_rate  # of this step; the choice below belongs to the next one
-            if scheduled:
-                self.count_steps(1)
-            else:
-                self.step_count += 1
-            action = self._step((state, action, reward, next_state, bool(done)), ended, info, rate, discount)
-            state = next_state
-            total += sign * float(reward)
-            sign = -sign if in_turns else sign
-        self.end_episode()
-        return total
-
-    def _step(self, row: tuple[Any, ...], ended: bool, info: dict[str, Any], rate: float, discount: float) -> int:
-        """Learn from a row and choose the next action."""
-        state, action, reward, next_state, done = row
-        mask, words = info.get("action_mask"), self.words
-        masks = kernels.ALL if mask is None else np.ascontiguousarray(mask, np.bool_).reshape(1, -1)
-        try:
-            numbers = operator.index(state), action, float(reward), operator.index(next_state)
-        except TypeError:
-            self._row(*row)
-            raise
-        rates = rate, discount, self.epsilon
-        chosen = kernels.step_q(self.storage, *numbers, done, ended, masks, *rates, words.block, words.cursor)
-        if chosen == kernels.NO_WORDS:
-            words.refill()
-            chosen = kernels.step_q(self.storage, *numbers, done, ended, masks, *rates, words.block, words.cursor)
-        if chosen < 0:
-            self._row(*row)
-            allowed(mask, self.action_size, f"state {next_state}")
-        return int(chosen)
 
 
 class NumpyQLearning(OptimalQLearning):
@@ -83,15 +33,15 @@ class NumpyQLearning(OptimalQLearning):
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
         """Learn from one step; `next_mask` says what is allowed in `next_state`."""
-        self._update(state, action, reward, next_state, done, next_mask, self.discount_factor)
+        self._update_entry(state, action, reward, next_state, done, next_mask, self.discount_factor)
 
     def update_turn(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
         """Learn from one move in a game of turns, where `next_state` is the opponent's."""
-        self._update(state, action, reward, next_state, done, next_mask, -self.discount_factor)
+        self._update_entry(state, action, reward, next_state, done, next_mask, -self.discount_factor)
 
-    def _update(
+    def _update_entry(
         self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, next_mask: Any, discount: float
     ) -> None:
         state, action = number(state, "state", self.state_size), number(action, "action", self.action_size)
@@ -148,9 +98,11 @@ class ListQLearning(BaseAlgorithm):
         values = self.q_table[number(state, "state", self.state_size)]
         choices = self._choices(action_mask, state)
         if not deterministic and self.epsilon > 0.0:
-            word = int(self.words.take(1)[0])
+            word = self.words.take_one()
             if (word & _LOWER) * _UNIT < self.epsilon:
                 return choices[(word >> 32) * len(choices) >> 32]
+        if action_mask is None:
+            return int(values.index(max(values)))
         return max(choices, key=values.__getitem__)
 
     def batch_update(self, experiences: Sequence[tuple[Any, ...]]) -> None:
@@ -164,7 +116,9 @@ class ListQLearning(BaseAlgorithm):
         row = self.q_table[number(state, "state", self.state_size)]
         action, target = number(action, "action", self.action_size), finite(reward)
         following = self.q_table[number(next_state, "next state", self.state_size)]
-        if not done:
+        if not done and next_mask is None:
+            target += discount * max(following)
+        elif not done:
             target += discount * max(following[choice] for choice in self._choices(next_mask, next_state))
         row[action] += self.learning_rate * (target - row[action])
 

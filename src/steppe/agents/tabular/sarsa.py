@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular import kernels
+from steppe.agents.tabular import kernels, stepping
 from steppe.agents.tabular.algorithm import number
-from steppe.agents.tabular.table import Columns, OneStep, TableAlgorithm, whole
+from steppe.agents.tabular.table import Columns, OneStep, Row, TableAlgorithm, is_plain, whole
 from steppe.core.errors import ConfigError
 
 
@@ -18,6 +18,7 @@ class SARSA(TableAlgorithm):
     `update` without a `next_action` decides on it itself, and the next `select_action` in that state keeps to it.
     """
 
+    _learn_and_choose = staticmethod(stepping.step_sarsa)
     _planned: tuple[int, int] | None = None  # the state after the last update, and what to do there
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
@@ -38,7 +39,7 @@ class SARSA(TableAlgorithm):
         next_action: int | None = None,
     ) -> None:
         """Learn from one step and the action that follows it."""
-        self._update((state, action, reward, next_state, done), next_mask, next_action, turn_based=False)
+        self._update_towards((state, action, reward, next_state, done), next_mask, next_action, turn_based=False)
 
     def update_turn(
         self,
@@ -51,7 +52,7 @@ class SARSA(TableAlgorithm):
         next_action: int | None = None,
     ) -> None:
         """The same in a game of turns: towards r − γ Q(s′, a′), where a′ is the opponent's move."""
-        self._update((state, action, reward, next_state, done), next_mask, next_action, turn_based=True)
+        self._update_towards((state, action, reward, next_state, done), next_mask, next_action, turn_based=True)
 
     def learn(
         self,
@@ -83,9 +84,12 @@ class SARSA(TableAlgorithm):
 
     def _learn_tuples(self, experiences: Any) -> None:
         """Rows of five values: what follows each is decided now, row by row; a sixth value says what it was."""
+        if any(len(experience) not in (5, 6) for experience in experiences):
+            raise ConfigError("every experience needs 5 values, or 6 with the next action")
         for experience in experiences:
-            head, after = tuple(experience[:5]), experience[5] if len(experience) > 5 else None
-            self._update(head, None, after, turn_based=False)
+            state, action, reward, next_state, done, *after = experience
+            row = state, action, reward, next_state, done
+            self._update_towards(row, None, after[0] if after else None, turn_based=False)
         self._planned = None
 
     def end_episode(self) -> None:
@@ -93,21 +97,28 @@ class SARSA(TableAlgorithm):
         self._planned = None
         super().end_episode()
 
-    def _update(self, row: tuple[Any, ...], mask: Any, next_action: int | None, *, turn_based: bool) -> None:
-        columns = self._row(*row)
-        done, after = bool(columns.dones[0]), 0
+    def _update_towards(self, row: Row, mask: Any, next_action: int | None, *, turn_based: bool) -> None:
         self._planned = None
-        if next_action is not None:
-            after = number(next_action, "next action", self.action_size)
-        elif not done:
-            next_state = int(columns.next_states[0])
-            after = TableAlgorithm.select_action(self, next_state, mask)
-            self._planned = (next_state, after)
-        self.learn(*columns, next_actions=np.array([after]), turn_based=turn_based)
+        if next_action is None and is_plain(type(self)):
+            rates = self.learning_rate, self._discount(turn_based=turn_based), self.epsilon, self.epsilon
+            after = self._step(row, False, mask, rates)
+        else:
+            self._require(row)
+            done, next_state = row[4], row[3]
+            if next_action is not None:
+                after = number(next_action, "next action", self.action_size)
+            else:
+                after = 0 if done else TableAlgorithm.select_action(self, next_state, mask)
+            columns = (np.array([value]) for value in row)
+            self.learn(*columns, next_actions=np.array([after]), turn_based=turn_based)
+        if next_action is None and not row[4]:
+            self._planned = (int(row[3]), after)
 
 
 class ExpectedSARSA(OneStep):
     """Learns towards r + γ ((1 − ε) max Q(s′, ·) + ε mean Q(s′, ·)): SARSA without the chance in the next action."""
+
+    _learn_and_choose = staticmethod(stepping.step_expected)
 
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
         rate, epsilon = self.learning_rate, self.epsilon

@@ -6,15 +6,16 @@ own file; this one checks what comes in and words what is wrong with it.
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from steppe.agents.tabular import kernels
-from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number
+from steppe.agents.tabular import kernels, stepping
+from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number, step_limit, takes_turns
 from steppe.agents.tabular.memory import require_room
 from steppe.core.errors import ConfigError, SteppeError
 
@@ -23,6 +24,7 @@ KINDS = (np.int64, np.int64, np.float64, np.int64, np.bool_)
 _INT, _REAL, _BOOL = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)
 _STRIDES, _FLAG_STRIDES = (8,), (1,)
 Experiences = Sequence[tuple[Any, ...]] | Mapping[str, Any]
+Row = tuple[Any, Any, Any, Any, Any]  # state, action, reward, next state, done
 
 
 class Columns(NamedTuple):
@@ -41,6 +43,8 @@ class TableAlgorithm(BaseAlgorithm):
     takes_masks = True
     num_tables: ClassVar[int] = 1
     storage: np.ndarray  # all that is learned, in one piece
+    _choose: ClassVar[Any] = staticmethod(stepping.choose_one)
+    _learn_and_choose: ClassVar[Any] = None  # a kernel of stepping.py; without one, batches of one row
 
     def _initialize_q_table(self) -> np.ndarray:
         require_room(self.state_size, self.action_size, 4, self.num_tables)
@@ -74,8 +78,13 @@ class TableAlgorithm(BaseAlgorithm):
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
         """The best allowed action, the first of equals; or, at the rate `epsilon`, any allowed one."""
-        masks = self._one_mask(action_mask, state)
-        return self._chosen(self.storage, number(state, "state", self.state_size), masks, deterministic=deterministic)
+        row, masks = number(state, "state", self.state_size), self._one_mask(action_mask, state)
+        epsilon, words = 0.0 if deterministic else self.epsilon, self.words
+        action = self._choose(self.storage, row, masks, epsilon, words.block, words.cursor)
+        if action == stepping.NO_WORDS:
+            words.refill()
+            action = self._choose(self.storage, row, masks, epsilon, words.block, words.cursor)
+        return int(action)
 
     def select_actions(
         self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
@@ -88,14 +97,41 @@ class TableAlgorithm(BaseAlgorithm):
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
         """Learn from one step; `next_mask` says what is allowed in `next_state`."""
-        self.learn(*self._row(state, action, reward, next_state, done), next_masks=self._row_mask(next_mask))
+        self._update((state, action, reward, next_state, done), next_mask, turn_based=False)
 
     def update_turn(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
         """Learn from one move in a game of turns, where `next_state` is the opponent's."""
-        row = self._row(state, action, reward, next_state, done)
-        self.learn(*row, next_masks=self._row_mask(next_mask), turn_based=True)
+        self._update((state, action, reward, next_state, done), next_mask, turn_based=True)
+
+    def train_episode(self, env: Any) -> float:
+        """Play one episode and learn from every step; returns the sum of rewards (see BaseAlgorithm)."""
+        if self._learn_and_choose is None or not is_plain(type(self)):
+            return super().train_episode(env)
+        in_turns, limit = takes_turns(env), step_limit(env)
+        discount = self._discount(turn_based=in_turns)
+        scheduled = self.learning_rate_schedule is not None or self.epsilon_schedule is not None
+        state, info = env.reset()
+        state = number(state, "state", self.state_size)
+        action = self.select_action(state, info.get("action_mask"))
+        total, sign, length, ended, step = 0.0, 1.0, 0, False, env.step
+        while not ended:
+            next_state, reward, done, truncated, info = step(action)
+            length += 1
+            ended = bool(done or truncated or length >= limit)
+            rate, epsilon = self.learning_rate, self.epsilon  # of this step; the choice below belongs to the next one
+            if scheduled:
+                self.count_steps(1)
+            else:
+                self.step_count += 1
+            row, mask = (state, action, reward, next_state, done), info.get("action_mask")
+            action = self._step(row, ended, mask, (rate, discount, epsilon, self.epsilon))
+            state = next_state
+            total += sign * float(reward)
+            sign = -sign if in_turns else sign
+        self.end_episode()
+        return total
 
     def batch_update(self, experiences: Experiences) -> None:
         """Learn from (state, action, reward, next_state, done) tuples, or from columns under those names."""
@@ -136,14 +172,6 @@ class TableAlgorithm(BaseAlgorithm):
             raise ConfigError(f"every experience needs {len(KEYS)} values: {', '.join(KEYS)}")
         self.learn(*(np.array(column) for column in zip(*experiences, strict=True)))
 
-    def _chosen(self, table: np.ndarray, row: int, masks: np.ndarray, *, deterministic: bool) -> int:
-        epsilon = 0.0 if deterministic else self.epsilon
-        action = int(kernels.choose_one(table, row, masks, epsilon, self.words.block, self.words.cursor))
-        if action == kernels.NO_WORDS:
-            self.words.refill()
-            action = int(kernels.choose_one(table, row, masks, epsilon, self.words.block, self.words.cursor))
-        return action
-
     def _chosen_all(
         self, table: np.ndarray, rows: np.ndarray, states: np.ndarray, masks: np.ndarray | None, *, deterministic: bool
     ) -> np.ndarray:
@@ -158,22 +186,45 @@ class TableAlgorithm(BaseAlgorithm):
             raise ConfigError(f"the action mask of row {wrong} (state {states[wrong]}) allows no action")
         return actions
 
-    def _row(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any) -> Columns:
-        """One step as columns, in memory that the next call uses again."""
-        row = self._single
-        row.states[0] = number(state, "state", self.state_size)
-        row.actions[0] = number(action, "action", self.action_size)
-        row.next_states[0] = number(next_state, "next state", self.state_size)
-        row.rewards[0] = finite(reward)
-        row.dones[0] = bool(done)
-        return row
+    def _update(self, row: Row, mask: Any, *, turn_based: bool) -> None:
+        if self._learn_and_choose is None or not is_plain(type(self)):
+            self._require(row)
+            masks = None if mask is None else np.asarray(mask, np.bool_)[None]
+            self.learn(*(np.array([value]) for value in row), next_masks=masks, turn_based=turn_based)
+        else:
+            rates = self.learning_rate, self._discount(turn_based=turn_based), self.epsilon, self.epsilon
+            self._step(row, True, mask, rates)
 
-    @cached_property
-    def _single(self) -> Columns:
-        return Columns(*(np.zeros(1, kind) for kind in KINDS))
+    def _step(self, row: Row, ended: bool, mask: Any, rates: tuple[float, float, float, float]) -> int:
+        """Learn from a row and choose the next action at (learning rate, discount, epsilon now, epsilon then)."""
+        state, action, reward, next_state, done = row
+        masks = kernels.ALL if mask is None else np.ascontiguousarray(mask, np.bool_).reshape(1, -1)
+        try:
+            numbers = operator.index(state), operator.index(action), float(reward), operator.index(next_state)
+        except TypeError:
+            self._require(row)
+            raise
+        step, words = (*self._memory(), *numbers, bool(done), ended, masks, *rates), self.words
+        chosen: int = self._learn_and_choose(*step, words.block, words.cursor)
+        if chosen == stepping.NO_WORDS:
+            words.refill()
+            chosen = self._learn_and_choose(*step, words.block, words.cursor)
+        if chosen < 0:
+            self._require(row)
+            allowed(mask, self.action_size, f"state {next_state}")
+        return chosen
 
-    def _row_mask(self, mask: Any) -> np.ndarray | None:
-        return None if mask is None else np.asarray(mask, np.bool_)[None]
+    def _memory(self) -> tuple[Any, ...]:
+        """What the kernel of a step works in."""
+        return (self.storage,)
+
+    def _require(self, row: Row) -> None:
+        """Raise what is wrong with a step, if anything is."""
+        state, action, reward, next_state, _ = row
+        number(state, "state", self.state_size)
+        number(action, "action", self.action_size)
+        number(next_state, "next state", self.state_size)
+        finite(reward)
 
     def _one_mask(self, mask: Any, state: Any) -> np.ndarray:
         return kernels.ALL if mask is None else allowed(mask, self.action_size, f"state {state}")[None]
@@ -235,6 +286,13 @@ class OneStep(TableAlgorithm):
     @abstractmethod
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
         """Learn from columns; the first bad row, or what `first_bad` says."""
+
+
+@cache
+def is_plain(kind: type) -> bool:
+    """Whether steps of this class are the ones defined here, not those of a subclass with ideas of its own."""
+    names = ("learn", "select_action", "update", "update_turn")
+    return all(getattr(kind, name).__module__.startswith("steppe.agents.tabular.") for name in names)
 
 
 def ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> bool:

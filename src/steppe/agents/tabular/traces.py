@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from steppe.agents.tabular.kernels import FINE, best_value, first_bad
+from steppe.agents.tabular.kernels import FINE, best_value, first_bad, towards
+from steppe.core.play import Whole
 
 
 class Rings(NamedTuple):
@@ -27,6 +28,23 @@ class Rings(NamedTuple):
     discounts: np.ndarray  # float64 [M]: with the sign of a game of turns
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def carved(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: Whole) -> Rings:
+    """The rings in three pieces of memory; a call with three arrays takes a third of the time of one with eight."""
+    lanes = len(masks)
+    ring = lanes * size
+    return Rings(
+        numbers[:ring].reshape(lanes, size),
+        numbers[ring : 2 * ring].reshape(lanes, size),
+        reals[:ring].reshape(lanes, size),
+        numbers[2 * ring : 2 * ring + lanes],
+        numbers[2 * ring + lanes : 2 * ring + 2 * lanes],
+        numbers[2 * ring + 2 * lanes :],
+        masks,
+        reals[ring:],
+    )
+
+
 @numba.njit(cache=True, nogil=True)
 def settle_oldest(q: np.ndarray, rings: Rings, stream: int, tail: float, rate: float) -> None:
     """Move the oldest step that waits towards Σ γᵏ r + γⁿ `tail` over all n that wait, and let it go."""
@@ -36,9 +54,7 @@ def settle_oldest(q: np.ndarray, rings: Rings, stream: int, tail: float, rate: f
         target += weight * rings.rewards[stream, (head + k) % size]
         weight *= rings.discounts[stream]
     target += weight * tail
-    state, action = rings.states[stream, head], rings.actions[stream, head]
-    value = np.float64(q[state, action])
-    q[state, action] = value + rate * (target - value)
+    towards(q, rings.states[stream, head], rings.actions[stream, head], target, rate)
     rings.heads[stream] = (head + 1) % size
     rings.counts[stream] -= 1
 
@@ -60,6 +76,39 @@ def look_ahead(rings: Rings, stream: int, next_state: int, masks: np.ndarray, ro
         rings.masks[stream, action] = len(masks) == 0 or masks[row, action]
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def follow_n_step(
+    q: np.ndarray,
+    rings: Rings,
+    stream: Whole,
+    state: Whole,
+    action: Whole,
+    reward: Whole,
+    next_state: Whole,
+    done: Whole,
+    truncated: Whole,
+    masks: np.ndarray,
+    row: Whole,
+    rate: float,
+    discount: float,
+) -> None:
+    """One step more of a trajectory: let it wait, and learn from the oldest that waits or, at an end, from all."""
+    size = rings.states.shape[1]
+    place = (rings.heads[stream] + rings.counts[stream]) % size
+    rings.states[stream, place] = state
+    rings.actions[stream, place] = action
+    rings.rewards[stream, place] = reward
+    rings.counts[stream] += 1
+    look_ahead(rings, stream, next_state, masks, row, discount)
+    if done:
+        while rings.counts[stream] > 0:
+            settle_oldest(q, rings, stream, 0.0, rate)
+    elif truncated:
+        cut(q, rings, stream, rate)
+    elif rings.counts[stream] == size:
+        settle_oldest(q, rings, stream, best_value(q, next_state, masks, row), rate)
+
+
 @numba.njit(cache=True, nogil=True)
 def learn_n_step(
     q: np.ndarray,
@@ -79,23 +128,52 @@ def learn_n_step(
     wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
     if wrong != FINE:
         return wrong
-    size = rings.states.shape[1]
     for i in range(len(states)):
-        stream = streams[i]
-        place = (rings.heads[stream] + rings.counts[stream]) % size
-        rings.states[stream, place] = states[i]
-        rings.actions[stream, place] = actions[i]
-        rings.rewards[stream, place] = rewards[i]
-        rings.counts[stream] += 1
-        look_ahead(rings, stream, next_states[i], masks, i, discount)
-        if dones[i]:
-            while rings.counts[stream] > 0:
-                settle_oldest(q, rings, stream, 0.0, rate)
-        elif truncated[i]:
-            cut(q, rings, stream, rate)
-        elif rings.counts[stream] == size:
-            settle_oldest(q, rings, stream, best_value(q, next_states[i], masks, i), rate)
+        follow_n_step(
+            q, rings, streams[i], states[i], actions[i], rewards[i], next_states[i], dones[i], truncated[i], masks, i,
+            rate, discount,
+        )  # fmt: skip
     return -1
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def follow_lambda(
+    q: np.ndarray,
+    rings: Rings,
+    stream: Whole,
+    state: Whole,
+    action: Whole,
+    reward: Whole,
+    next_state: Whole,
+    done: Whole,
+    truncated: Whole,
+    masks: np.ndarray,
+    row: Whole,
+    rate: float,
+    discount: float,
+    decay: float,
+) -> None:
+    """One step more of a trajectory: its error moves all that wait, the newest most."""
+    size = rings.states.shape[1]
+    value = np.float64(q[state, action])
+    if rings.counts[stream] > 0 and value < best_value(q, state, rings.masks, stream):
+        rings.counts[stream] = 0  # not the greedy action: what came before did not lead here by the learned policy
+    error = np.float64(reward) - value
+    if not done:
+        error += discount * best_value(q, next_state, masks, row)
+    newest = (rings.heads[stream] + 1) % size
+    rings.heads[stream] = newest
+    rings.states[stream, newest], rings.actions[stream, newest] = state, action
+    rings.counts[stream] = min(rings.counts[stream] + 1, size)
+    weight = 1.0
+    for k in range(rings.counts[stream]):
+        place = (newest - k) % size
+        s, a = rings.states[stream, place], rings.actions[stream, place]
+        q[s, a] = np.float64(q[s, a]) + rate * weight * error
+        weight *= discount * decay
+    look_ahead(rings, stream, next_state, masks, row, discount)
+    if done or truncated:
+        rings.counts[stream] = 0
 
 
 @numba.njit(cache=True, nogil=True)
@@ -121,26 +199,9 @@ def learn_lambda(
     wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
     if wrong != FINE:
         return wrong
-    size = rings.states.shape[1]
     for i in range(len(states)):
-        stream, state, action = streams[i], states[i], actions[i]
-        value = np.float64(q[state, action])
-        if rings.counts[stream] > 0 and value < best_value(q, state, rings.masks, stream):
-            rings.counts[stream] = 0  # not the greedy action: what came before did not lead here by the learned policy
-        error = np.float64(rewards[i]) - value
-        if not dones[i]:
-            error += discount * best_value(q, next_states[i], masks, i)
-        newest = (rings.heads[stream] + 1) % size
-        rings.heads[stream] = newest
-        rings.states[stream, newest], rings.actions[stream, newest] = state, action
-        rings.counts[stream] = min(rings.counts[stream] + 1, size)
-        weight = 1.0
-        for k in range(rings.counts[stream]):
-            place = (newest - k) % size
-            s, a = rings.states[stream, place], rings.actions[stream, place]
-            q[s, a] = np.float64(q[s, a]) + rate * weight * error
-            weight *= discount * decay
-        look_ahead(rings, stream, next_states[i], masks, i, discount)
-        if dones[i] or truncated[i]:
-            rings.counts[stream] = 0
+        follow_lambda(
+            q, rings, streams[i], states[i], actions[i], rewards[i], next_states[i], dones[i], truncated[i], masks, i,
+            rate, discount, decay,
+        )  # fmt: skip
     return -1

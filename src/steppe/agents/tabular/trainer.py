@@ -71,8 +71,8 @@ class GameTrainer:
         self.opening_moves = (game.num_actions - 1 if hard else 0) if opening_moves is None else opening_moves
         if not 0 <= self.opening_moves < game.num_actions:
             raise ConfigError(f"opening_moves={self.opening_moves} must be from 0 to {game.num_actions - 1}")
-        words = self.words.take(num_games)
-        self.states = playing.begin_all(game.rules, self._moves, self.opening_moves, words)
+        self._starts = game.starts(self._moves, self.opening_moves)
+        self.states = playing.begin_all(self._starts, self.words.take(num_games))
 
     def run(self, num_steps: int) -> GameTally:
         """Train for `num_steps` steps over all games, rounded up to whole steps of every game."""
@@ -99,11 +99,11 @@ class GameTrainer:
     def _block(self, steps: int, tally: np.ndarray) -> None:
         agent, ended = self.agent, int(tally.sum())
         words = self.words.take(steps * self.num_games).reshape(steps, self.num_games)
-        q, rules, opening, gamma = agent.storage, self.game.rules, self.opening_moves, agent.discount_factor
-        rates = agent.rates(steps, self.num_games)
+        q, rules, gamma = agent.storage, self.game.rules, agent.discount_factor
+        games = (self._starts, self.states, words, *agent.rates(steps, self.num_games), gamma, tally)
         if len(self._moves):
-            playing.play_against(q, rules, self._moves, opening, self.states, words, *rates, gamma, tally)
+            playing.play_against(q, rules, self._moves, *games)
         else:
-            playing.play_self(q, rules, opening, self.states, words, *rates, gamma, tally)
+            playing.play_self(q, rules, *games)
         agent.count_steps(steps * self.num_games)
         agent.count_episodes(int(tally.sum()) - ended)
