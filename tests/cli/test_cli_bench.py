@@ -19,7 +19,16 @@ pytestmark = pytest.mark.integration
 def test_the_benchmarks_are_listed_with_what_they_measure(steppe):
     done = steppe("bench", "--json")
     listed = {one["name"]: one["about"] for one in json.loads(done.stdout)}
-    assert {"ppo_cartpole", "solve_time", "dqn_cartpole", "slow_env", "weights", "startup", "scaling"} <= listed.keys()
+    assert {
+        "ppo_cartpole",
+        "solve_time",
+        "dqn_cartpole",
+        "slow_env",
+        "weights",
+        "startup",
+        "scaling",
+        "classic",
+    } <= listed.keys()
     assert "chaos" not in listed
     assert all(listed.values())
     table = steppe("bench").stdout

@@ -165,12 +165,12 @@ def follow_lambda(
     rings.heads[stream] = newest
     rings.states[stream, newest], rings.actions[stream, newest] = state, action
     rings.counts[stream] = min(rings.counts[stream] + 1, size)
-    weight = 1.0
-    for k in range(rings.counts[stream]):
-        place = (newest - k) % size
+    weight, place = 1.0, newest
+    for _ in range(rings.counts[stream]):
         s, a = rings.states[stream, place], rings.actions[stream, place]
         q[s, a] = np.float64(q[s, a]) + rate * weight * error
         weight *= discount * decay
+        place = place - 1 if place > 0 else size - 1  # a remainder would take longer than all the rest
     look_ahead(rings, stream, next_state, masks, row, discount)
     if done or truncated:
         rings.counts[stream] = 0
