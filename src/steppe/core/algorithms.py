@@ -31,7 +31,7 @@ class AgentConfig(Frozen):
     """What every algorithm has. Subclass it as `Config` inside a class of your own to add fields."""
 
     implementation: ClassVar[str] = ""  # "module:Class" of the agent
-    memory: ClassVar[Literal["rollout", "replay"]] = "rollout"
+    memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "rollout"
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
 
     learning_rate: PositiveFloat | None = Field(
