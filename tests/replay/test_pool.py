@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -281,7 +282,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
     assert loaded.get_total_experiences() == 40
 
 
-@pytest.mark.parametrize("name", ["buffer-1.safetensors", "pool.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tail.rows", "rows.json", "state.bin", "pool.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_named_and_changes_nothing(tmp_path, name, damage):
     pool = uneven(use_prioritized=True)
@@ -304,24 +305,44 @@ def test_damage_is_named_and_changes_nothing(tmp_path, name, damage):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 2}, "format 2"),
-        ({"capacity": 5}, "contradicts itself"),
-        ({"rings": []}, "contradicts itself"),
-        ({"prioritized": True}, "lacks columns"),
-        ({"rings": [{"size": 3, "cursor": 3, "added": 3}]}, "one file for each"),
-        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 4}, "has not 4 rows"),
+        ({"format": 3}, "format 3"),
+        ({"format": 0}, "format 0"),
+        ({"format": 1}, "does not describe"),
         ({"capacity": "many"}, "does not describe"),
     ],
 )
 def test_a_description_that_lies_is_refused(tmp_path, change, words):
     """Also where every checksum is right."""
     uneven().save_buffers(tmp_path)
+    require_refused(tmp_path, change, words, ReplayBufferPool(4, 30))
+
+
+FORMAT_1 = Path(__file__).parent / "fixtures" / "pool-format-1"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"capacity": 5}, "contradicts itself"),
+        ({"rings": []}, "contradicts itself"),
+        ({"prioritized": False}, "lacks columns"),
+        ({"rings": [{"size": 3, "cursor": 3, "added": 3}]}, "one file for each"),
+        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 2}, "has not 4 rows"),
+        ({"extra": "[]"}, "is damaged"),
+    ],
+)
+def test_a_description_of_the_first_format_that_lies_is_refused(tmp_path, change, words):
+    shutil.copytree(FORMAT_1, tmp_path, dirs_exist_ok=True)
+    require_refused(tmp_path, change, words, ReplayBufferPool(2, 6, use_prioritized=True))
+
+
+def require_refused(tmp_path, change, words, pool):
     files = {path.name: path.read_bytes() for path in (tmp_path / "save-0").iterdir() if path.name != "manifest.json"}
     files["pool.json"] = json.dumps({**json.loads(files["pool.json"]), **change}).encode()
     shutil.rmtree(tmp_path / "save-0")
     replay_files.write_bundle(tmp_path / "save-0", files)
     with pytest.raises(DamagedFile, match=words):
-        ReplayBufferPool(4, 30).load_buffers(tmp_path)
+        pool.load_buffers(tmp_path)
 
 
 def test_loading_what_does_not_fit(tmp_path):

@@ -137,6 +137,9 @@ class DQNConfig(AgentConfig):
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
     batch_size: Positive = Field(64, description="Transitions per update.")
     buffer_size: Positive = Field(100_000, description="Transitions kept.")
+    buffer_storage: Literal["memory", "disk"] = Field(
+        "memory", description="Where transitions lie; disk: in the run's directory, for more of them than memory holds."
+    )
     learning_starts: Annotated[int, Field(ge=0)] = Field(
         1_000, description="Transitions to gather before the first update."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -28,8 +29,11 @@ class ReplayBuffer:
         *,
         frame_stack: int = 1,
         seed: int | None = None,
+        disk_path: str | Path | None = None,
     ) -> None:
-        self._open(Writing(Store(capacity), experience_keys, frame_stack), 0, np.random.default_rng(seed))
+        """With `disk_path`, a directory, experience lies on that disk: for more of it than memory holds."""
+        store = Store(capacity, disk=None if disk_path is None else Path(disk_path))
+        self._open(Writing(store, experience_keys, frame_stack), 0, np.random.default_rng(seed))
 
     def _open(self, writing: Writing, part: int, stream: np.random.Generator) -> None:
         self.capacity = writing.store.capacity
@@ -95,11 +99,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         *,
         frame_stack: int = 1,
         seed: int | None = None,
+        disk_path: str | Path | None = None,
     ) -> None:
         if not (0 <= alpha <= 1 and 0 <= beta <= 1 and beta_increment >= 0):
             raise UsageError(f"alpha and beta lie in [0, 1] and beta never falls: {alpha=}, {beta=}, {beta_increment=}")
         self.beta, self.beta_increment = beta, beta_increment
-        writing = Writing(Store(capacity, alpha=alpha), experience_keys, frame_stack)
+        store = Store(capacity, alpha=alpha, disk=None if disk_path is None else Path(disk_path))
+        writing = Writing(store, experience_keys, frame_stack)
         self._open(writing, 0, np.random.default_rng(seed))
 
     @property

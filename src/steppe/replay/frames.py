@@ -11,11 +11,14 @@ take turns, nor what fills a stack at the start of an episode matter here: a sta
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
+from steppe.core.chunks import History
 from steppe.core.errors import ConfigError, UsageError
 from steppe.replay.kernels import compiled, copy_bytes
+from steppe.replay.mapped import zeros
 
 SLACK = 2048  # frames beyond two for each row: what streams and a block under way hold besides
 TABLE = 1 << 18  # places for recent frames; a frame that takes another's costs memory, never content
@@ -27,17 +30,20 @@ _SHIFT = np.uint64(29)
 class FrameStore:
     """Room for the frames of `num_rows` rows with `per_row` frames each, neighbours sharing most of theirs."""
 
-    def __init__(self, num_rows: int, per_row: int, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(
+        self, num_rows: int, per_row: int, shape: tuple[int, ...], dtype: str, disk: Path | None = None
+    ) -> None:
         room = min(per_row, 2) * num_rows + SLACK
         self.shape, self.dtype = shape, np.dtype(dtype)
         self.frame_bytes = math.prod(shape) * self.dtype.itemsize
         try:
-            self.data = np.zeros((room, *shape), dtype)
+            self.data = zeros((room, *shape), dtype, disk)
         except (MemoryError, ValueError):
             need = room * self.frame_bytes
             raise ConfigError(f"{room:,} frames need {need:,} bytes, which cannot be had: lower the size") from None
         self.refs = np.zeros(room, np.int32)
         self.written = np.zeros(room, np.int64)  # the value of `count` when a place was last written
+        self.history = History()
         self._word = np.uint64 if self.frame_bytes % 8 == 0 else np.uint8
         self._words = self.data.reshape(room, -1).view(self._word)
         self.clear()
@@ -58,6 +64,7 @@ class FrameStore:
 
     def clear(self) -> None:
         """Forget every frame."""
+        self.history.reset()
         self.refs.fill(0)
         self._free = np.empty(len(self.refs), np.int32)
         self._heads = np.zeros(3, np.int64)  # places on the free list, places ever in use, frames ever written
@@ -92,6 +99,12 @@ class FrameStore:
         self.data[: len(rows)] = rows
         self.written[: len(rows)] = np.arange(1, len(rows) + 1)
         self._heads[1:] = len(rows)
+
+    def adopt(self, high: int, count: int) -> None:
+        """Begin anew with what has been put into the first `high` places, `count` frames having been written by then."""
+        self.clear()
+        self.written[:high] = 0
+        self._heads[1:] = high, count
 
     def sweep(self) -> None:
         """Make room of the places that nobody holds."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from steppe.core.agent import Memory
 from steppe.core.algorithms import AgentConfig
+from steppe.core.durable import free_bytes
 from steppe.core.errors import ConfigError
 from steppe.core.specs import SegmentSpec
 from steppe.replay.rollout import Rollout
@@ -29,11 +30,13 @@ def make_memory(
     total_steps: int | None,
     num_actors: int = 1,
     pool: ReplayBufferPool | None = None,
+    directory: Path | None = None,
 ) -> Memory:
     """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig).
 
     For sequences, the fields sequence_length, sequence_stride and burn_in count too. A pool of the caller's is used in place:
-    its capacity, kind and alpha are then the ones that count.
+    its capacity, kind and alpha are then the ones that count. `directory` is where a replay lies that the configuration wants
+    on disk.
     """
     if agent.memory == "rollout":
         return Rollout(spec)
@@ -42,7 +45,8 @@ def make_memory(
     from steppe.replay.sequences import Windowing
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
-    pool = _pool(agent, given, spec, num_actors, pool)
+    disk = _disk(str(given.get("buffer_storage", "memory")), directory, pool)
+    pool = _pool(agent, given, spec, num_actors, pool, disk)
 
     def of(*known: str) -> dict[str, Any]:
         return {name: given[name] for name in known if name in given}
@@ -58,7 +62,12 @@ def make_memory(
 
 
 def _pool(
-    agent: AgentConfig, given: dict[str, Any], spec: SegmentSpec, num_actors: int, pool: ReplayBufferPool | None
+    agent: AgentConfig,
+    given: dict[str, Any],
+    spec: SegmentSpec,
+    num_actors: int,
+    pool: ReplayBufferPool | None,
+    disk: Path | None,
 ) -> ReplayBufferPool:
     """The caller's pool, if it will do, or a new one with a single buffer, if there is room for it."""
     from steppe.replay.nstep import transition_fields
@@ -81,11 +90,11 @@ def _pool(
     row_bytes = bytes_per_row(fields) + TREE_BYTES * tree
     open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
     if pool is None or not pool.store.fields:
-        _require_room(size, row_bytes, (size + open_rows) * row_bytes)
+        _require_room(size, row_bytes, (size + open_rows) * row_bytes, disk)
     if pool is not None:
         return pool
     alpha = float(given.get("alpha", 0.6)) if prioritized else 0.0
-    return ReplayBufferPool(1, size, use_prioritized=tree, alpha=alpha)
+    return ReplayBufferPool(1, size, use_prioritized=tree, alpha=alpha, disk_path=disk)
 
 
 def available_bytes() -> int:
@@ -101,13 +110,25 @@ def available_bytes() -> int:
     return found
 
 
-def _require_room(size: int, row_bytes: int, need: int) -> None:
-    available = available_bytes()
-    if need > SHARE * available:
+def _disk(storage: str, directory: Path | None, pool: ReplayBufferPool | None) -> Path | None:
+    """Where the columns are to lie; None for memory."""
+    if pool is not None:
+        if storage == "disk" and pool.store.disk is None:
+            raise ConfigError("buffer_storage=disk needs a pool made with disk_path=…, which decides where experience lies")
+        return pool.store.disk
+    if storage == "disk" and directory is None:
+        raise ConfigError("buffer_storage=disk is for runs, which have a directory: use buffer_storage=memory here")
+    return directory if storage == "disk" else None
+
+
+def _require_room(size: int, row_bytes: int, need: int, disk: Path | None) -> None:
+    available, what = (available_bytes(), "memory") if disk is None else (free_bytes(disk), "disk")
+    if available is not None and need > SHARE * available:
         fitting = int(SHARE * available / row_bytes)
+        way = ", or set buffer_storage=disk" if disk is None else ""
         raise ConfigError(
             f"a replay of {size:,} transitions (buffer_size) needs {need / 2**30:.1f} GiB ({row_bytes:,} bytes each), but {available / 2**30:.1f} GiB "
-            f"of memory are available: at most about {fitting:,} transitions fit"
+            f"of {what} are available: at most about {fitting:,} transitions fit{way}"
         )
 
 

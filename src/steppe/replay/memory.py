@@ -132,9 +132,17 @@ class ReplayMemory:
 
     def state(self) -> Tree:
         """Transitions, priorities, open windows, counters and the random stream: the next batches follow from it exactly."""
+        self.settle()
+        return self._state(self.pool.store.state())
+
+    def live_state(self) -> Tree:
+        self.settle()
+        return self._state(self.pool.store.live_state())
+
+    def _state(self, store: Tree) -> Tree:
         ahead = self._prefetch.state()
         return {
-            "store": self.pool.store.state(),
+            "store": store,
             "windows": self._windows.state(),
             "turn": self.pool.turn,
             **self.limiter.state(),

@@ -5,17 +5,17 @@ Writers are routed as `routing` says unless they name a buffer. The learner's re
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from steppe.core.agent import Tree
 from steppe.core.checked import checked
-from steppe.core.errors import UsageError
+from steppe.core.errors import DamagedFile, UsageError
 from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer, require_enough
-from steppe.replay.files import load_state, save_state
+from steppe.replay.files import FORMAT, Description, column_names, load_state, save_state
 from steppe.replay.ringing import importance
 from steppe.replay.storage import Store
 from steppe.replay.writing import Experiences, Writing
@@ -30,7 +30,8 @@ class ReplayBufferPool:
 
     A batch is drawn over the experiences of all buffers alike, however unevenly these are filled. With `use_prioritized`,
     a sampled batch also has "weights" and "indices", and experience enters with the largest priority so far. `beta`, the
-    exponent of the weights, is the caller's to raise. `frame_stack` is a buffer's.
+    exponent of the weights, is the caller's to raise. `frame_stack` is a buffer's. With `disk_path`, a directory, experience
+    lies on that disk, for more of it than memory holds: it does not outlive the pool, what `save_buffers` writes does.
     """
 
     @checked
@@ -46,6 +47,7 @@ class ReplayBufferPool:
         routing: Routing = "round_robin",
         frame_stack: int = 1,
         seed: int | None = None,
+        disk_path: str | Path | None = None,
     ) -> None:
         self.num_buffers = num_buffers
         self.buffer_capacity = buffer_capacity
@@ -54,7 +56,8 @@ class ReplayBufferPool:
         self.save_path = None if save_path is None else Path(save_path)
         self.routing = routing
         self.beta = BETA
-        self.store = Store(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None)
+        disk = None if disk_path is None else Path(disk_path)
+        self.store = Store(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None, disk=disk)
         self.turn = 0  # which buffer the next experiences go to in round robin
         self._stream = np.random.default_rng(seed)
         self._writing = Writing(self.store, self.experience_keys, frame_stack)
@@ -168,25 +171,43 @@ class ReplayBufferPool:
             store.exchange(content)
 
     def save_buffers(self, path: str | Path | None = None) -> None:
-        """Write content, priorities and the state of the random stream to a directory, atomically."""
+        """Write content, priorities and the state of the random stream to a directory, atomically.
+
+        Saving to the same directory again writes what has changed; the rest stays where it is.
+        """
         if not self.store.fields:
             raise UsageError("there is nothing to save: no experience was ever added")
-        extra = json.dumps({"turn": self.turn, "stream": self._stream.bit_generator.state})
-        save_state(self._path(path), self.store.state(), self.buffer_capacity, extra)
+        description = Description(FORMAT, self.num_buffers, self.buffer_capacity, self.use_prioritized)
+        with self.store.lock:  # nobody writes rows meanwhile
+            state: Tree = {"store": self.store.live_state(), "turn": self.turn, "beta": self.beta}
+            state["stream"] = self._stream.bit_generator.state
+            state["betas"] = [b.beta for b in self.buffers if isinstance(b, PrioritizedReplayBuffer)]
+            save_state(self._path(path), state, description)
 
     def load_buffers(self, path: str | Path | None = None) -> None:
         """Take over what `save_buffers` wrote, all or nothing: the next batches are those that the saved pool would draw."""
-        state, saved = load_state(self._path(path))
+        where = self._path(path)
+        state, saved = load_state(where)
         mine = (self.num_buffers, self.buffer_capacity, self.use_prioritized)
-        theirs = (len(saved.rings), saved.capacity, saved.prioritized)
+        theirs = (saved.num_buffers, saved.capacity, saved.prioritized)
         if theirs != mine:
             raise UsageError(f"the saved pool has (buffers, capacity, prioritized) = {theirs}, this one {mine}")
-        if self.experience_keys is not None and set(self.experience_keys) != set(state["columns"]):
-            raise UsageError(f"the saved pool has the keys {', '.join(state['columns'])}, not those of this one")
-        self.store.restore(state)
-        extra = json.loads(saved.extra)
-        self.turn = extra["turn"]
-        self._stream.bit_generator.state = extra["stream"]
+        try:
+            self._require_keys(column_names(state["store"]))
+            turn, beta = int(state["turn"]) % self.num_buffers, float(state.get("beta", self.beta))
+            betas = [float(beta) for beta in state.get("betas", ())]
+            np.random.default_rng(0).bit_generator.state = state["stream"]
+            self.store.restore(state["store"])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DamagedFile(f"the saved buffers at {where} are damaged: {type(error).__name__} {error}") from None
+        self.turn, self.beta = turn, beta
+        self._stream.bit_generator.state = state["stream"]
+        for buffer, own in zip(self.buffers, betas, strict=False):
+            buffer.beta = own  # type: ignore[attr-defined]
+
+    def _require_keys(self, names: Sequence[str]) -> None:
+        if self.experience_keys is not None and set(self.experience_keys) != set(names):
+            raise UsageError(f"the saved pool has the keys {', '.join(names)}, not those of this one")
 
     def _path(self, path: str | Path | None) -> Path:
         chosen = self.save_path if path is None else Path(path)

@@ -118,9 +118,17 @@ class SequenceMemory:
 
     def state(self) -> Tree:
         """Steps, priorities, open pieces, counters and the random stream: the next batches follow from it exactly."""
+        self.settle()
+        return self._state(self.pool.store.state())
+
+    def live_state(self) -> Tree:
+        self.settle()
+        return self._state(self.pool.store.live_state())
+
+    def _state(self, store: Tree) -> Tree:
         ahead = self._prefetch.state()
         return {
-            "store": self.pool.store.state(),
+            "store": store,
             "streams": self._streams.state(),
             "turn": self.pool.turn,
             "sequences": self.replay.sequences,

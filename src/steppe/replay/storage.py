@@ -11,15 +11,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steppe.core.agent import Tree
+from steppe.core.chunks import History
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.specs import FieldSpec
+from steppe.replay import keeping
 from steppe.replay.frames import LEAST_BYTES, FrameStore
 from steppe.replay.gathering import Gathering, Tray
+from steppe.replay.mapped import zeros
 from steppe.replay.ringing import number, prepare
 from steppe.replay.sumtree import SumTree
 
@@ -28,18 +32,24 @@ STACKED_AT_ONCE = 128  # rows whose frames are taken in before those of the rows
 
 
 class Store:
-    """`num_parts` rings of `capacity` rows each; with `alpha`, rows are drawn in proportion to priority ** alpha."""
+    """`num_parts` rings of `capacity` rows each; with `alpha`, rows are drawn in proportion to priority ** alpha.
 
-    def __init__(self, capacity: int, num_parts: int = 1, *, alpha: float | None = None) -> None:
+    With `disk`, a directory, the columns lie in files there and the system decides which rows are in memory.
+    """
+
+    def __init__(
+        self, capacity: int, num_parts: int = 1, *, alpha: float | None = None, disk: Path | None = None
+    ) -> None:
         if capacity < 1 or num_parts < 1:
             raise UsageError(f"a buffer needs room for at least one experience, not {capacity} × {num_parts}")
-        self.capacity, self.num_parts, self.alpha = capacity, num_parts, alpha
+        self.capacity, self.num_parts, self.alpha, self.disk = capacity, num_parts, alpha, disk
         self.shift = (num_parts - 1).bit_length()  # of a row's number in its index; the part is below
         self.lock = threading.RLock()
         self.tree = None if alpha is None else SumTree(capacity, num_parts)
         self.fields: tuple[FieldSpec, ...] = ()
         self.columns: dict[str, np.ndarray] = {}
         self.frames: FrameStore | None = None
+        self.histories = [History() for _ in range(num_parts)]  # whatever changes rows but by appending resets one
         self.stale = 0  # priorities that came too late: their rows had been overwritten
         self.rings = np.zeros((4, num_parts), np.int64)
         self.size, self.cursor, self.added, self.lap = self.rings  # views; cursor: where the next row goes
@@ -58,6 +68,7 @@ class Store:
                 for name in self.stacked:
                     assert self.frames is not None
                     self.frames.drop(self.columns[name][self._filled_slots(cleared)])
+                self.histories[cleared].reset()
                 self.size[cleared] = self.cursor[cleared] = self.added[cleared] = 0
                 self.lap[cleared] += 1
                 if self.tree is not None:
@@ -72,9 +83,9 @@ class Store:
         frame, stacked = stacks_of(fields)
         try:
             self.columns = {
-                f.name: np.zeros((rows, f.frames), np.int32)
+                f.name: zeros((rows, f.frames), "int32", self.disk)
                 if f.name in stacked
-                else np.zeros((rows, *f.shape), f.dtype)
+                else zeros((rows, *f.shape), f.dtype, self.disk)
                 for f in fields
             }
         except (MemoryError, ValueError):  # ValueError: more bytes than an address can say
@@ -83,7 +94,7 @@ class Store:
                 f"{rows:,} experiences need {need:,} bytes, which cannot be had: lower the size"
             ) from None
         if frame is not None:
-            self.frames = FrameStore(rows, frame.frames * len(stacked), frame_shape(frame), frame.dtype)
+            self.frames = FrameStore(rows, frame.frames * len(stacked), frame_shape(frame), frame.dtype, self.disk)
         self.fields, self.stacked = tuple(fields), stacked
         self._bind()
 
@@ -272,18 +283,23 @@ class Store:
                 tree["frames"] = {"rows": self.frames.data[used], "columns": list(self.stacked)}
             return tree
 
+    def live_state(self) -> Tree:
+        """As `state`, but the rows are not copied: to be written down before the next one is written."""
+        with self.lock:
+            return keeping.live_state(self)
+
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned; the columns must be those of this store, if it has any yet."""
+        """Take over what `state` returned, or `live_state` by way of a disk; the columns must be those of this store, if any.
+
+        What was saved and is damaged changes nothing.
+        """
+        if "rings" in state:
+            self._restore_saved(keeping.SavedStore(state))
+            return
         columns: dict[str, np.ndarray] = state["columns"]
         fields = tuple(_field(name, rows, state.get("frames")) for name, rows in columns.items())
-        if not self.fields:
-            self.allocate(fields)
-        if {f.name: f for f in fields} != {f.name: _as_kept(f, self.stacked) for f in self.fields}:
-            raise UsageError(f"the saved columns {_names(fields)} are not those of this buffer, {_names(self.fields)}")
-        if len(state["size"]) != self.num_parts or max(state["size"]) > self.capacity:
-            raise UsageError("the saved buffers do not fit: use the same number of buffers and the same capacity")
-        if (self.tree is not None) != ("leaves" in state):
-            raise UsageError("a prioritized buffer and a uniform one cannot take over each other's content")
+        fits = len(state["size"]) == self.num_parts and max(state["size"]) <= self.capacity
+        self._require_like(fields, fits=fits, prioritized="leaves" in state)
         with self.lock:
             self.clear()
             if self.frames is not None:
@@ -305,6 +321,29 @@ class Store:
             self.cursor[...], self.added[...] = state["cursor"], state["added"]
             self.lap[...] = state.get("lap", np.maximum(self.added, self.size) // self.capacity)
             self._set_max_priority(float(state["max_priority"]))
+
+    def _restore_saved(self, saved: keeping.SavedStore) -> None:
+        fits = len(saved.rings) == self.num_parts and saved.capacity == self.capacity
+        self._require_like(saved.fields(), fits=fits, prioritized=saved.leaves is not None)
+        with self.lock:
+            if self._filled:  # what is here stays unless all that is there is whole
+                saved.check()
+            self.clear()
+            saved.read_into(self)
+            keeping.settle(self, saved)
+            self._filled = int(self.size.sum())
+            self._set_max_priority(saved.max_priority)
+
+    def _require_like(self, fields: Sequence[FieldSpec], *, fits: bool, prioritized: bool) -> None:
+        """Raise unless saved content is of this store's kind; a store without columns takes the saved ones."""
+        if not fits:
+            raise UsageError("the saved buffers do not fit: use the same number of buffers and the same capacity")
+        if (self.tree is not None) != prioritized:
+            raise UsageError("a prioritized buffer and a uniform one cannot take over each other's content")
+        if not self.fields:
+            self.allocate(fields)
+        if {f.name: f for f in fields} != {f.name: _as_kept(f, self.stacked) for f in self.fields}:
+            raise UsageError(f"the saved columns {_names(fields)} are not those of this buffer, {_names(self.fields)}")
 
     def _filled_slots(self, part: int) -> np.ndarray:
         slots: np.ndarray = part * self.capacity + np.arange(self.size[part])
