@@ -167,7 +167,7 @@ class SavedRing:
     def read_into(self, columns: Mapping[str, np.ndarray]) -> None:
         """Read all rows into the beginning of these columns, which must have the saved shapes; DamagedFile names the first wrong one."""
         self._require_files()
-        with ThreadPoolExecutor(1) as worker:
+        with ThreadPoolExecutor(2) as worker:
             found = [
                 (chunk, spec, low, high, worker.submit(_sha256, rows))
                 for chunk, low, high in self._chunks()
