@@ -54,6 +54,7 @@ class Gathering:
         self._fields, self._columns, self._stacked, self._frames = tuple(fields), columns, tuple(stacked), frames
         self._num_rows = len(next(iter(columns.values())))
         self._layouts: dict[int, Layout] = {}
+        self.sources = self._layout(1).plan  # where the columns lie and how wide their rows are
 
     def tray(self, count: int) -> Tray:
         """Memory of its own for `count` rows."""

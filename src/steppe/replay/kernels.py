@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -20,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def compiled(function: F) -> F:
     """Compile on first use and cache on disk; no fastmath, since results must be the same bit for bit everywhere."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
 def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
@@ -36,6 +37,38 @@ def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 
 # memcpy(target, source, count) from address to address; of a constant count the compiler makes plain moves.
 copy_bytes = cast(Callable[[Any, Any, Any], None], intrinsic(_copy_bytes))
+
+
+def _prefetch(typing: Any, address: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number, pointer = ir.IntType(32), cgutils.voidptr_t
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        insert: Any = cgutils.get_or_insert_function
+        hint = insert(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(hint, [builder.inttoptr(args[0], pointer), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
+# Asks for the cache line at an address, and does not wait for it.
+prefetch = cast(Callable[[Any], None], intrinsic(_prefetch))
+
+
+def _load(kind: Any) -> Any:
+    def load(typing: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], context.get_value_type(kind).as_pointer())
+            return builder.load(pointer)
+
+        return kind(types.int64), emit
+
+    return intrinsic(load)
+
+
+# Reads a number at an address: without the arithmetic that indices from the end of an array need.
+load_float64 = cast(Callable[[Any], float], _load(types.float64))
+load_float32 = cast(Callable[[Any], float], _load(types.float32))
 
 
 @compiled

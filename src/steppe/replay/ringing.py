@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from steppe.replay.kernels import compiled
+from steppe.replay.powers import power
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # a positive priority never becomes a leaf of 0
 LARGEST = float(np.finfo(np.float32).max)
+LEAST = 1e-300  # of a priority: below it numbers have fewer digits
 SIZE, CURSOR, LAP = 0, 1, 3
 
 
@@ -69,20 +71,29 @@ def prepare(
         stale += slots[i] == -1
         if slots[i] == -2:
             unknown = i
+    raised = np.empty(len(priorities), np.float64)
+    sound = True
     for i in range(len(priorities)):
-        priority = priorities[i]
-        if not (priority >= 0.0 and priority < math.inf):
-            return unknown, -1.0, stale
-        largest = max(largest, priority)
-        leaves[i] = 0.0 if priority == 0.0 else min(max(priority**alpha, SMALLEST), LARGEST)
+        sound = sound and priorities[i] >= 0.0 and priorities[i] < math.inf
+        largest = max(largest, priorities[i])
+        raised[i] = max(priorities[i], LEAST)
+    if not sound:
+        return unknown, -1.0, stale
+    power(raised, alpha)
+    for i in range(len(priorities)):
+        leaves[i] = 0.0 if priorities[i] == 0.0 else min(max(raised[i], SMALLEST), LARGEST)
     return unknown, largest, stale
 
 
 @compiled
 def _weigh(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
     least = np.float64(leaves.min())
+    raised = np.empty(len(leaves), np.float64)
     for i in range(len(leaves)):
-        weights[i] = (least / np.float64(leaves[i])) ** beta
+        raised[i] = least / np.float64(leaves[i])
+    power(raised, beta)
+    for i in range(len(leaves)):
+        weights[i] = raised[i]
 
 
 def importance(leaves: np.ndarray, beta: float) -> np.ndarray:

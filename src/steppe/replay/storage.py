@@ -9,7 +9,7 @@ other row ever gets. Any thread may call at any time: one lock, held for one cal
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,8 @@ class Store:
         """Forget every row, or those of one part; the columns stay, and no index of a forgotten row is ever given again."""
         with self.lock:
             for cleared in range(self.num_parts) if part is None else (part,):
-                for name in self.stacked:
-                    assert self.frames is not None
-                    self.frames.drop(self.columns[name][self._filled_slots(cleared)])
+                if self.frames is not None:
+                    self._let_go(self._filled_slots(cleared))
                 self.histories[cleared].reset()
                 self.size[cleared] = self.cursor[cleared] = self.added[cleared] = 0
                 self.lap[cleared] += 1
@@ -101,70 +100,83 @@ class Store:
     def _bind(self) -> None:
         """Prepare what depends on where the columns lie; they must stay there from now on."""
         names = tuple(self.columns)
-        self._pick = itemgetter(*names) if len(names) > 1 else lambda block: (block[names[0]],)
+        self.pick = itemgetter(*names) if len(names) > 1 else lambda block: (block[names[0]],)
         self._arrays = tuple(self.columns.values())
         self._gathering = Gathering(self.fields, self.columns, self.stacked, self.frames)
 
     def write(self, part: int, block: Block, priorities: np.ndarray | None = None) -> int:
-        """Append rows to one part, over its oldest ones where it is full; how many. `block` must fit the fields.
+        """Append rows to one part, over its oldest ones where it is full; how many. `block` must fit the fields."""
+        return self.append(part, self.pick(block), priorities)
+
+    def append(self, part: int, rows: Sequence[np.ndarray], priorities: np.ndarray | None = None) -> int:
+        """Write rows given as their columns in order.
 
         Without priorities, rows enter with the largest one seen so far, so that each is learned from soon.
         """
-        rows = self._pick(block)
         count = len(rows[0])
         with self.lock:
-            leaves = self._leaves(priorities, count)
+            leaves = self._entering if priorities is None else self._leaves(priorities, count)
             if self.stacked:
-                self._write_stacks(part, block, count, leaves)
+                self._append_stacks(part, rows, count, leaves)
             else:
                 self._place(part, rows, count, leaves)
         return count
 
-    def _write_stacks(self, part: int, block: Block, count: int, leaves: np.ndarray) -> None:
+    def _append_stacks(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         assert self.frames is not None
-        frames = {field.name: field.frames for field in self.fields}
         step = min(STACKED_AT_ONCE, self.capacity)
         for first in range(0, count, step):
             length = min(step, count - first)
-            piece = {name: block[name][first : first + length] for name in self.columns}
+            piece = [values[first : first + length] for values in rows]
             taken: list[np.ndarray] = []
+            stacks = [(place, f.frames) for place, f in enumerate(self.fields) if f.name in self.stacked]
             try:
-                taken.extend(self.frames.put(piece[name], frames[name]) for name in self.stacked)
+                for place, frames in stacks:
+                    piece[place] = self.frames.put(piece[place], frames)
+                    taken.append(piece[place])
             except UsageError:
                 for ids in taken:
                     self.frames.drop(ids)
                 raise
-            piece |= dict(zip(self.stacked, taken, strict=True))
-            self._place(part, self._pick(piece), length, leaves if len(leaves) <= 1 else leaves[first : first + length])
+            self._place(part, piece, length, leaves if len(leaves) <= 1 else leaves[first : first + length])
 
     def _place(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         """Write rows as they are kept (ids in place of stacks), and their leaves: one each, or the same for all."""
-        capacity, (size, start, added, lap) = self.capacity, self.rings[:, part].tolist()
+        start, capacity = self.cursor.item(part), self.capacity
         end = start + count
-        if end <= capacity:
-            self._copy(part, start, rows, count, leaves, size)
-        else:
-            for position, of in self._spans(start, count):
-                own = leaves if len(leaves) <= 1 else leaves[of]
-                self._copy(part, position, [values[of] for values in rows], of.stop - of.start, own, size)
-        filled = min(capacity, size + count)
-        self._filled += filled - size
-        self.rings[:, part] = filled, end % capacity, added + count, lap + end // capacity
-
-    def _copy(
-        self, part: int, start: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray, size: int
-    ) -> None:
-        """Write rows that do not wrap around, in a ring that had `size` of them."""
-        first = part * self.capacity + start
+        if end > capacity:
+            self._place_around(part, rows, count, leaves)
+            return
+        size, first = self.size.item(part), part * capacity + start
         slots = slice(first, first + count)
         if self.frames is not None:
-            replaced = slice(first, part * self.capacity + min(start + count, size))
-            for name in self.stacked:
-                self.frames.drop(self.columns[name][replaced])
+            self._let_go(slice(first, part * capacity + min(end, size)))
         for column, values in zip(self._arrays, rows, strict=True):
             column[slots] = values
         if self.tree is not None:
             self.tree.fill_all(part, start, count, leaves)
+        self.cursor[part] = end
+        if end == capacity:
+            self.cursor[part] = 0
+            self.lap[part] += 1
+        self.added[part] += count
+        if size < capacity:
+            self.size[part] = grown = min(capacity, size + count)
+            self._filled += grown - size
+
+    def _place_around(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
+        """The same in pieces that end with the ring."""
+        first, room = 0, self.capacity - self.cursor.item(part)
+        while first < count:
+            piece = slice(first, min(first + room, count))
+            own = leaves if len(leaves) <= 1 else leaves[piece]
+            self._place(part, [values[piece] for values in rows], piece.stop - first, own)
+            first, room = piece.stop, self.capacity
+
+    def _let_go(self, slots: slice | np.ndarray) -> None:
+        assert self.frames is not None
+        for name in self.stacked:
+            self.frames.drop(self.columns[name][slots])
 
     def draw(self, stream: np.random.Generator, count: int, part: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Slots of `count` independent draws (a row may come twice) and their leaves (ones where there is no alpha).
@@ -255,7 +267,7 @@ class Store:
                     assert self.frames is not None
                     self.frames.hold(block[name])
             for part, (block, leaves) in content.items():
-                added, rows = int(self.added[part]), self._pick(block)
+                added, rows = int(self.added[part]), self.pick(block)
                 self.clear(part)
                 if len(rows[0]):
                     self._place(part, rows, len(rows[0]), np.zeros(1, np.float32) if leaves is None else leaves)
@@ -349,19 +361,10 @@ class Store:
         slots: np.ndarray = part * self.capacity + np.arange(self.size[part])
         return slots
 
-    def _spans(self, position: int, count: int) -> Iterator[tuple[int, slice]]:
-        """Where the newest rows of a block of `count` go: from one position on, or also from 0 around the ring's end."""
-        row = max(0, count - self.capacity)
-        position = (position + row) % self.capacity
-        while row < count:
-            length = min(count - row, self.capacity - position)
-            yield position, slice(row, row + length)
-            row, position = row + length, 0
-
-    def _leaves(self, priorities: np.ndarray | None, count: int) -> np.ndarray:
-        """One leaf per row, or one for all of them."""
-        if self.alpha is None or priorities is None:
-            return self._entering
+    def _leaves(self, priorities: np.ndarray, count: int) -> np.ndarray:
+        """One leaf per row."""
+        if self.alpha is None:
+            raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
         priorities = np.asarray(priorities, np.float64)
         if priorities.shape != (count,):
             raise UsageError(f"{count} experiences need {count} priorities, not an array of shape {priorities.shape}")

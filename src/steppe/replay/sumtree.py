@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.replay.kernels import compiled
+from steppe.replay.kernels import compiled, load_float32, load_float64, prefetch
 
 BLOCK = 16
 FAN = 4
+LINE = 64  # bytes that come from memory at once
+NOTHING = np.empty((0, 3), np.int64)
 
 
 class SumTree:
@@ -55,15 +57,16 @@ class SumTree:
         for part in range(len(self.leaves)):
             self.fill(part, 0, self.leaves[part].copy())
 
-    def descend(self, draws: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    def descend(
+        self, draws: np.ndarray, first: int, last: int, plan: np.ndarray = NOTHING
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Slots, and their leaves, at `draws` (uniform in [0, 1)) of the cumulated leaves of parts first … last - 1.
 
-        At least one of those leaves must be positive.
+        None if all of those leaves are 0. Rows of the columns in `plan` are on their way to the cache afterwards.
         """
-        slots = np.empty(len(draws), np.int64)
-        drawn = np.empty(len(draws), np.float32)
-        _descend(self.leaves, self.nodes, self.levels, self.capacity, first, last, draws, slots, drawn)
-        return slots, drawn
+        slots, drawn = np.empty(len(draws), np.int64), np.empty(len(draws), np.float32)
+        tree = self.leaves, self.nodes, self.levels, self.capacity
+        return (slots, drawn) if descend(*tree, first, last, draws, plan, slots, drawn) else None
 
 
 @compiled
@@ -132,7 +135,8 @@ def _assign(
 @compiled
 def _choose_parts(
     nodes: np.ndarray, top: int, first: int, last: int, draws: np.ndarray, parts: np.ndarray, rests: np.ndarray
-) -> None:
+) -> bool:
+    """Choose a part for each draw; False if all are empty."""
     ends = np.empty(last - first, np.float64)
     total = 0.0
     for part in range(first, last):
@@ -147,14 +151,15 @@ def _choose_parts(
             rests[i] = rest - ends[chosen - 1] if chosen else rest
         else:
             chosen = last - first - 1
-            while nodes[first + chosen, top] == 0.0:
+            while chosen > 0 and nodes[first + chosen, top] == 0.0:
                 chosen -= 1
             rests[i] = nodes[first + chosen, top]
         parts[i] = first + chosen
+    return total > 0.0
 
 
 @compiled
-def _descend(
+def descend(
     leaves: np.ndarray,
     nodes: np.ndarray,
     levels: np.ndarray,
@@ -162,47 +167,76 @@ def _descend(
     first: int,
     last: int,
     draws: np.ndarray,
+    plan: np.ndarray,
     slots: np.ndarray,
     drawn: np.ndarray,
-) -> None:
-    # The child is the number of cumulated sums that `rest` has passed: no branches to mispredict, and an empty child is
-    # never it, as its sum is passed together with the one before. Only rounding may leave `rest` at or above the sum of all
-    # children: then the last one that is not empty is taken, and `rest` is kept at its whole sum so that the same happens below.
+) -> bool:
+    """Write slots and their leaves; False if all leaves are 0. Rows of the columns in `plan` (kernels.gather's) are asked for.
+
+    The child is the number of cumulated sums that `rest` has passed: no branches to mispredict, and an empty child is
+    never it, as its sum is passed together with the one before. Only rounding may leave `rest` at or above the sum of all
+    children: then the last one that is not empty is taken, and `rest` is kept at its whole sum so that the same happens below.
+    """
     count = len(draws)
     parts = np.empty(count, np.int64)
     rests = np.empty(count, np.float64)
-    _choose_parts(nodes, levels[-1], first, last, draws, parts, rests)
+    if not _choose_parts(nodes, levels[-1], first, last, draws, parts, rests):
+        return False
+    begin, stride = np.int64(nodes.ctypes.data), np.int64(nodes.shape[1]) * 8
     for i in range(count):
         slots[i] = 0
     for level in range(len(levels) - 2, -1, -1):  # level by level for the whole batch, so that cache misses overlap
         for i in range(count):
-            part, at = parts[i], levels[level] + slots[i] * FAN
-            a = nodes[part, at]
-            b = a + nodes[part, at + 1]
-            c = b + nodes[part, at + 2]
-            d = c + nodes[part, at + 3]
+            child = slots[i] * FAN
+            at = begin + parts[i] * stride + (levels[level] + child) * 8
+            a = load_float64(at)
+            b = a + load_float64(at + 8)
+            c = b + load_float64(at + 16)
+            d = c + load_float64(at + 24)
             rest = rests[i]
             if rest < d:
                 below = a if rest >= a else 0.0
                 below = b if rest >= b else below
                 below = c if rest >= c else below
                 rests[i] = rest - below
-                slots[i] = slots[i] * FAN + (rest >= a) + (rest >= b) + (rest >= c)
+                slots[i] = child + (rest >= a) + (rest >= b) + (rest >= c)
             else:
-                child = FAN - 1
-                while nodes[part, at + child] == 0.0:
-                    child -= 1
-                rests[i] = nodes[part, at + child]
-                slots[i] = slots[i] * FAN + child
-    for i in range(count):
-        part, begin, rest = parts[i], slots[i] * BLOCK, rests[i]
+                last_child = FAN - 1
+                while load_float64(at + last_child * 8) == 0.0:
+                    last_child -= 1
+                rests[i] = load_float64(at + last_child * 8)
+                slots[i] = child + last_child
+    _choose_leaves(leaves, capacity, parts, rests, plan, slots, drawn)
+    return True
+
+
+@compiled
+def _choose_leaves(
+    leaves: np.ndarray,
+    capacity: int,
+    parts: np.ndarray,
+    rests: np.ndarray,
+    plan: np.ndarray,
+    slots: np.ndarray,
+    drawn: np.ndarray,
+) -> None:
+    begin, stride = np.int64(leaves.ctypes.data), np.int64(leaves.shape[1]) * 4
+    for i in range(len(slots)):
+        position, rest = slots[i] * BLOCK, rests[i]
+        at = begin + parts[i] * stride + position * 4
         child, total = 0, 0.0
-        for leaf in range(begin, begin + BLOCK):
-            total += leaves[part, leaf]
+        for leaf in range(BLOCK):
+            total += np.float64(load_float32(at + leaf * 4))
             child += rest >= total
         if child == BLOCK:
             child -= 1
-            while leaves[part, begin + child] == 0.0:
+            while load_float32(at + child * 4) == 0.0:
                 child -= 1
-        slots[i] = part * capacity + begin + child
-        drawn[i] = leaves[part, begin + child]
+        slot = parts[i] * capacity + position + child
+        for column in range(len(plan)):
+            row = plan[column, 0] + slot * plan[column, 1]
+            prefetch(row)
+            if plan[column, 1] > LINE // 2:
+                prefetch(row + min(plan[column, 1], LINE) - 1)
+        slots[i] = slot
+        drawn[i] = load_float32(at + child * 4)

@@ -6,6 +6,7 @@ The first experiences decide shapes and dtypes; whatever does not fit them after
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from steppe.replay.storage import Block, Store
 Experience = Mapping[str, Any]
 Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
 MOST_SIZES = 256
+_LOOK = attrgetter("dtype", "shape")
 
 
 class Writing:
@@ -27,40 +29,31 @@ class Writing:
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack}")
         self.store, self.frame_stack = store, frame_stack
         self.keys = None if keys is None else tuple(keys)
-        self._dtypes: list[Any] = []  # of the columns, once there are any
-        self._shapes: dict[int, list[tuple[int, ...]]] = {}  # by number of rows
+        self._looks: dict[int, list[tuple[Any, ...]]] = {}  # dtypes and shapes that fit, by number of rows
 
     def __call__(self, part: int, experiences: Experiences, priorities: np.ndarray | None = None) -> int:
         """Append experiences to one part, all or none; how many there were."""
-        if type(experiences) is dict and self._fits(experiences):
-            block: Block = experiences
-        else:
-            block = as_block(experiences, self.keys)
-            if not block:
-                return 0
-            self._require_fit(block)
-        return self.store.write(part, block, priorities)
+        store = self.store
+        if type(experiences) is dict and len(experiences) == len(store.columns):
+            try:  # what fits exactly is the usual case, and seen in a microsecond
+                rows = store.pick(experiences)
+                fits = list(map(_LOOK, rows)) == (self._looks.get(len(rows[0])) or self._fitting(len(rows[0])))
+            except (KeyError, AttributeError, TypeError):
+                fits = False
+            if fits:
+                return store.append(part, rows, priorities)
+        block = as_block(experiences, self.keys)
+        if not block:
+            return 0
+        self._require_fit(block)
+        return store.write(part, block, priorities)
 
-    def _fits(self, block: dict[str, Any]) -> bool:
-        """Whether these are arrays of this store's columns, shapes and dtypes: the usual case, in a microsecond."""
-        names = self.store.columns
-        if not self._dtypes or len(block) != len(names):
-            return False
-        try:
-            columns = [block[name] for name in names]
-            if [column.dtype for column in columns] != self._dtypes:
-                return False
-            count = len(columns[0])
-            shapes = self._shapes.get(count) or self._shapes_of(count)
-            return count > 0 and [column.shape for column in columns] == shapes
-        except (KeyError, AttributeError, TypeError):
-            return False
-
-    def _shapes_of(self, count: int) -> list[tuple[int, ...]]:
-        if len(self._shapes) >= MOST_SIZES:
-            self._shapes.clear()
-        self._shapes[count] = shapes = [(count, *field.shape) for field in self.store.fields]
-        return shapes
+    def _fitting(self, count: int) -> list[tuple[Any, ...]]:
+        if len(self._looks) >= MOST_SIZES:
+            self._looks.clear()
+        fields = self.store.fields if count else ()
+        self._looks[count] = looks = [(np.dtype(field.dtype), (count, *field.shape)) for field in fields]
+        return looks
 
     def _require_fit(self, block: Block) -> None:
         """Raise unless the columns fit; the first ones decide the store's fields."""
@@ -70,7 +63,6 @@ class Writing:
         require_keys(block, tuple(self.store.columns))
         for field in self.store.fields:
             _require_fit(field, block[field.name])
-        self._dtypes = [np.dtype(field.dtype) for field in self.store.fields]
 
     def _field(self, key: str, rows: np.ndarray) -> FieldSpec:
         frames = self.frame_stack if rows.ndim >= 4 and rows.shape[1] % self.frame_stack == 0 else 1
