@@ -86,7 +86,10 @@ class SavedStore:
             for name in self.stacked:
                 ids = part_rows(store, part)[name][: ring.record.size]
                 if ids.size and not (ids.min() >= 0 and ids.max() < high):
-                    raise DamagedFile(f"{ring.directory} is damaged: column {name!r} of {ring.record.name} names no frames")
+                    raise DamagedFile(
+                        f"{ring.directory} is damaged: column {name!r} of {ring.record.name} names no frames"
+                    )
+        store.frames.history.reset()  # also if what follows fails
         self.frames.read_into({"frame": store.frames.data})
         store.frames.adopt(high, self.frames.record.added)
         store.frames.history.note(self.frames.save, self.frames.record.added)
@@ -138,7 +141,7 @@ def _leaves(ring: SavedRing, saved: SavedRing) -> np.ndarray:
     return values
 
 
-def settle(store: Store, saved: SavedStore) -> None:
+def take_over(store: Store, saved: SavedStore) -> None:
     """Set fill, laps and leaves of a store whose rows have been read."""
     store.rings[...] = [[getattr(r.record, key) for r in saved.rings] for key in ("size", "cursor", "added")] + [
         saved.lap.tolist()

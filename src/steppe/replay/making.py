@@ -114,7 +114,9 @@ def _disk(storage: str, directory: Path | None, pool: ReplayBufferPool | None) -
     """Where the columns are to lie; None for memory."""
     if pool is not None:
         if storage == "disk" and pool.store.disk is None:
-            raise ConfigError("buffer_storage=disk needs a pool made with disk_path=…, which decides where experience lies")
+            raise ConfigError(
+                "buffer_storage=disk needs a pool made with disk_path=…, which decides where experience lies"
+            )
         return pool.store.disk
     if storage == "disk" and directory is None:
         raise ConfigError("buffer_storage=disk is for runs, which have a directory: use buffer_storage=memory here")

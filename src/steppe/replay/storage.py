@@ -342,7 +342,7 @@ class Store:
                 saved.check()
             self.clear()
             saved.read_into(self)
-            keeping.settle(self, saved)
+            keeping.take_over(self, saved)
             self._filled = int(self.size.sum())
             self._set_max_priority(saved.max_priority)
 
