@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steppe.core import chunks
-from steppe.core.chunks import History, Ring, put_back, read_rows, take_out, write_rows
+from steppe.core.chunks import put_back, read_rows, take_out, write_rows
 from steppe.core.errors import DamagedFile
+from steppe.core.rings import ROWS, TAIL, History, Ring
 
 pytestmark = pytest.mark.unit
 
@@ -51,7 +52,7 @@ def save(directory, rings, before=None):
     from steppe.core import durable
 
     names = {path.name for path in directory.iterdir()}
-    assert chunks.ROWS not in names
+    assert ROWS not in names
     for name, data in files.items():
         (directory / name).write_bytes(data)
     entries = {n: {"size": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in files.items()}
@@ -60,7 +61,7 @@ def save(directory, rings, before=None):
 
 
 def load(directory):
-    rings = read_rows(directory, (directory / chunks.ROWS).read_bytes())
+    rings = read_rows(directory, (directory / ROWS).read_bytes())
     found = []
     for saved in rings:
         columns = {f.name: np.zeros((saved.record.capacity, *f.shape), f.dtype) for f in saved.record.fields()}
@@ -71,7 +72,7 @@ def load(directory):
 
 
 def files_of(directory):
-    return {path.name: path.stat().st_ino for path in directory.glob("*.rows") if path.name != chunks.TAIL}
+    return {path.name: path.stat().st_ino for path in directory.glob("*.rows") if path.name != TAIL}
 
 
 @settings(max_examples=60, deadline=None)
@@ -195,7 +196,7 @@ def test_damage_is_named_with_its_column(tmp_path, kind):
     source = Source(40)
     source.append(40)
     saved = save(tmp_path / "0", [source.ring()])
-    rings = read_rows(saved, (saved / chunks.ROWS).read_bytes())
+    rings = read_rows(saved, (saved / ROWS).read_bytes())
     chunk = rings[0].record.chunks[3]
     path = saved / chunk.file
     data = bytearray(path.read_bytes())
@@ -262,7 +263,7 @@ def test_a_record_that_lies_is_refused(tmp_path, path, value, words):
     source = Source(40)
     source.append(40)
     saved = save(tmp_path / "0", [source.ring()])
-    record = json.loads((saved / chunks.ROWS).read_bytes())
+    record = json.loads((saved / ROWS).read_bytes())
     _change(record, path, value)
     with pytest.raises(DamagedFile, match=words):
         check(saved, json.dumps(record).encode())
@@ -271,8 +272,8 @@ def test_a_record_that_lies_is_refused(tmp_path, path, value, words):
 def test_truth_values_are_checked(tmp_path):
     rows = np.array([True, False, True])
     saved = save(tmp_path / "0", [Ring("it", {"done": rows}, 3)])
-    record = json.loads((saved / chunks.ROWS).read_bytes())
-    (saved / chunks.TAIL).write_bytes(b"\x01\x02\x00")
+    record = json.loads((saved / ROWS).read_bytes())
+    (saved / TAIL).write_bytes(b"\x01\x02\x00")
     record["rings"][0]["chunks"][0]["sha256"] = [hashlib.sha256(b"\x01\x02\x00").hexdigest()]
     (ring,) = read_rows(saved, json.dumps(record).encode())
     with pytest.raises(DamagedFile, match="column 'done' of it is not of truth values"):
@@ -286,7 +287,7 @@ def test_trees_with_rings_in_them(tmp_path):
     plain = take_out({"a": [one.ring(), 1, "x"], "b": {"c": other.ring()}}, rings)
     assert [ring.added for ring in rings] == [3, 0]
     saved = save(tmp_path / "0", rings)
-    tree = put_back(json.loads(json.dumps(plain)), read_rows(saved, (saved / chunks.ROWS).read_bytes()))
+    tree = put_back(json.loads(json.dumps(plain)), read_rows(saved, (saved / ROWS).read_bytes()))
     assert tree["a"][0].record.added == 3
     assert tree["a"][1:] == [1, "x"]
     assert tree["b"]["c"].record.size == 0

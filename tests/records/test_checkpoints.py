@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from steppe.core import chunks, codec, durable
+from steppe.core import chunks, codec, durable, rings
 from steppe.core.errors import DamagedFile
 from steppe.core.weights import Weights
 from steppe.records.checkpoints import Checkpoints, load_weights, save_weights, weights_bytes, weights_from
@@ -251,7 +251,7 @@ class Rows:
 
     def __init__(self, capacity: int = 64) -> None:
         self.columns = {"obs": np.zeros((capacity, 3), np.float32), "action": np.zeros(capacity, np.int64)}
-        self.added, self.history = 0, chunks.History()
+        self.added, self.history = 0, rings.History()
 
     def append(self, count: int) -> None:
         for _ in range(count):
@@ -262,7 +262,7 @@ class Rows:
     def state(self) -> dict:
         capacity = len(self.columns["action"])
         size = min(self.added, capacity)
-        ring = chunks.Ring("buffer 0", self.columns, size, self.added % capacity, self.added, self.history)
+        ring = rings.Ring("buffer 0", self.columns, size, self.added % capacity, self.added, self.history)
         return {"memory": {"rings": [ring]}, "agent": {"step": self.added}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steppe.core import chunks, codec, durable
+from steppe.core import chunks, codec, durable, rings
 from steppe.core.errors import DamagedFile, DiskFull, UsageError
 from steppe.replay import Draws, ReplayBufferPool, ReplayMemory
 from steppe.testing.memory import SPEC, ScriptedActor
@@ -111,7 +112,7 @@ def filled(count=40, **options):
 
 def rows_files(directory):
     (save,) = directory.glob("save-*")
-    return {path.name: path.stat().st_ino for path in save.glob("*.rows") if path.name != chunks.TAIL}
+    return {path.name: path.stat().st_ino for path in save.glob("*.rows") if path.name != rings.TAIL}
 
 
 def test_a_second_save_writes_what_changed(tmp_path):
@@ -260,6 +261,54 @@ def test_hostile_headers_end_in_an_error_or_in_a_sound_pool(tmp_path_factory, da
     if pool.store.tree.totals.any():
         content_of = pool.sample_batch(5)
         np.testing.assert_equal(content_of["obs"][:, 0], content_of["action"].astype(np.float32))
+
+
+def stacks(first, count):
+    """Transitions of one long episode; frame t says t in every pixel row."""
+    frames = np.zeros((count + 4, 20, 20), np.uint8)
+    frames[:, :, :2] = np.arange(first, first + count + 4, dtype=np.uint16).view(np.uint8).reshape(-1, 1, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(frames, 4, axis=0).transpose(0, 3, 1, 2)
+    return {"obs": windows[:count].copy(), "next_obs": windows[1:].copy(), "number": np.arange(first, first + count)}
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_frames_are_saved_once_and_come_back(tmp_path, monkeypatch, on_disk):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 16 * 400)
+    disk = tmp_path / "disk" if on_disk else None
+    pool = ReplayBufferPool(2, 64, frame_stack=4, seed=5, disk_path=disk)
+    written = []
+    for number in range(9):
+        pool.add_experiences(stacks(number * 20, 20), buffer_id=number % 2)
+        pool.save_buffers(tmp_path / "pool")
+        (save,) = (tmp_path / "pool").glob("save-*")
+        written.append({path.stat().st_ino for path in save.glob("*.rows")})
+        loaded = ReplayBufferPool(2, 64, frame_stack=4)
+        loaded.load_buffers(tmp_path / "pool")
+        batch = loaded.sample_batch(20)
+        np.testing.assert_equal(batch, pool.sample_batch(20))
+        for row, first in enumerate(batch["number"].tolist()):
+            expected = stacks(first, 1)
+            np.testing.assert_array_equal(batch["obs"][row], expected["obs"][0])
+            np.testing.assert_array_equal(batch["next_obs"][row], expected["next_obs"][0])
+        if number % 3 == 2:
+            pool = loaded  # goes on, and its saves are still shared
+    assert all(len(after & before) > 0 for before, after in itertools.pairwise(written[2:]))
+    total = sum(path.stat().st_size for path in save.glob("*.rows"))
+    assert total < 1.6 * 400 * 128  # about a frame per row
+
+
+def test_ids_of_frames_that_are_not_there_are_refused(tmp_path):
+    pool = ReplayBufferPool(1, 64, frame_stack=4)
+    pool.add_experiences(stacks(0, 30))
+    pool.store.columns["obs"][7, 2] = 5000
+    pool.save_buffers(tmp_path)
+    pool.store.columns["obs"][7, 2] = -1
+    with pytest.raises(DamagedFile, match="column 'obs' of buffer 0 names no frames"):
+        ReplayBufferPool(1, 64, frame_stack=4).load_buffers(tmp_path)
+    other = ReplayBufferPool(1, 64)
+    other.add_experiences({"obs": np.zeros((3, 4)), "number": [1, 2, 3], "next_obs": np.zeros((3, 4))})
+    with pytest.raises(UsageError, match="the saved columns"):
+        other.load_buffers(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")

@@ -1,6 +1,6 @@
 """Columns too big to be written again with every save: in chunk files beside a bundle's other files, hashed by column.
 
-    rows.json     format, the save's id, and per ring: columns, fill, and where each chunk lies (docs/replay-format.md)
+    rows.json     format, the save's id, and per ring: columns, fill, and where each chunk lies (core/rings.py)
     tail.rows     what changes with every save: the chunk under each ring's cursor, and rings without a history
     <id>-<n>.rows     one chunk that stays as it is until its ring comes round; the next saves link to the same file
 
@@ -11,118 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from steppe.core.durable import PLAIN_NAME, link_or_copy, read_file
+from steppe.core.durable import link_or_copy, read_file
 from steppe.core.errors import DamagedFile
+from steppe.core.rings import FORMAT, ROWS, TAIL, ChunkRecord, Record, Ring, RingRecord, decoded
 from steppe.core.specs import FieldSpec
 
-FORMAT = 2
-ROWS, TAIL = "rows.json", "tail.rows"
 CHUNK_BYTES = 16 << 20
 OPEN_FILES = 16  # that wait to be synced
-REMEMBERED = 8  # saves that a ring knows itself to continue
 _PLACE = "#ring"  # stands in a tree for a ring that is written apart
-_DTYPES = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass
-class History:
-    """The saves that a ring has only been appended to since: save id → rows added by then."""
-
-    saves: dict[str, int] = field(default_factory=dict)
-
-    def reset(self) -> None:
-        """Rows have changed in another way: no earlier save says anything about them."""
-        self.saves.clear()
-
-    def note(self, save: str, added: int) -> None:
-        """This save holds the ring as it is now."""
-        self.saves[save] = added
-        while len(self.saves) > REMEMBERED:
-            del self.saves[next(iter(self.saves))]
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Columns [capacity, …] whose first `size` rows are filled; rows are appended at `cursor`, `added` counts them.
-
-    Shares the owner's memory: whoever writes it down does so before the next row is added. Without a history every save
-    writes it whole. Where rows are not filled in turn, `stamps` has what `added` was after each row was last written.
-    """
-
-    name: str
-    columns: Mapping[str, np.ndarray]
-    size: int
-    cursor: int = 0
-    added: int = 0
-    history: History | None = None
-    stamps: np.ndarray | None = None
-
-    def touched(self, since: int, chunk_rows: int) -> set[int]:
-        """The chunks that have rows which were written after `since` of them had been added."""
-        if self.stamps is not None:
-            return set(np.unique(np.flatnonzero(self.stamps[: self.size] > since) // chunk_rows).tolist())
-        fresh = min(self.added - since, self.capacity)
-        start = self.cursor - fresh  # negative: before the end of the ring
-        stretches = [(start, self.cursor)] if start >= 0 else [(start + self.capacity, self.capacity), (0, self.cursor)]
-        return {
-            place
-            for low, high in stretches
-            if low < high
-            for place in range(low // chunk_rows, (high - 1) // chunk_rows + 1)
-        }
-
-    @property
-    def capacity(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-
-class ChunkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stretch of rows: its columns lie one after the other from `offset` on, each with its own hash."""
-
-    file: str
-    offset: int
-    sha256: tuple[str, ...]
-
-
-class RingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ring as it was saved; `columns` are (name, dtype, shape of a row)."""
-
-    name: str
-    capacity: int
-    size: int
-    cursor: int
-    added: int
-    chunk_rows: int
-    columns: tuple[tuple[str, str, tuple[int, ...]], ...]
-    chunks: tuple[ChunkRecord, ...]
-
-    def fields(self) -> tuple[FieldSpec, ...]:
-        return tuple(FieldSpec(name, shape, dtype) for name, dtype, shape in self.columns)
-
-    def spans(self) -> list[tuple[int, int]]:
-        """First and last + 1 row of each chunk."""
-        return [(low, min(self.size, low + self.chunk_rows)) for low in range(0, self.size, self.chunk_rows)]
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What rows.json says."""
-
-    format: int
-    id: str
-    rings: tuple[RingRecord, ...]
 
 
 def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = None) -> dict[str, bytes]:
@@ -144,11 +51,9 @@ def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = Non
 
 def read_rows(directory: Path, data: bytes) -> list[SavedRing]:
     """The rings that rows.json (its checked bytes are `data`) describes, with every claim but the hashes checked."""
-    path = directory / ROWS
-    record = _decoded(path, data)
+    record = decoded(directory / ROWS, data)
     ends: defaultdict[str, int] = defaultdict(int)
     for ring in record.rings:
-        _require_sound(path, ring)
         row_bytes = sum(spec.nbytes for spec in ring.fields())
         for chunk, (low, high) in zip(ring.chunks, ring.spans(), strict=True):
             ends[chunk.file] = max(ends[chunk.file], chunk.offset + (high - low) * row_bytes)
@@ -293,7 +198,7 @@ class _Writer:
         """Write what changed, and return what makes the record once all hashes are there."""
         row_bytes = sum(rows[:1].nbytes for rows in ring.columns.values()) if ring.size else 1
         record = RingRecord(
-            ring.name, ring.capacity, ring.size, ring.cursor, ring.added, _chunk_rows(row_bytes), _columns(ring), ()
+            ring.name, ring.capacity, ring.size, ring.cursor, ring.added, _chunk_rows(row_bytes), ring.described(), ()
         )
         shared = _unchanged(ring, record, known)
         chunks = []
@@ -364,7 +269,7 @@ def _continued(ring: Ring, known: Record | None) -> RingRecord | None:
     if known is None or ring.history is None or known.id not in ring.history.saves:
         return None
     for record in known.rings:
-        same = record.name == ring.name and record.columns == _columns(ring) and record.capacity == ring.capacity
+        same = record.name == ring.name and record.columns == ring.described() and record.capacity == ring.capacity
         if same and record.added == ring.history.saves[known.id] <= ring.added:
             return record
     return None
@@ -375,43 +280,9 @@ def _record_of(before: Path | None) -> Record | None:
     if before is None:
         return None
     try:
-        return _decoded(before / ROWS, read_file(before, ROWS))
+        return decoded(before / ROWS, read_file(before, ROWS))
     except DamagedFile:
         return None
-
-
-def _decoded(path: Path, data: bytes) -> Record:
-    try:
-        version = msgspec.json.decode(data, type=dict[str, Any]).get("format")
-        if isinstance(version, int) and version > FORMAT:
-            raise DamagedFile(
-                f"{path} has format {version}, newer than {FORMAT}, the newest this version of Steppe reads"
-            )
-        return msgspec.json.decode(data, type=Record)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedFile(f"{path} does not describe saved rows: {error}") from None
-
-
-def _require_sound(path: Path, ring: RingRecord) -> None:
-    names = [name for name, _, _ in ring.columns]
-    for name, dtype, shape in ring.columns:
-        if dtype not in _DTYPES or len(shape) > 31 or any(length < 0 for length in shape):
-            raise DamagedFile(f"{path} is damaged: column {name!r} of {ring.name} is {dtype}{list(shape)}")
-    fill = 0 <= ring.size <= ring.capacity and 0 <= ring.cursor < max(1, ring.capacity) and ring.added >= 0
-    if not fill or ring.chunk_rows < 1 or len(set(names)) != len(names):
-        raise DamagedFile(f"{path} contradicts itself about {ring.name}: its fill, its chunks or its columns")
-    if len(ring.chunks) != -(-ring.size // ring.chunk_rows):
-        raise DamagedFile(
-            f"{path} contradicts itself: {len(ring.chunks)} chunks are not {ring.size} rows of {ring.name}"
-        )
-    for chunk in ring.chunks:
-        hashes = len(chunk.sha256) == len(names) and all(map(_SHA256.fullmatch, chunk.sha256))
-        if not hashes or chunk.offset < 0 or not PLAIN_NAME.fullmatch(chunk.file):
-            raise DamagedFile(f"{path} is damaged: it does not say where a chunk of {ring.name} lies")
-
-
-def _columns(ring: Ring) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple((name, rows.dtype.name, rows.shape[1:]) for name, rows in ring.columns.items())
 
 
 def _chunk_rows(row_bytes: int) -> int:

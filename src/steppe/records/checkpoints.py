@@ -28,6 +28,7 @@ from steppe.core import chunks, codec
 from steppe.core.agent import Tree
 from steppe.core.durable import read_bundle, sweep, write_atomic, write_bundle
 from steppe.core.errors import DamagedFile
+from steppe.core.rings import ROWS, Ring
 from steppe.core.weights import Weights
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
@@ -75,7 +76,7 @@ class Checkpoints:
 
     def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
         """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
-        rings: list[chunks.Ring] = []
+        rings: list[Ring] = []
         plain = chunks.take_out(state, rings)
         files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._about(counters)}
         return _append(self.directory, files, self._keep, rings)
@@ -119,7 +120,7 @@ def _numbered(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name), path) for path in directory.iterdir() if _NUMBER.fullmatch(path.name))
 
 
-def _append(directory: Path, files: dict[str, bytes], keep: int, rings: Sequence[chunks.Ring] = ()) -> Path:
+def _append(directory: Path, files: dict[str, bytes], keep: int, rings: Sequence[Ring] = ()) -> Path:
     """Write the next numbered bundle, then remove all but the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
@@ -199,7 +200,7 @@ def _load(number: int, path: Path, run: str | None, *, whole: bool = False) -> C
     counters = _counters(files[COUNTERS], path / COUNTERS, run)
     weights = weights_from(files[WEIGHTS], str(path / WEIGHTS))
     state = codec.unpack(files[STATE]) if STATE in files else {}
-    rings = chunks.read_rows(path, files[chunks.ROWS]) if chunks.ROWS in files else []
+    rings = chunks.read_rows(path, files[ROWS]) if ROWS in files else []
     for ring in rings if whole else ():
         ring.check()
     state = chunks.put_back(state, rings)

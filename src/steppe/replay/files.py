@@ -24,6 +24,7 @@ from steppe.core import chunks, codec
 from steppe.core.agent import Tree
 from steppe.core.durable import is_full, read_bundle, sweep, write_bundle
 from steppe.core.errors import DamagedFile, DiskFull, UsageError
+from steppe.core.rings import ROWS, Ring
 
 FORMAT = 2
 POOL, STATE = "pool.json", "state.bin"
@@ -60,7 +61,7 @@ class Description1(msgspec.Struct, frozen=True):
 
 def save_state(directory: Path, state: Tree, description: Description) -> None:
     """Write a tree with `Store.live_state` in it; a reader sees either this save or the one before."""
-    rings: list[chunks.Ring] = []
+    rings: list[Ring] = []
     plain = chunks.take_out(state, rings)
     files = {POOL: msgspec.json.encode(description), STATE: codec.pack(plain)}
     try:
@@ -88,14 +89,14 @@ def load_state(directory: Path) -> tuple[Tree, Description]:
     if _format(path, files.get(POOL, b"")) == 1:
         return _load_format_1(saves[-1], files)
     description = _decoded(path, files[POOL], Description)
-    missing = [name for name in (STATE, chunks.ROWS) if name not in files]
+    missing = [name for name in (STATE, ROWS) if name not in files]
     if missing:
         raise DamagedFile(f"{saves[-1]} is damaged: it holds no {missing[0]}")
     try:
         tree = codec.unpack(files[STATE])
     except DamagedFile as error:
         raise DamagedFile(f"{saves[-1] / STATE}: {error}") from None
-    return chunks.put_back(tree, chunks.read_rows(saves[-1], files[chunks.ROWS])), description
+    return chunks.put_back(tree, chunks.read_rows(saves[-1], files[ROWS])), description
 
 
 def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, Description]:

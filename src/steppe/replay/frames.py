@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.core.chunks import History
 from steppe.core.errors import ConfigError, UsageError
+from steppe.core.rings import History
 from steppe.replay.kernels import compiled, copy_bytes
 from steppe.replay.mapped import zeros
 

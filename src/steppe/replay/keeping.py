@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from steppe.core.agent import Tree
-from steppe.core.chunks import Ring, SavedRing
+from steppe.core.chunks import SavedRing
 from steppe.core.errors import DamagedFile
+from steppe.core.rings import Ring
 from steppe.core.specs import FieldSpec
 
 if TYPE_CHECKING:

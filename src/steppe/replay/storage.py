@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from steppe.core.agent import Tree
-from steppe.core.chunks import History
 from steppe.core.errors import ConfigError, UsageError
+from steppe.core.rings import History
 from steppe.core.specs import FieldSpec
 from steppe.replay import keeping
 from steppe.replay.frames import LEAST_BYTES, FrameStore
