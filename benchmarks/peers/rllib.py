@@ -1,6 +1,7 @@
-"""RLlib: PPO and IMPALA on CartPole, and how long PPO takes to start.
+"""RLlib: PPO and IMPALA on CartPole, how long PPO takes to start, and its replay buffers of single steps.
 
-Timing starts after the first training iteration, when every process is up. `protocol.py` has the command line.
+Timing starts after the first training iteration, when every process is up. `protocol.py` has the command line,
+`replaying.py` what buffers are asked to do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from protocol import Request, Result, process_start, run
 
 # isort: split
 import gymnasium as gym
+import numpy as np
 import ray
 import torch
 from first_step import NOTE, FirstStep, read_note
@@ -21,7 +23,10 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.utils.replay_buffers import PrioritizedReplayBuffer, ReplayBuffer
 from ray.tune.registry import register_env
+from replaying import tasks
 
 # PPO's epochs, batch and network are RLlib's own defaults; larger minibatches and vector environments are faster here.
 PPO = {
@@ -127,7 +132,38 @@ def shared_report(settings: dict[str, Any]) -> dict[str, Any]:
     } | {key: settings[key] for key in ("train_batch_size", "learning_rate", "gamma")}
 
 
+class RLlib:
+    """Sample batches go in, are kept step by step, and come out joined."""
+
+    def __init__(self, buffer: Any, batch: int, about: str, **options: float) -> None:
+        self.buffer, self.batch, self.about, self.options = buffer, batch, about, options
+
+    def prepare(self, columns: dict[str, np.ndarray]) -> SampleBatch:
+        names = {"obs": "obs", "action": "actions", "reward": "rewards", "next_obs": "new_obs", "done": "terminateds"}
+        return SampleBatch({names[name]: rows for name, rows in columns.items()})
+
+    def add(self, block: SampleBatch) -> None:
+        self.buffer.add(block)
+
+    def sample(self) -> SampleBatch:
+        return self.buffer.sample(self.batch, **self.options)
+
+    def update(self, batch: SampleBatch, priorities: np.ndarray) -> None:
+        self.buffer.update_priorities(batch["batch_indexes"], priorities)
+
+
+def prioritized(settings: dict[str, Any]) -> RLlib:
+    buffer = PrioritizedReplayBuffer(settings["capacity"], storage_unit="timesteps", alpha=0.6)
+    return RLlib(buffer, settings["batch"], "PrioritizedReplayBuffer of timesteps", beta=0.4)
+
+
+def uniform(settings: dict[str, Any]) -> RLlib:
+    buffer = ReplayBuffer(settings["capacity"], storage_unit="timesteps")
+    return RLlib(buffer, settings["batch"], "ReplayBuffer of timesteps")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     packages = {"torch": "torch", "rllib": "ray", "gymnasium": "gymnasium", "numpy": "numpy"}
-    run("rllib", packages, {"ppo-cartpole": ppo_cartpole, "impala-cartpole": impala_cartpole, "startup": startup})
+    training = {"ppo-cartpole": ppo_cartpole, "impala-cartpole": impala_cartpole, "startup": startup}
+    run("rllib", packages, {**training, **tasks(prioritized, uniform)})

@@ -1,24 +1,31 @@
-"""Stable-Baselines3: PPO and DQN on CartPole, Pong and an environment that sleeps, with its own or the RL zoo's settings.
+"""Stable-Baselines3: PPO and DQN on CartPole, Pong and an environment that sleeps, with its own or the RL zoo's settings;
+and its replay buffer.
 
-Timing starts with the first rollout and, for DQN, once learning has started. `protocol.py` has the command line.
+Timing starts with the first rollout and, for DQN, once learning has started. `protocol.py` has the command line,
+`replaying.py` what buffers are asked to do.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from protocol import Request, Result, run
 
 # isort: split
 import gymnasium as gym
+import numpy as np
 import torch
+from replaying import SIDE, STACK, tasks
 from slow_env import SLEEP_S, SlowEnv
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack
 
 PPO_DEFAULT = {
@@ -273,6 +280,49 @@ def _falling(start: float):
     return lambda remaining: remaining * start
 
 
+class StableBaselines3:
+    """A block is one step of as many environments as it has rows; batches come out as tensors."""
+
+    def __init__(self, settings: dict[str, Any], space: gym.spaces.Box, envs: int, about: str) -> None:
+        self.batch, self.about, self.envs = settings["batch"], about, envs
+        self.buffer = ReplayBuffer(
+            settings["capacity"],
+            space,
+            gym.spaces.Discrete(6),
+            "cpu",
+            n_envs=envs,
+            handle_timeout_termination=False,
+        )
+
+    def prepare(self, columns: dict[str, np.ndarray]) -> list[tuple[Any, ...]]:
+        names = ("obs", "next_obs", "action", "reward", "done")
+        steps = range(0, len(columns["done"]), self.envs)
+        return [(*(columns[name][at : at + self.envs] for name in names), [{}] * self.envs) for at in steps]
+
+    def add(self, block: list[tuple[Any, ...]]) -> None:
+        for step in block:
+            self.buffer.add(*step)
+
+    def sample(self) -> Any:
+        return self.buffer.sample(self.batch)
+
+    def save(self, path: Path) -> None:
+        save_to_pkl(path / "buffer.pkl", self.buffer)
+
+    def load(self, path: Path) -> None:
+        self.buffer = load_from_pkl(path / "buffer.pkl")
+
+
+def uniform(settings: dict[str, Any]) -> StableBaselines3:
+    space = gym.spaces.Box(-np.inf, np.inf, (8,), np.float32)
+    return StableBaselines3(settings, space, settings["block"], "ReplayBuffer, as many environments as rows in a block")
+
+
+def images(settings: dict[str, Any]) -> StableBaselines3:
+    space = gym.spaces.Box(0, 255, (STACK, SIDE, SIDE), np.uint8)
+    return StableBaselines3(settings, space, 1, "ReplayBuffer, stacks as they are")
+
+
 TASKS = {
     "ppo-cartpole": ppo_cartpole,
     "ppo-cartpole-solve": ppo_cartpole_solve,
@@ -286,4 +336,4 @@ TASKS = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     packages = {"torch": "torch", "sb3": "stable-baselines3", "gymnasium": "gymnasium", "ale-py": "ale-py"}
-    run("sb3", packages, TASKS)
+    run("sb3", packages, {**TASKS, **tasks(uniform=uniform, images=images)})

@@ -1,21 +1,27 @@
-"""TorchRL: PPO on CartPole from its collector, advantage and loss, with the training loop that its guides write out.
+"""TorchRL: PPO on CartPole from its collector, advantage and loss, with the training loop that its guides write out; and
+its replay buffers.
 
-Timing starts after the first batch and its updates. `protocol.py` has the command line.
+Timing starts after the first batch and its updates. `protocol.py` has the command line, `replaying.py` what buffers are
+asked to do.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from protocol import Request, Result, run
 
 # isort: split
+import numpy as np
 import torch
+from replaying import tasks
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from torchrl.envs import GymEnv, SerialEnv, set_gym_backend
 from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -101,7 +107,44 @@ def report(settings: dict[str, Any]) -> dict[str, Any]:
     } | {key: settings[key] for key in ("learning_rate", "gamma", "gae_lambda", "clip", "ent_coef")}
 
 
+class TorchRL:
+    """Tensors that share the columns' memory go in and tensors come out."""
+
+    def __init__(self, buffer: Any, about: str) -> None:
+        self.buffer, self.about = buffer, about
+
+    def prepare(self, columns: dict[str, np.ndarray]) -> TensorDict:
+        tensors = {name: torch.from_numpy(rows) for name, rows in columns.items()}
+        return TensorDict(tensors, batch_size=[len(columns["done"])])
+
+    def add(self, block: TensorDict) -> None:
+        self.buffer.extend(block)
+
+    def sample(self) -> TensorDict:
+        return self.buffer.sample()
+
+    def update(self, batch: TensorDict, priorities: np.ndarray) -> None:
+        self.buffer.update_priority(batch["index"], torch.from_numpy(priorities).float())
+
+    def save(self, path: Path) -> None:
+        self.buffer.dumps(path / "buffer")
+
+    def load(self, path: Path) -> None:
+        self.buffer.loads(path / "buffer")
+
+
+def prioritized(settings: dict[str, Any]) -> TorchRL:
+    storage = LazyTensorStorage(settings["capacity"])
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage, batch_size=settings["batch"])
+    return TorchRL(buffer, "TensorDictPrioritizedReplayBuffer on LazyTensorStorage")
+
+
+def uniform(settings: dict[str, Any]) -> TorchRL:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(settings["capacity"]), batch_size=settings["batch"])
+    return TorchRL(buffer, "TensorDictReplayBuffer on LazyTensorStorage")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     packages = {"torch": "torch", "torchrl": "torchrl", "tensordict": "tensordict", "gymnasium": "gymnasium"}
-    run("torchrl", packages, {"ppo-cartpole": ppo_cartpole})
+    run("torchrl", packages, {"ppo-cartpole": ppo_cartpole, **tasks(prioritized, uniform, uniform)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,19 @@ def ratio(rows: Mapping[str, Row], ours: str, *theirs: str) -> float | None:
 def ratio_to_smallest(rows: Mapping[str, Row], ours: str, *theirs: str) -> float | None:
     """Our median over the smallest of theirs, for figures of which less is better."""
     return _over(rows, ours, theirs, min)
+
+
+def further(rows: Mapping[str, Row], label: str, key: str) -> float | None:
+    """The median of a further figure of a row; None when it is missing."""
+    found = [run.reading.extra.get(key) for run in rows[label].runs]
+    values = [float(value) for value in found if value is not None]
+    return statistics.median(values) if values and not rows[label].error else None
+
+
+def further_ratio(rows: Mapping[str, Row], key: str, ours: str, theirs: str) -> float | None:
+    """Our median of a further figure over theirs."""
+    mine, other = further(rows, ours, key), further(rows, theirs, key)
+    return mine / other if mine is not None and other else None
 
 
 def same_settings(

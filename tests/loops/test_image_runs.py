@@ -74,9 +74,9 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(algo, tmp_path):
 
 
 def test_a_replay_of_images_that_cannot_fit_is_refused_with_its_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "available_bytes", lambda: 2 * 2**30)
+    monkeypatch.setattr(making, "available_bytes", lambda: 2**29)
     words = (
-        r"100,000 transitions \(buffer_size\) needs 5\.3 GiB .* but 2\.0 GiB .* at most about \d+,\d+ transitions fit"
+        r"100,000 transitions \(buffer_size\) needs 0\.8 GiB .* but 0\.5 GiB .* at most about \d+,\d+ transitions fit"
     )
     settings = {"runtime": "inline", "steps": 64, **DQN, "buffer_size": 100_000}
     with pytest.raises(ConfigError, match=words):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from steppe.core import codec, durable
+from steppe.core import chunks, codec, durable, rings
 from steppe.core.errors import DamagedFile
 from steppe.core.weights import Weights
 from steppe.records.checkpoints import Checkpoints, load_weights, save_weights, weights_bytes, weights_from
@@ -244,3 +244,99 @@ def test_every_truncation_of_a_weights_file_is_damage():
 def test_a_missing_weights_file_is_named(tmp_path):
     with pytest.raises(DamagedFile, match="nowhere"):
         load_weights(tmp_path / "nowhere")
+
+
+class Rows:
+    """A ring of rows as a replay memory has it."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self.columns = {"obs": np.zeros((capacity, 3), np.float32), "action": np.zeros(capacity, np.int64)}
+        self.added, self.history = 0, rings.History()
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            at = self.added % len(self.columns["action"])
+            self.columns["obs"][at], self.columns["action"][at] = self.added, self.added
+            self.added += 1
+
+    def state(self) -> dict:
+        capacity = len(self.columns["action"])
+        size = min(self.added, capacity)
+        ring = rings.Ring("buffer 0", self.columns, size, self.added % capacity, self.added, self.history)
+        return {"memory": {"rings": [ring]}, "agent": {"step": self.added}}
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8 * 20)  # of 8 rows
+    return Rows()
+
+
+def content(checkpoint):
+    ring = checkpoint.state["memory"]["rings"][0]
+    found = {"obs": np.zeros((64, 3), np.float32), "action": np.zeros(64, np.int64)}
+    ring.read_into(found)
+    return found
+
+
+def test_rows_are_written_once_and_each_checkpoint_is_exact(tmp_path, rows):
+    checkpoints, seen = Checkpoints(tmp_path, keep=2), set()
+    for number in range(8):
+        rows.append(20)
+        path = checkpoints.save(some_weights(), rows.state(), {"k": number})
+        own = {file.stat().st_ino for file in path.glob("*.rows")}
+        assert len(own - seen) <= 20 // 8 + 2  # whole chunks since, at most, and the tail
+        seen |= own
+        np.testing.assert_equal(content(checkpoints.latest()), rows.columns)
+        assert checkpoints.latest().state["agent"] == {"step": rows.added}
+    assert len(list(tmp_path.iterdir())) == 2
+    assert [info.damage for info in checkpoints.list()] == [None, None]
+
+
+def test_a_checkpoint_outlives_those_it_shares_rows_with(tmp_path, rows):
+    rows.append(64)
+    first = Checkpoints(tmp_path, keep=1).save(some_weights(), rows.state(), {})
+    kept = {file.name for file in first.glob("*-*.rows")}
+    second = Checkpoints(tmp_path, keep=1).save(some_weights(), rows.state(), {})
+    assert not first.exists()
+    assert {file.name for file in second.glob("*-*.rows")} == kept
+    np.testing.assert_equal(content(Checkpoints(tmp_path).latest()), rows.columns)
+
+
+def test_damaged_rows_are_named_and_the_one_before_is_used(tmp_path, rows):
+    checkpoints = Checkpoints(tmp_path)
+    rows.append(30)
+    checkpoints.save(some_weights(1), rows.state(), {"k": 0})
+    before = {name: column.copy() for name, column in rows.columns.items()}
+    rows.append(30)
+    newest = checkpoints.save(some_weights(2), rows.state(), {"k": 1})
+    flip(newest / "tail.rows", 7)
+    found = checkpoints.latest()
+    assert found.counters == {"k": 0}
+    assert "column 'obs' of buffer 0" in found.damaged[0]
+    assert str(newest / "tail.rows") in found.damaged[0]
+    np.testing.assert_equal(content(found)["action"][:30], before["action"][:30])
+    assert checkpoints.latest(whole=False).counters == {"k": 1}  # the weights are good
+    assert "column 'obs'" in checkpoints.list()[1].damage
+    with pytest.raises(DamagedFile, match=r"tail\.rows"):
+        content(checkpoints.at(2))
+
+
+def test_without_room_for_rows_the_checkpoint_before_stays(tmp_path, rows, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    rows.append(40)
+    checkpoints.save(some_weights(1), rows.state(), {"k": 0})
+    real, left = os.write, [300]
+
+    def write(descriptor, data):
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    rows.append(40)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(some_weights(2), rows.state(), {"k": 1})
+    assert sorted(os.listdir(tmp_path)) == ["00000001"]
+    assert checkpoints.latest().counters == {"k": 0}

@@ -11,7 +11,8 @@ from scipy import stats
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.specs import FieldSpec
 from steppe.replay import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
-from steppe.replay.storage import Store, importance
+from steppe.replay.ringing import importance
+from steppe.replay.storage import Store
 
 pytestmark = pytest.mark.unit
 
@@ -285,3 +286,82 @@ def test_experience_buffer_draws_without_repeats():
         assert len(set(states)) == 5
         counts[states] += 1
     assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_a_priority_that_comes_too_late_changes_nothing():
+    buffer = PrioritizedReplayBuffer(10, KEYS, alpha=1.0, seed=0)
+    buffer.add_batch([experience(n) for n in range(10)])
+    _, _, indices = buffer.sample(10)
+    buffer.add_batch([experience(n) for n in range(10, 15)])  # over 0 to 4
+    before = buffer._store.tree.leaves.copy()
+    buffer.update_priorities([2, 7, 4], [9.0, 5.0, 9.0])
+    assert buffer.stale_updates == 2
+    after = buffer._store.tree.leaves[0]
+    assert after[7] == 5.0
+    np.testing.assert_array_equal(np.delete(after, 7), np.delete(before[0], 7))
+    buffer.update_priorities(indices, np.full(10, 3.0))
+    assert buffer.stale_updates == 2 + np.count_nonzero(indices < 5)
+    assert set(buffer.sample(10)[2]) <= set(range(5, 15))  # a row's number, not its place
+
+
+def test_no_index_is_good_again_after_clearing():
+    buffer = PrioritizedReplayBuffer(4, KEYS, seed=0)
+    for round_number in range(5):
+        for number in range(3 + round_number):
+            buffer.add(experience(number))
+        _, _, indices = buffer.sample(3)
+        buffer.clear()
+        for number in range(4):
+            buffer.add(experience(number), priority=1.0)
+        before = buffer._store.tree.leaves.copy()
+        buffer.update_priorities(indices, np.full(3, 50.0))
+        np.testing.assert_array_equal(buffer._store.tree.leaves, before)
+        buffer.clear()
+    assert buffer.stale_updates == 15
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 12, 16, 31, 32, 33, 64, 100])
+def test_rows_of_any_width_come_back(width):
+    stream = np.random.default_rng(width)
+    rows = stream.integers(0, 255, (300, width), np.uint8)
+    buffer = ReplayBuffer(300, ["rows", "number", "flag", "none"], seed=0)
+    columns = {"rows": rows, "number": np.arange(300), "flag": rows[:, 0] > 100, "none": np.zeros((300, 0))}
+    buffer.add_batch(columns)
+    for size in (1, 5, 64, 300):
+        batch = buffer.sample(size)
+        for name in columns:
+            np.testing.assert_array_equal(batch[name], columns[name][batch["number"]])
+            assert batch[name].dtype == columns[name].dtype
+
+
+def test_columns_that_do_not_lie_in_one_piece():
+    buffer = ReplayBuffer(10, ["a", "b"], seed=0)
+    wide = np.arange(60.0).reshape(10, 6)
+    for _ in range(2):
+        buffer.add_batch({"a": wide[:, ::2], "b": np.asfortranarray(wide[:, :2])})
+        store = buffer._store.gather(buffer._store.ordered(0))
+        np.testing.assert_array_equal(store["a"], wide[:, ::2])
+        np.testing.assert_array_equal(store["b"], wide[:, :2])
+
+
+def test_memory_of_large_batches_is_used_again_only_when_nobody_has_it():
+    buffer = ReplayBuffer(1000, ["rows"], seed=0)
+    buffer.add_batch({"rows": np.arange(1000 * 64, dtype=np.float64).reshape(1000, 64)})
+    held = [buffer.sample(500)["rows"] for _ in range(6)]
+    assert len({rows.ctypes.data for rows in held}) == 6
+    copies = [rows.copy() for rows in held]
+    views = [rows[3:5, 1] for rows in held]
+    parts = [view.copy() for view in views]
+    del held[2:]
+    for _ in range(20):
+        buffer.sample(500)
+        for rows, copy in zip(held, copies, strict=False):
+            np.testing.assert_array_equal(rows, copy)
+        for view, part in zip(views, parts, strict=True):
+            np.testing.assert_array_equal(view, part)
+    del views, held, rows, view
+    seen = set()
+    for _ in range(20):
+        batch = buffer.sample(500)
+        seen.add(batch["rows"].ctypes.data)
+    assert len(seen) <= 3

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core.errors import DamagedFile, UsageError
+from steppe.core.errors import ConfigError, DamagedFile, UsageError
 from steppe.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferPool
 from steppe.replay import files as replay_files
 
@@ -48,6 +49,70 @@ def test_turns_are_taken_by_default():
     pool.add_experiences(experiences(9))
     assert [buffer.size() for buffer in pool.buffers] == [6, 5, 5]
     assert pool.get_total_experiences() == 16
+
+
+def test_routing_by_fill_and_by_source():
+    pool = ReplayBufferPool(3, 10, routing="least_filled")
+    pool.add_experiences(experiences(*range(4)), buffer_id=1)
+    for number in range(6):
+        pool.add_experiences(experiences(number))
+    assert [buffer.size() for buffer in pool.buffers] == [3, 4, 3]
+    pool = ReplayBufferPool(3, 10, routing="by_source")
+    for source in (0, 5, 2, 3, 5):
+        pool.add_experiences(experiences(source), source=source)
+    assert [pool.store.gather(pool.store.ordered(part))["action"].tolist() for part in range(3)] == [
+        [0, 3],
+        [],
+        [5, 2, 5],
+    ]
+    with pytest.raises(UsageError, match="say who gathered"):
+        pool.add_experiences(experiences(1))
+    pool.add_experiences(experiences(1), buffer_id=1)
+    with pytest.raises(ConfigError, match="routing"):
+        ReplayBufferPool(3, 10, routing="by_luck")
+
+
+def test_experience_may_bring_its_own_priority():
+    pool = ReplayBufferPool(2, 10, use_prioritized=True, alpha=1.0, seed=0)
+    pool.add_experiences(experiences(0, 1), priorities=np.array([1.0, 3.0]))
+    pool.add_experiences(experiences(2))  # as large as the largest so far
+    counts = np.bincount(np.concatenate([pool.sample_batch(3)["action"] for _ in range(4000)]), minlength=3)
+    assert stats.chisquare(counts, np.array([1, 3, 3]) / 7 * 12_000).pvalue > 1e-3
+    with pytest.raises(UsageError, match="priority must be"):
+        pool.add_experiences(experiences(3), priorities=np.array([np.nan]))
+    assert pool.get_total_experiences() == 3
+
+
+@pytest.mark.parametrize("num_buffers", [1, 2, 5, 8])
+def test_the_number_of_buffers_changes_no_odds(num_buffers):
+    """The same 60 experiences and priorities, spread very unevenly, give the draws of one big buffer."""
+    stream = np.random.default_rng(7)
+    priorities = stream.exponential(size=60) * (stream.random(60) < 0.8)
+    pool = ReplayBufferPool(num_buffers, 60, use_prioritized=True, alpha=0.8, seed=num_buffers)
+    homes = np.minimum(stream.geometric(0.6, 60) - 1, num_buffers - 1)
+    for number, (priority, home) in enumerate(zip(priorities, homes.tolist(), strict=True)):
+        pool.add_experiences(experiences(number), home, priorities=np.array([priority]))
+    counts = np.bincount(np.concatenate([pool.sample_batch(60)["action"] for _ in range(1000)]), minlength=60)
+    odds = priorities**0.8
+    assert not counts[odds == 0].any()
+    kept = odds > 0
+    assert stats.chisquare(counts[kept], odds[kept] / odds.sum() * 60_000).pvalue > 1e-3
+
+
+def test_late_priorities_are_counted():
+    pool = ReplayBufferPool(2, 5, use_prioritized=True, seed=0)
+    pool.add_experiences(experiences(*range(5)), buffer_id=0)
+    pool.add_experiences(experiences(*range(5, 10)), buffer_id=1)
+    batch = pool.sample_batch(10)
+    pool.add_experiences(experiences(*range(10, 15)), buffer_id=0)
+    pool.update_priorities(batch["indices"], np.full(10, 2.0))
+    assert pool.get_buffer_stats()["stale_updates"] == np.count_nonzero(batch["action"] < 5)
+    again = pool.sample_batch(10)
+    pool.balance_buffers()  # nothing to move: indices stay good
+    pool.update_priorities(again["indices"], np.full(10, 2.0))
+    with pytest.raises(UsageError, match="never given out"):
+        pool.update_priorities([2**40], [1.0])
+    assert pool.get_buffer_stats()["stale_updates"] == np.count_nonzero(batch["action"] < 5)
 
 
 def test_the_pool_draws_as_one_buffer():
@@ -93,7 +158,8 @@ def test_buffers_of_the_pool_are_buffers():
     assert isinstance(buffer, PrioritizedReplayBuffer)
     batch, _, indices = buffer.sample(20)
     assert set(batch["action"]) <= set(range(1010, 1040))
-    buffer.update_priorities(np.arange(30), np.zeros(30))
+    assert set(indices) <= set(range(10, 40))  # the ten first ones are gone
+    buffer.update_priorities(np.arange(10, 40), np.zeros(30))
     buffer.update_priorities(indices[:1], [1.0])
     assert set(buffer.sample(20)[0]["action"]) == {batch["action"][0]}
     buffer.clear()
@@ -216,7 +282,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
     assert loaded.get_total_experiences() == 40
 
 
-@pytest.mark.parametrize("name", ["buffer-1.safetensors", "pool.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tail.rows", "rows.json", "state.bin", "pool.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_named_and_changes_nothing(tmp_path, name, damage):
     pool = uneven(use_prioritized=True)
@@ -239,24 +305,44 @@ def test_damage_is_named_and_changes_nothing(tmp_path, name, damage):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 2}, "format 2"),
-        ({"capacity": 5}, "contradicts itself"),
-        ({"rings": []}, "contradicts itself"),
-        ({"prioritized": True}, "lacks columns"),
-        ({"rings": [{"size": 3, "cursor": 3, "added": 3}]}, "one file for each"),
-        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 4}, "has not 4 rows"),
+        ({"format": 3}, "format 3"),
+        ({"format": 0}, "format 0"),
+        ({"format": 1}, "does not describe"),
         ({"capacity": "many"}, "does not describe"),
     ],
 )
 def test_a_description_that_lies_is_refused(tmp_path, change, words):
     """Also where every checksum is right."""
     uneven().save_buffers(tmp_path)
+    require_refused(tmp_path, change, words, ReplayBufferPool(4, 30))
+
+
+FORMAT_1 = Path(__file__).parent / "fixtures" / "pool-format-1"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"capacity": 5}, "contradicts itself"),
+        ({"rings": []}, "contradicts itself"),
+        ({"prioritized": False}, "lacks columns"),
+        ({"rings": [{"size": 3, "cursor": 3, "added": 3}]}, "one file for each"),
+        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 2}, "has not 4 rows"),
+        ({"extra": "[]"}, "is damaged"),
+    ],
+)
+def test_a_description_of_the_first_format_that_lies_is_refused(tmp_path, change, words):
+    shutil.copytree(FORMAT_1, tmp_path, dirs_exist_ok=True)
+    require_refused(tmp_path, change, words, ReplayBufferPool(2, 6, use_prioritized=True))
+
+
+def require_refused(tmp_path, change, words, pool):
     files = {path.name: path.read_bytes() for path in (tmp_path / "save-0").iterdir() if path.name != "manifest.json"}
     files["pool.json"] = json.dumps({**json.loads(files["pool.json"]), **change}).encode()
     shutil.rmtree(tmp_path / "save-0")
     replay_files.write_bundle(tmp_path / "save-0", files)
     with pytest.raises(DamagedFile, match=words):
-        ReplayBufferPool(4, 30).load_buffers(tmp_path)
+        pool.load_buffers(tmp_path)
 
 
 def test_loading_what_does_not_fit(tmp_path):

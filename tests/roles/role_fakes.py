@@ -226,5 +226,8 @@ class ScriptedMemory:
     def state(self):
         return {"intakes": len(self.intakes), "left": self._left}
 
+    def live_state(self):
+        return self.state()
+
     def restore(self, state) -> None:
         self._left = state["left"]

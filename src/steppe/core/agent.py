@@ -112,5 +112,8 @@ class Memory(Protocol):
     def state(self) -> Tree:
         """Everything needed to go on exactly from here."""
 
+    def live_state(self) -> Tree:
+        """The same for a checkpoint: with rings.Ring where columns are too big to copy, good until the next `add`."""
+
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned."""
+        """Take over what `state` returned, or `live_state` by way of a checkpoint."""

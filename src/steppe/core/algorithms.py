@@ -31,7 +31,7 @@ class AgentConfig(Frozen):
     """What every algorithm has. Subclass it as `Config` inside a class of your own to add fields."""
 
     implementation: ClassVar[str] = ""  # "module:Class" of the agent
-    memory: ClassVar[Literal["rollout", "replay"]] = "rollout"
+    memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "rollout"
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
 
     learning_rate: PositiveFloat | None = Field(
@@ -137,6 +137,9 @@ class DQNConfig(AgentConfig):
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
     batch_size: Positive = Field(64, description="Transitions per update.")
     buffer_size: Positive = Field(100_000, description="Transitions kept.")
+    buffer_storage: Literal["memory", "disk"] = Field(
+        "memory", description="Where transitions lie; disk: in the run's directory, for more of them than memory holds."
+    )
     learning_starts: Annotated[int, Field(ge=0)] = Field(
         1_000, description="Transitions to gather before the first update."
     )

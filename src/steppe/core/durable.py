@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from steppe.core.errors import DamagedFile, DiskFull
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.ENOSYS)
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -50,12 +51,15 @@ def read_json(path: Path) -> Any:
         raise DamagedFile(f"{path} is damaged: not valid JSON ({error})") from None
 
 
-def write_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
+def write_bundle(
+    directory: Path, files: Mapping[str, bytes], beside: Callable[[Path], Mapping[str, bytes]] | None = None
+) -> None:
     """Write a new directory with these files and their manifest; it appears complete or not at all.
 
-    Raises FileExistsError when `directory` is already there: bundles are never changed.
+    `beside` puts files of its own into the directory while that is still aside, synced, and returns the files that say how
+    to check them. Raises FileExistsError when `directory` is already there: bundles are never changed.
     """
-    wrong = [name for name in files if not _PLAIN_NAME.fullmatch(name) or name == MANIFEST]
+    wrong = [name for name in files if not PLAIN_NAME.fullmatch(name) or name == MANIFEST]
     if wrong:
         raise ValueError(f"not a plain file name for a bundle: {wrong[0]!r}")
     if directory.exists():
@@ -63,6 +67,7 @@ def write_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
     aside = _aside(directory)
     try:
         os.mkdir(aside)
+        files = {**files, **beside(aside)} if beside is not None else files
         for name, data in files.items():
             _write_synced(aside / name, data)
         _write_synced(aside / MANIFEST, _manifest(files))
@@ -79,6 +84,26 @@ def read_bundle(directory: Path) -> dict[str, bytes]:
     return {name: _checked(directory / name, entry) for name, entry in read_manifest(directory).items()}
 
 
+def read_file(directory: Path, name: str) -> bytes:
+    """One file of a bundle, checked."""
+    entry = read_manifest(directory).get(name)
+    if entry is None:
+        raise DamagedFile(f"{directory} holds no {name}")
+    return _checked(directory / name, entry)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under a second name, at no cost; a synced copy where the filesystem has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        with target.open("rb") as copy:
+            os.fsync(copy.fileno())
+
+
 def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
     """File name → its `size` and `sha256`, from a manifest that is itself checked."""
     path = directory / MANIFEST
@@ -93,7 +118,7 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
     files = manifest.get("files")
     if not isinstance(files, dict) or _encode_manifest(files) != data:
         raise DamagedFile(f"{path} is damaged: its checksum does not match")
-    wrong = [name for name, entry in files.items() if not (_PLAIN_NAME.fullmatch(name) and _is_entry(entry))]
+    wrong = [name for name, entry in files.items() if not (PLAIN_NAME.fullmatch(name) and _is_entry(entry))]
     if wrong:
         raise DamagedFile(f"{path} is damaged: its entry {wrong[0]!r} is not a plain file name with size and sha256")
     return files

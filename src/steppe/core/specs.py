@@ -14,11 +14,15 @@ _ALIGN = 64  # one cache line: columns of one segment never share one
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One column: its name, its shape for a single step of a single environment, and its dtype."""
+    """One column: its name, its shape for a single step of a single environment, and its dtype.
+
+    `frames` > 1 says that so many observations of equal shape are joined along the first axis, the newest last.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    frames: int = 1
 
     @property
     def nbytes(self) -> int:

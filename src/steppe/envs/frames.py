@@ -16,7 +16,7 @@ class Frames:
 
     def __init__(self, num_envs: int, rule: ObservationRule, count: int) -> None:
         unit, *rest = rule.field.shape
-        self.field: FieldSpec = replace(rule.field, shape=(unit * count, *rest))
+        self.field: FieldSpec = replace(rule.field, shape=(unit * count, *rest), frames=count)
         self.memory = np.zeros((num_envs, *self.field.shape), rule.field.dtype)
         self._rule = rule
         self._unit = unit

@@ -273,7 +273,7 @@ class DistributedAgent:
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
         """Go on from where a run ended; its weights are read when they are first needed."""
         self.config = plan.config.agent
-        if directory.result.exists() or Checkpoints(directory.checkpoints, run=directory.key).latest() is not None:
+        if directory.result.exists() or Checkpoints(directory.checkpoints, run=directory.key).latest(whole=False):
             self._source = directory
 
     def observe(self, experiences: Sequence[Mapping[str, Any]]) -> None:
@@ -332,7 +332,7 @@ def _teach(agent: Agent, run: RunDirectory) -> None:
     from steppe.loops.evaluation import result_weights
 
     weights = result_weights(run)
-    newest = Checkpoints(run.checkpoints, run=run.key).latest()
+    newest = Checkpoints(run.checkpoints, run=run.key).latest(whole=False)
     agent.load(weights)
     if newest is not None and newest.weights.sha256() == weights.sha256():
         agent.restore(newest.state["agent"])

@@ -141,7 +141,11 @@ def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
 
 def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
     """Seconds of learning that one environment step asks for."""
-    small = {"learning_starts": 0, "buffer_size": max(4096, getattr(config, "batch_size", 1))}
+    small = {
+        "learning_starts": 0,
+        "buffer_size": max(4096, getattr(config, "batch_size", 1)),
+        "buffer_storage": "memory",
+    }
     config = config.model_copy(update={key: value for key, value in small.items() if hasattr(config, key)})
     memory = make_memory(config, segment.spec, stream=np.random.default_rng(0), total_steps=None)
     until_s, spent_s, steps = time.perf_counter() + MOST_S, 0.0, 0.0

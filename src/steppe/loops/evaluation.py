@@ -68,7 +68,7 @@ def result_weights(run: RunDirectory) -> Weights:
         return load_weights(run.result)
     checkpoints = Checkpoints(run.checkpoints, run=run.key)
     try:
-        found = checkpoints.latest() or checkpoints.best()
+        found = checkpoints.latest(whole=False) or checkpoints.best()
     except DamagedFile as error:
         found = checkpoints.best()
         if found is None:

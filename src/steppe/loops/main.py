@@ -308,7 +308,10 @@ class MainLoop:
 
         settings = self.agent.config.model_dump()
         if self.replay_buffer is None:
-            self.replay_buffer = Pool(1, settings["buffer_size"], use_prioritized=settings["prioritized"])
+            disk = runs_root() if settings["buffer_storage"] == "disk" else None
+            self.replay_buffer = Pool(
+                1, settings["buffer_size"], use_prioritized=settings["prioritized"], disk_path=disk
+            )
         pool, batch_size = self.replay_buffer, settings["batch_size"]
         names = ("obs", "action", "reward", "next_obs", "terminated")
         block = {name: np.stack([step[name] for step in steps]) for name in names}
@@ -370,6 +373,7 @@ def _parts(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: R
         total_steps=plan.config.steps,
         num_actors=plan.config.actors,
         pool=pool,
+        directory=directory.path,
     )
     return Parts(agent=agent.agent, memory=memory)
 

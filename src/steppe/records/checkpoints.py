@@ -1,11 +1,12 @@
 """Checkpoints: numbered bundles, written whole or not at all, the newest few kept and the best one besides.
 
-    checkpoints/00000012/   weights.safetensors   state.bin   counters.json   manifest.json
+    checkpoints/00000012/   weights.safetensors   state.bin   counters.json   manifest.json   rows.json   *.rows
     checkpoints/best/00000009/   weights.safetensors   counters.json   manifest.json
 
 The learner writes the first kind and the manager the second: each directory has one writer.
-`state.bin` is whatever tree the learner needs to go on exactly (core/codec.py). A checkpoint that is damaged, from another
-run or of a newer format is named and the one before it is used.
+`state.bin` is whatever tree the learner needs to go on exactly (core/codec.py); a replay's columns are in `*.rows`, which a
+checkpoint shares with the one before it as far as they have not changed (core/chunks.py). A checkpoint that is damaged, from
+another run or of a newer format is named and the one before it is used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core import codec
+from steppe.core import chunks, codec
 from steppe.core.agent import Tree
 from steppe.core.durable import read_bundle, sweep, write_atomic, write_bundle
 from steppe.core.errors import DamagedFile
+from steppe.core.rings import ROWS, Ring
 from steppe.core.weights import Weights
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
@@ -73,8 +76,10 @@ class Checkpoints:
 
     def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
         """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
-        files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(state), COUNTERS: self._about(counters)}
-        return _append(self.directory, files, self._keep)
+        rings: list[Ring] = []
+        plain = chunks.take_out(state, rings)
+        files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._about(counters)}
+        return _append(self.directory, files, self._keep, rings)
 
     def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
         """Keep weights as the best so far, in place of the best before them; `save` never removes it."""
@@ -82,20 +87,21 @@ class Checkpoints:
         files = {WEIGHTS: weights_bytes(weights), COUNTERS: self._about(known)}
         return _append(self.directory / "best", files, 1)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, *, whole: bool = True) -> Checkpoint | None:
         """The newest checkpoint that is whole, with the damaged ones that were passed over; None when there is none.
 
-        DamagedFile when there are some and none of them is whole.
+        DamagedFile when there are some and none of them is whole. Who wants no more than the weights does without `whole`:
+        a replay's columns, which can be gigabytes, are then not looked at.
         """
-        return _newest(self.directory, self._run)
+        return _newest(self.directory, self._run, whole=whole)
 
     def at(self, number: int) -> Checkpoint:
-        """The checkpoint of that number; DamagedFile when it is not whole."""
+        """The checkpoint of that number; DamagedFile when it is not whole. A replay's columns are checked as they are read."""
         return _load(number, self.directory / f"{number:08d}", self._run)
 
     def best(self) -> Checkpoint | None:
         """The best weights so far, with `counters["score"]`; its state is empty."""
-        return _newest(self.directory / "best", self._run)
+        return _newest(self.directory / "best", self._run, whole=True)
 
     def list(self) -> list[CheckpointInfo]:
         """Every checkpoint, oldest first, the best last, each read in full to know its health."""
@@ -114,13 +120,13 @@ def _numbered(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name), path) for path in directory.iterdir() if _NUMBER.fullmatch(path.name))
 
 
-def _append(directory: Path, files: dict[str, bytes], keep: int) -> Path:
+def _append(directory: Path, files: dict[str, bytes], keep: int, rings: Sequence[Ring] = ()) -> Path:
     """Write the next numbered bundle, then remove all but the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
-    number = max((number for number, _ in _numbered(directory)), default=0) + 1
-    path = directory / f"{number:08d}"
-    write_bundle(path, files)
+    number, before = max(_numbered(directory), default=(0, None))
+    path = directory / f"{number + 1:08d}"
+    write_bundle(path, files, (lambda aside: chunks.write_rows(aside, rings, before)) if rings else None)
     for _, old in _numbered(directory)[:-keep]:
         _remove(old)
     return path
@@ -187,13 +193,17 @@ def _digest(about: str, weights: Weights) -> str:
     return hashlib.sha256(about.encode() + bytes.fromhex(weights.sha256())).hexdigest()
 
 
-def _load(number: int, path: Path, run: str | None) -> Checkpoint:
+def _load(number: int, path: Path, run: str | None, *, whole: bool = False) -> Checkpoint:
     files = read_bundle(path)
     if WEIGHTS not in files or COUNTERS not in files:
         raise DamagedFile(f"{path} is damaged: it holds no {WEIGHTS if WEIGHTS not in files else COUNTERS}")
     counters = _counters(files[COUNTERS], path / COUNTERS, run)
     weights = weights_from(files[WEIGHTS], str(path / WEIGHTS))
     state = codec.unpack(files[STATE]) if STATE in files else {}
+    rings = chunks.read_rows(path, files[ROWS]) if ROWS in files else []
+    for ring in rings if whole else ():
+        ring.check()
+    state = chunks.put_back(state, rings)
     return Checkpoint(path, number, weights, state, counters)
 
 
@@ -210,11 +220,11 @@ def _counters(data: bytes, path: Path, run: str | None) -> dict[str, Any]:
     return counters
 
 
-def _newest(directory: Path, run: str | None) -> Checkpoint | None:
+def _newest(directory: Path, run: str | None, *, whole: bool) -> Checkpoint | None:
     damaged: list[str] = []
     for number, path in reversed(_numbered(directory)):
         try:
-            return replace(_load(number, path, run), damaged=tuple(damaged))
+            return replace(_load(number, path, run, whole=whole), damaged=tuple(damaged))
         except DamagedFile as error:
             damaged.append(str(error))
     if damaged:
@@ -226,7 +236,7 @@ def _describe(number: int, path: Path, run: str | None, *, best: bool) -> Checkp
     try:
         age = time.time() - path.stat().st_mtime
         size = sum(file.stat().st_size for file in path.iterdir())
-        counters = _load(number, path, run).counters
+        counters = _load(number, path, run, whole=True).counters
     except FileNotFoundError:
         return CheckpointInfo(path, number, 0.0, 0, best, damage=f"{path} was removed while it was read")
     except DamagedFile as error:

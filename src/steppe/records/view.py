@@ -292,7 +292,7 @@ class RunView:
             return
         self.events.append(report)
         if report.kind == "checkpoint":
-            self.checkpoint_bytes = int(report.details.get("size_bytes", 0))
+            self.checkpoint_bytes = int(report.details.get("new_bytes", report.details.get("size_bytes", 0)))
             self.checkpoint_s += float(report.details.get("write_s", 0.0))
         elif report.kind == "restart":
             self._restarts[report.role] += 1

@@ -1,41 +1,50 @@
-"""Buffers of experience dictionaries: the public, friendly face of one Store, where dictionaries become columns and back.
-
-Columns take their shapes and dtypes from the first experience; whatever does not fit them afterwards is refused whole.
-"""
+"""Buffers of experience dictionaries: the public, friendly face of one Store. writing.py says what may go in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from steppe.core.checked import checked
-from steppe.core.errors import UsageError, nearest
-from steppe.core.specs import FieldSpec
-from steppe.replay.storage import Block, Store, importance
-
-Experience = Mapping[str, Any]
-Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
+from steppe.core.errors import UsageError
+from steppe.replay.ringing import importance
+from steppe.replay.storage import Store
+from steppe.replay.writing import Experience, Experiences, Writing
 
 
 class ReplayBuffer:
-    """Keeps the newest `capacity` experiences and draws them uniformly, each draw independent of the others."""
+    """Keeps the newest `capacity` experiences and draws them uniformly, each draw independent of the others.
+
+    With `frame_stack`, columns of that many frames along their first axis (three axes or more) are stored once per frame.
+    """
 
     @checked
-    def __init__(self, capacity: int, experience_keys: Iterable[str] | None, *, seed: int | None = None) -> None:
-        self._open(Store(capacity), 0, experience_keys, np.random.default_rng(seed))
+    def __init__(
+        self,
+        capacity: int,
+        experience_keys: Iterable[str] | None,
+        *,
+        frame_stack: int = 1,
+        seed: int | None = None,
+        disk_path: str | Path | None = None,
+    ) -> None:
+        """With `disk_path`, a directory, experience lies on that disk: for more of it than memory holds."""
+        store = Store(capacity, disk=None if disk_path is None else Path(disk_path))
+        self._open(Writing(store, experience_keys, frame_stack), 0, np.random.default_rng(seed))
 
-    def _open(self, store: Store, part: int, keys: Iterable[str] | None, stream: np.random.Generator) -> None:
-        self.capacity = store.capacity
-        self.experience_keys = None if keys is None else tuple(keys)
-        self._store, self._part, self._stream = store, part, stream
+    def _open(self, writing: Writing, part: int, stream: np.random.Generator) -> None:
+        self.capacity = writing.store.capacity
+        self.experience_keys = writing.keys
+        self._writing, self._store, self._part, self._stream = writing, writing.store, part, stream
 
     @classmethod
-    def over(cls, store: Store, part: int, keys: Iterable[str] | None, stream: np.random.Generator) -> Self:
+    def over(cls, writing: Writing, part: int, stream: np.random.Generator) -> Self:
         """A buffer that is one part of a store that others share."""
         buffer = cls.__new__(cls)
-        buffer._open(store, part, keys, stream)
+        buffer._open(writing, part, stream)
         return buffer
 
     def add(self, experience: Experience) -> None:
@@ -44,14 +53,15 @@ class ReplayBuffer:
 
     def add_batch(self, experiences: Experiences) -> None:
         """Append several experiences, all or none."""
-        self._write(experiences, None)
+        self._writing(self._part, experiences)
 
     @checked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
-        self._require(batch_size)
-        slots, _ = self._store.draw(self._stream, batch_size, self._part)
-        return self._store.gather(slots)
+        with self._store.lock:
+            require_enough(batch_size, self.size())
+            slots, _ = self._store.draw(self._stream, batch_size, self._part)
+            return self._store.gather(slots)
 
     def clear(self) -> None:
         """Forget all experiences; their shapes stay agreed."""
@@ -59,7 +69,7 @@ class ReplayBuffer:
 
     def size(self) -> int:
         """How many experiences are stored."""
-        return int(self._store.size[self._part])
+        return self._store.size.item(self._part)
 
     def is_full(self) -> bool:
         """Whether the next experience takes the place of the oldest one."""
@@ -67,14 +77,6 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         return self.size()
-
-    def _write(self, experiences: Experiences, priorities: np.ndarray | None) -> None:
-        block = as_block(experiences, self.experience_keys)
-        if block:
-            store_block(self._store, self._part, block, priorities)
-
-    def _require(self, batch_size: int) -> None:
-        require_enough(batch_size, self.size())
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -95,36 +97,53 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: float = 0.4,
         beta_increment: float = 0.001,
         *,
+        frame_stack: int = 1,
         seed: int | None = None,
+        disk_path: str | Path | None = None,
     ) -> None:
         if not (0 <= alpha <= 1 and 0 <= beta <= 1 and beta_increment >= 0):
             raise UsageError(f"alpha and beta lie in [0, 1] and beta never falls: {alpha=}, {beta=}, {beta_increment=}")
         self.beta, self.beta_increment = beta, beta_increment
-        self._open(Store(capacity, alpha=alpha), 0, experience_keys, np.random.default_rng(seed))
+        store = Store(capacity, alpha=alpha, disk=None if disk_path is None else Path(disk_path))
+        writing = Writing(store, experience_keys, frame_stack)
+        self._open(writing, 0, np.random.default_rng(seed))
+
+    @property
+    def stale_updates(self) -> int:
+        """Priorities that came too late and changed nothing: their experiences had been overwritten."""
+        return self._store.stale
 
     def add(self, experience: Experience, priority: float = 1.0) -> None:
         """Append one experience; a priority of 0 keeps it from being drawn."""
-        self._write([experience], np.array([priority], np.float64))
+        self._writing(self._part, [experience], np.array([priority], np.float64))
 
     def add_batch(self, experiences: Experiences, priorities: np.ndarray | None = None) -> None:
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
-        self._write(experiences, priorities)
+        self._writing(self._part, experiences, priorities)
 
     @checked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`."""
-        self._require(batch_size)
-        slots, leaves = self._store.draw(self._stream, batch_size, self._part)
+        """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.
+
+        An index is the number of an experience in the order of adding: no later one has the same.
+        """
+        store = self._store
+        with store.lock:
+            require_enough(batch_size, self.size())
+            slots, leaves = store.draw(self._stream, batch_size, self._part)
+            batch, indices = store.gather(slots), store.indices(slots)
         weights = importance(leaves, self.beta)
         self.beta = min(1.0, self.beta + self.beta_increment)
-        return self._store.gather(slots), weights, slots - self._part * self.capacity
+        return batch, weights, indices >> store.shift if store.shift else indices
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Set the priorities of sampled experiences; of an index given twice the last one counts."""
-        indices = np.asarray(indices, np.int64)
-        if indices.size and not (indices.min() >= 0 and indices.max() < self.capacity):
-            raise UsageError(f"indices lie in [0, {self.capacity}), as sample() gave them")
-        self._store.prioritize(indices + self._part * self.capacity, priorities)
+        """Set the priorities of sampled experiences; of an index given twice the last one counts.
+
+        Where an experience was overwritten since it was sampled nothing changes, which `stale_updates` counts.
+        """
+        if self._store.shift:
+            indices = (np.asarray(indices, np.int64) << self._store.shift) + self._part
+        self._store.prioritize(indices, priorities)
 
 
 class ExperienceBuffer:
@@ -166,72 +185,3 @@ def require_enough(batch_size: int, size: int) -> None:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
     if size < batch_size:
         raise UsageError(f"cannot draw {batch_size} experiences from {size}: add more first, or ask for fewer")
-
-
-def as_block(experiences: Experiences, keys: tuple[str, ...] | None) -> dict[str, np.ndarray]:
-    """Experiences as columns with a common length; empty when there are none."""
-    if isinstance(experiences, Mapping):
-        require_keys(experiences, keys or tuple(experiences))
-        block = {key: _column(key, experiences[key]) for key in keys or experiences}
-        lengths = {key: len(rows) if rows.ndim else -1 for key, rows in block.items()}
-        if len(set(lengths.values())) != 1 or -1 in lengths.values():
-            raise UsageError(
-                f"columns of experiences need one common length, not {lengths}; wrap a single one in a list"
-            )
-        return block if next(iter(lengths.values())) else {}
-    if not len(experiences):
-        return {}
-    keys = keys or tuple(experiences[0])
-    for experience in experiences:
-        require_keys(experience, keys)
-    return {key: _column(key, [experience[key] for experience in experiences]) for key in keys}
-
-
-def store_block(store: Store, part: int, block: Block, priorities: np.ndarray | None = None) -> None:
-    """Write checked columns; the first ones decide the store's fields."""
-    if not store.fields:
-        store.allocate([FieldSpec(key, rows.shape[1:], _dtype(key, rows).name) for key, rows in block.items()])
-    require_keys(block, tuple(store.columns))
-    for field in store.fields:
-        _require_fit(field, block[field.name])
-    store.write(part, block, priorities)
-
-
-def require_keys(experience: Experience, keys: tuple[str, ...]) -> None:
-    """Raise unless an experience has exactly these keys."""
-    if not isinstance(experience, Mapping):
-        raise UsageError(f"an experience is a dictionary with {', '.join(keys)}, not a {type(experience).__name__}")
-    missing = [key for key in keys if key not in experience]
-    unknown = [str(key) for key in experience if key not in keys]
-    if missing or unknown:
-        hint = nearest(unknown[0], missing) if missing and unknown else ""
-        parts = [
-            f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has unknown", unknown)) if names
-        ]
-        raise UsageError(f"an experience {' and '.join(parts)}; this buffer's keys are {', '.join(keys)}.{hint}")
-
-
-def _column(key: str, values: Any) -> np.ndarray:
-    try:
-        rows = np.asarray(values)
-    except ValueError:
-        shapes = sorted({np.shape(value) for value in values})
-        raise UsageError(f"{key!r} comes in different shapes: {', '.join(map(str, shapes))}") from None
-    if rows.dtype.kind not in "biuf":
-        raise UsageError(f"{key!r} holds {rows.dtype} values; a buffer keeps numbers and arrays of numbers")
-    return rows
-
-
-def _dtype(key: str, rows: np.ndarray) -> np.dtype[Any]:
-    # A first reward of 0 must not make every later reward a whole number.
-    return np.dtype(np.float64) if key == "reward" and rows.dtype.kind in "biu" else rows.dtype
-
-
-def _require_fit(field: FieldSpec, rows: np.ndarray) -> None:
-    if rows.shape[1:] != field.shape:
-        raise UsageError(f"{field.name!r} has shape {rows.shape[1:]}, but this buffer's column has {field.shape}")
-    fits = np.can_cast(rows.dtype, field.dtype, "same_kind")
-    if fits and field.dtype != rows.dtype and np.dtype(field.dtype).kind in "iu":
-        fits = np.array_equal(rows.astype(field.dtype), rows)
-    if not fits:
-        raise UsageError(f"{field.name!r} is {rows.dtype}, which does not fit this buffer's {field.dtype} column")

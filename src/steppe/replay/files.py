@@ -1,14 +1,16 @@
-"""A store on disk: bundles of one safetensors file per buffer and a JSON description, sized and hashed by their manifest.
+"""Saved buffers: a bundle per save, whole or absent, whose big columns are shared with the save before as far as they can be.
 
-    DIR/save-<n>/manifest.json            written by core/durable.py: size and SHA-256 of each file below
-    DIR/save-<n>/pool.json                format 1: capacity, rings, the caller's own state
-    DIR/save-<n>/buffer-<part>.safetensors    the filled rows of every column, and "#leaves" of a prioritized buffer
+    DIR/save-<n>/manifest.json    written by core/durable.py: size and SHA-256 of each of the files that follow
+    DIR/save-<n>/pool.json        format, number of buffers, capacity, kind
+    DIR/save-<n>/state.bin        counters, cursors, random streams (core/codec.py)
+    DIR/save-<n>/rows.json        which column's rows lie where, and their SHA-256 (core/chunks.py); the rows are in *.rows
 
-A save appears whole or not at all, and the one before it goes only then. Nothing is pickled.
+docs/replay-format.md has the details, and those of format 1, which is still read. Nothing is pickled.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,80 +18,119 @@ from typing import Any
 import msgspec
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
+from steppe.core import chunks, codec
 from steppe.core.agent import Tree
-from steppe.core.durable import read_bundle, sweep, write_bundle
-from steppe.core.errors import DamagedFile, UsageError
+from steppe.core.durable import is_full, read_bundle, sweep, write_bundle
+from steppe.core.errors import DamagedFile, DiskFull, UsageError
+from steppe.core.rings import ROWS, Ring
 
-FORMAT = 1
-POOL = "pool.json"
+FORMAT = 2
+POOL, STATE = "pool.json", "state.bin"
 LEAVES = "#leaves"
 
 
-class Ring(msgspec.Struct, frozen=True):
-    """One buffer's fill."""
+class Description(msgspec.Struct, frozen=True):
+    """What kind of pool was saved."""
+
+    format: int
+    num_buffers: int
+    capacity: int
+    prioritized: bool
+
+
+class Ring1(msgspec.Struct, frozen=True):
+    """Format 1: one buffer's fill."""
 
     size: int
     cursor: int
     added: int
 
 
-class Description(msgspec.Struct, frozen=True):
-    """What a saved store consists of; `extra` is the caller's own, as JSON text."""
+class Description1(msgspec.Struct, frozen=True):
+    """Format 1: what a saved store consists of; `extra` has the rest, as JSON text."""
 
     format: int
     capacity: int
     prioritized: bool
     max_priority: float
-    rings: list[Ring]
+    rings: list[Ring1]
     extra: str
 
 
-def save_state(directory: Path, state: Tree, capacity: int, extra: str) -> None:
-    """Write what `Store.state` returned; a reader sees either this save or the one before."""
-    directory.mkdir(parents=True, exist_ok=True)
-    sweep(directory)
-    ends = np.cumsum(state["size"])
-    files = {}
-    for part, (size, end) in enumerate(zip(state["size"], ends, strict=True)):
-        arrays = {name: np.ascontiguousarray(rows[end - size : end]) for name, rows in state["columns"].items()}
-        if "leaves" in state:
-            arrays[LEAVES] = np.ascontiguousarray(state["leaves"][end - size : end])
-        files[_file(part)] = save(arrays)
-    numbers = zip(state["size"].tolist(), state["cursor"].tolist(), state["added"].tolist(), strict=True)
-    rings = [Ring(*ring) for ring in numbers]
-    description = Description(FORMAT, capacity, "leaves" in state, float(state["max_priority"]), rings, extra)
-    files[POOL] = msgspec.json.encode(description)
-    before = _saves(directory)
-    write_bundle(directory / f"save-{_number(before[-1]) + 1 if before else 0}", files)
+def save_state(directory: Path, state: Tree, description: Description) -> None:
+    """Write a tree with `Store.live_state` in it; a reader sees either this save or the one before."""
+    rings: list[Ring] = []
+    plain = chunks.take_out(state, rings)
+    files = {POOL: msgspec.json.encode(description), STATE: codec.pack(plain)}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        sweep(directory)
+        before = _saves(directory)
+        newest = before[-1] if before else None
+        target = directory / f"save-{_number(newest) + 1 if newest else 0}"
+        write_bundle(target, files, lambda aside: chunks.write_rows(aside, rings, newest))
+    except OSError as error:
+        if is_full(error):
+            raise DiskFull(f"there is no room to save buffers at {directory}; the save before is as it was") from error
+        raise
     for old in before:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def load_state(directory: Path) -> tuple[Tree, Description]:
-    """What the newest save holds, checked, in the form that `Store.restore` takes."""
+    """What the newest save holds: the tree again, its rings still on disk, and everything but their rows checked."""
     saves = _saves(directory)
     if not saves:
         raise UsageError(f"there are no saved buffers at {directory}: save_buffers() makes them")
     files = read_bundle(saves[-1])
-    description = _description(saves[-1] / POOL, files.get(POOL, b""))
-    if len(files) != len(description.rings) + 1 or not all(_file(p) in files for p in range(len(description.rings))):
-        raise DamagedFile(f"{saves[-1]} has not one file for each of its {len(description.rings)} buffers")
+    path = saves[-1] / POOL
+    if _format(path, files.get(POOL, b"")) == 1:
+        return _load_format_1(saves[-1], files)
+    description = _decoded(path, files[POOL], Description)
+    missing = [name for name in (STATE, ROWS) if name not in files]
+    if missing:
+        raise DamagedFile(f"{saves[-1]} is damaged: it holds no {missing[0]}")
+    try:
+        tree = codec.unpack(files[STATE])
+    except DamagedFile as error:
+        raise DamagedFile(f"{saves[-1] / STATE}: {error}") from None
+    return chunks.put_back(tree, chunks.read_rows(saves[-1], files[ROWS])), description
+
+
+def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, Description]:
+    """All columns of a buffer in one safetensors file, read whole."""
+    old = _decoded(save / POOL, files[POOL], Description1)
+    _require_sound(save / POOL, old)
+    if len(files) != len(old.rings) + 1 or not all(_file(part) in files for part in range(len(old.rings))):
+        raise DamagedFile(f"{save} has not one file for each of its {len(old.rings)} buffers")
     parts = [
-        _arrays(saves[-1] / _file(part), files[_file(part)], ring.size, prioritized=description.prioritized)
-        for part, ring in enumerate(description.rings)
+        _arrays(save / _file(part), files[_file(part)], ring.size, prioritized=old.prioritized)
+        for part, ring in enumerate(old.rings)
     ]
     shapes = [{name: (rows.dtype, rows.shape[1:]) for name, rows in arrays.items()} for arrays in parts]
     for part, shape in enumerate(shapes):
         if shape != shapes[0]:
-            raise DamagedFile(f"{saves[-1] / _file(part)} has other columns than {_file(0)}")
+            raise DamagedFile(f"{save / _file(part)} has other columns than {_file(0)}")
     joined = {name: np.concatenate([arrays[name] for arrays in parts]) for name in parts[0]}
-    state: Tree = {key: np.array([getattr(ring, key) for ring in description.rings], np.int64) for key in _RING}
-    state["max_priority"] = description.max_priority
-    if description.prioritized:
-        state["leaves"] = joined.pop(LEAVES)
-    return {**state, "columns": joined}, description
+    store: Tree = {key: np.array([getattr(ring, key) for ring in old.rings], np.int64) for key in _RING}
+    store["max_priority"] = old.max_priority
+    if old.prioritized:
+        store["leaves"] = joined.pop(LEAVES)
+    try:
+        extra = json.loads(old.extra)
+        tree = {"store": {**store, "columns": joined}, "turn": extra["turn"], "stream": extra["stream"]}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedFile(f"{save / POOL} is damaged: {error}") from None
+    return tree, Description(1, len(old.rings), old.capacity, old.prioritized)
+
+
+def column_names(store: Tree) -> list[str]:
+    """The columns of a saved store, of either format."""
+    if "columns" in store:
+        return list(store["columns"])
+    return [name for name, _, _ in store["rings"][0].record.columns]
 
 
 _RING = ("size", "cursor", "added")
@@ -109,24 +150,30 @@ def _saves(directory: Path) -> list[Path]:
     return sorted(found, key=_number)
 
 
-def _description(path: Path, data: bytes) -> Description:
+def _format(path: Path, data: bytes) -> int:
+    version = _decoded(path, data, dict[str, Any]).get("format")
+    if not isinstance(version, int) or not 1 <= version <= FORMAT:
+        raise DamagedFile(f"{path} has format {version}; this version of Steppe reads formats 1 to {FORMAT}")
+    return version
+
+
+def _decoded(path: Path, data: bytes, kind: Any) -> Any:
     try:
-        description = msgspec.json.decode(data, type=Description)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(f"{path} does not describe saved buffers: {error}") from None
-    if description.format != FORMAT:
-        raise DamagedFile(f"{path} has format {description.format}; this version of Steppe reads format {FORMAT}")
-    capacity = description.capacity
-    rings = description.rings
+
+
+def _require_sound(path: Path, old: Description1) -> None:
+    capacity, rings = old.capacity, old.rings
     if not rings or not all(0 <= r.size <= capacity and 0 <= r.cursor < capacity and r.added >= r.size for r in rings):
         raise DamagedFile(f"{path} contradicts itself: its rings do not fit their capacity")
-    return description
 
 
 def _arrays(path: Path, data: bytes, size: int, *, prioritized: bool) -> dict[str, Any]:
     try:
         arrays: dict[str, Any] = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} is not a safetensors file: {error}") from None
     for name, rows in arrays.items():
         if rows.ndim == 0 or len(rows) != size:

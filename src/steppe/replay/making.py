@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steppe.core.agent import Memory
 from steppe.core.algorithms import AgentConfig
+from steppe.core.durable import free_bytes
 from steppe.core.errors import ConfigError
 from steppe.core.specs import SegmentSpec
 from steppe.replay.rollout import Rollout
@@ -29,36 +30,71 @@ def make_memory(
     total_steps: int | None,
     num_actors: int = 1,
     pool: ReplayBufferPool | None = None,
+    directory: Path | None = None,
 ) -> Memory:
     """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig).
 
-    A pool of the caller's is used in place: its capacity, kind and alpha are then the ones that count.
+    For sequences, the fields sequence_length, sequence_stride and burn_in count too. A pool of the caller's is used in place:
+    its capacity, kind and alpha are then the ones that count. `directory` is where a replay lies that the configuration wants
+    on disk.
     """
     if agent.memory == "rollout":
         return Rollout(spec)
     from steppe.replay.memory import Draws, ReplayMemory  # numba: only where it is needed
-    from steppe.replay.nstep import transition_fields
-    from steppe.replay.pool import ReplayBufferPool
+    from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
+    from steppe.replay.sequences import Windowing
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
+    disk = _disk(str(given.get("buffer_storage", "memory")), directory, pool)
+    pool = _pool(agent, given, spec, num_actors, pool, disk)
+
+    def of(*known: str) -> dict[str, Any]:
+        return {name: given[name] for name in known if name in given}
+
+    limits = of("batch_size", "learning_starts", "samples_per_insert", "beta")
+    if agent.memory == "replay":
+        draws = Draws(**limits, **of("n_step", "gamma"), total_steps=total_steps)
+        return ReplayMemory(spec, pool, draws, stream=stream)
+    named = {"sequence_length": "length", "sequence_stride": "stride"}
+    shape = {named.get(name, name): value for name, value in of(*named, "burn_in", "n_step", "gamma").items()}
+    sequences = SequenceDraws(**limits, windowing=Windowing(**shape), total_steps=total_steps)
+    return SequenceMemory(spec, pool, sequences, stream=stream)
+
+
+def _pool(
+    agent: AgentConfig,
+    given: dict[str, Any],
+    spec: SegmentSpec,
+    num_actors: int,
+    pool: ReplayBufferPool | None,
+    disk: Path | None,
+) -> ReplayBufferPool:
+    """The caller's pool, if it will do, or a new one with a single buffer, if there is room for it."""
+    from steppe.replay.nstep import transition_fields
+    from steppe.replay.pool import ReplayBufferPool
+    from steppe.replay.sequences import step_fields
+    from steppe.replay.storage import bytes_per_row
+
     missing = [name for name in ("buffer_size", "batch_size") if name not in given]
     if missing:
         raise ConfigError(
-            f"{type(agent).__name__} has memory = 'replay' but no field {missing[0]}: extend DQNConfig or add it"
+            f"{type(agent).__name__} has memory = {agent.memory!r} but no field {missing[0]}: extend DQNConfig or add it"
         )
     prioritized = bool(given.get("prioritized", False))
     if pool is not None and prioritized and not pool.use_prioritized:
         raise ConfigError("prioritized=true needs a pool made with use_prioritized=True")
     size = int(given["buffer_size"]) if pool is None else pool.num_buffers * pool.buffer_capacity
-    row_bytes = sum(f.nbytes for f in transition_fields(spec)) + TREE_BYTES * prioritized
+    sequences = agent.memory == "sequences"
+    fields = step_fields(spec) if sequences else transition_fields(spec)
+    tree = prioritized or sequences
+    row_bytes = bytes_per_row(fields) + TREE_BYTES * tree
     open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
     if pool is None or not pool.store.fields:
-        _require_room(size, row_bytes, (size + open_rows) * row_bytes)
-    known = ("batch_size", "learning_starts", "samples_per_insert", "n_step", "gamma", "beta")
-    draws = Draws(**{name: given[name] for name in known if name in given}, total_steps=total_steps)
-    if pool is None:
-        pool = ReplayBufferPool(1, size, use_prioritized=prioritized, alpha=float(given.get("alpha", 0.6)))
-    return ReplayMemory(spec, pool, draws, stream=stream)
+        _require_room(size, row_bytes, (size + open_rows) * row_bytes, disk)
+    if pool is not None:
+        return pool
+    alpha = float(given.get("alpha", 0.6)) if prioritized else 0.0
+    return ReplayBufferPool(1, size, use_prioritized=tree, alpha=alpha, disk_path=disk)
 
 
 def available_bytes() -> int:
@@ -74,13 +110,27 @@ def available_bytes() -> int:
     return found
 
 
-def _require_room(size: int, row_bytes: int, need: int) -> None:
-    available = available_bytes()
-    if need > SHARE * available:
+def _disk(storage: str, directory: Path | None, pool: ReplayBufferPool | None) -> Path | None:
+    """Where the columns are to lie; None for memory."""
+    if pool is not None:
+        if storage == "disk" and pool.store.disk is None:
+            raise ConfigError(
+                "buffer_storage=disk needs a pool made with disk_path=…, which decides where experience lies"
+            )
+        return pool.store.disk
+    if storage == "disk" and directory is None:
+        raise ConfigError("buffer_storage=disk is for runs, which have a directory: use buffer_storage=memory here")
+    return directory if storage == "disk" else None
+
+
+def _require_room(size: int, row_bytes: int, need: int, disk: Path | None) -> None:
+    available, what = (available_bytes(), "memory") if disk is None else (free_bytes(disk), "disk")
+    if available is not None and need > SHARE * available:
         fitting = int(SHARE * available / row_bytes)
+        way = ", or set buffer_storage=disk" if disk is None else ""
         raise ConfigError(
             f"a replay of {size:,} transitions (buffer_size) needs {need / 2**30:.1f} GiB ({row_bytes:,} bytes each), but {available / 2**30:.1f} GiB "
-            f"of memory are available: at most about {fitting:,} transitions fit"
+            f"of {what} are available: at most about {fitting:,} transitions fit{way}"
         )
 
 

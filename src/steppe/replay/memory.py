@@ -1,23 +1,26 @@
 """The memory of replay agents: segments become transitions in a pool, batches come out at a measured rate.
 
-The limiter counts transitions: after `learning_starts` of them, each further one pays for `samples_per_insert` draws. It is
-hungry exactly when it is not ready, so the updates that follow an intake are a function of what was taken in.
+It is hungry exactly when it is not ready, so the updates that follow an intake are a function of what was taken in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from steppe.core.agent import Learned, Tree
 from steppe.core.errors import ConfigError, NotFinite, UsageError
 from steppe.core.experience import Batch, Segment
-from steppe.core.specs import SegmentSpec
+from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.replay.gathering import Tray
+from steppe.replay.limiting import Limiter
 from steppe.replay.nstep import Windows, transition_fields
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.storage import importance
+from steppe.replay.prefetching import Prefetch
+from steppe.replay.ringing import importance
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a transition for ever (Schaul et al. 2016, 3.3)
 
@@ -40,49 +43,68 @@ class ReplayMemory:
 
     def __init__(self, spec: SegmentSpec, pool: ReplayBufferPool, draws: Draws, *, stream: np.random.Generator) -> None:
         self.spec, self.pool, self.draws = spec, pool, draws
-        self.inserted = 0  # transitions ever
-        self.sampled = 0  # rows of the batches that were learned from
+        self.limiter = Limiter(draws.learning_starts, draws.samples_per_insert)
         self._stream = stream
         self._windows = Windows(spec, draws.n_step, draws.gamma)
-        fields = transition_fields(spec)
-        capacity = pool.num_buffers * pool.buffer_capacity
-        if draws.batch_size > capacity:
-            raise ConfigError(f"batches of {draws.batch_size} cannot be drawn from {capacity} transitions")
-        names = {f.name for f in fields}
-        keys_fit = pool.experience_keys is None or set(pool.experience_keys) == names
-        if keys_fit and not pool.store.fields:
-            pool.store.allocate(fields)
-        if not keys_fit or {f.name: f for f in pool.store.fields} != {f.name: f for f in fields}:
-            wanted = ", ".join(f.name for f in fields)
-            raise UsageError(f"the pool has other columns than the agent needs ({wanted}): give it no experience_keys")
-        self._out = {f.name: np.empty((draws.batch_size, *f.shape), f.dtype) for f in fields}
+        claim(pool, transition_fields(spec), draws.batch_size)
+        self._trays = pool.store.tray(draws.batch_size), pool.store.tray(draws.batch_size)
+        self._prefetch = Prefetch(self._trays[0].block.nbytes)
+        self._enough = False
+
+    @property
+    def inserted(self) -> int:
+        """Transitions ever stored."""
+        return self.limiter.inserted
+
+    @property
+    def sampled(self) -> int:
+        """Rows of the batches that were learned from."""
+        return self.limiter.sampled
 
     def add(self, segments: Sequence[Segment]) -> None:
         """Store every transition that these segments complete; actors' windows are never mixed."""
-        store, pool = self.pool.store, self.pool
+        pool = self.pool
         for segment in segments:
             if segment.spec != self.spec:
                 raise UsageError(f"a segment of {segment.spec} does not fit a memory of {self.spec}")
             for block in self._windows.transitions(segment):
-                store.write(pool.turn, block)
-                pool.turn = (pool.turn + 1) % pool.num_buffers
-                self.inserted += len(block["reward"])
+                assert segment.header is not None
+                if pool.routing == "least_filled":
+                    self._prefetch.settle()
+                self._prefetch.do(partial(pool.store.write, pool.route(segment.header.actor), block))
+                pool.routed()
+                self.limiter.inserted += len(block["reward"])
 
     def ready(self) -> bool:
-        allowed = (self.inserted - self.draws.learning_starts) * self.draws.samples_per_insert
-        return self.sampled < allowed and len(self.pool.store) >= self.draws.batch_size
+        if not self.limiter.allows():
+            return False
+        if not self._enough:  # it stays so
+            self._prefetch.settle()
+            self._enough = len(self.pool.store) >= self.draws.batch_size
+        return self._enough
 
     def hungry(self) -> bool:
         return not self.ready()
 
     def sample(self) -> Batch:
         """One draw of `batch_size` transitions, with importance weights if the pool is prioritized."""
-        store = self.pool.store
-        if len(store) < self.draws.batch_size:
-            raise UsageError(f"a batch of {self.draws.batch_size} cannot be drawn from {len(store)} transitions")
-        slots, leaves = store.draw(self._stream, self.draws.batch_size)
-        weights = importance(leaves, self.beta) if self.pool.use_prioritized else None
-        return Batch(store.gather(slots, self._out), weights=weights, indices=slots)
+        return self._prefetch.take(self._draw, more=self.limiter.allows(self.draws.batch_size))
+
+    def _draw(self) -> Callable[[], Batch]:
+        """A job that draws one batch, into the arrays that the batch given out last does not use."""
+        self._trays = self._trays[::-1] if self._prefetch.threaded else self._trays
+        return partial(self._drawn, self._trays[0], self.beta)
+
+    def _drawn(self, tray: Tray, beta: float) -> Batch:
+        store, size = self.pool.store, self.draws.batch_size
+        with store.lock:
+            if len(store) < size:
+                raise UsageError(f"a batch of {size} cannot be drawn from {len(store)} transitions")
+            slots, leaves = store.draw(self._stream, size)
+            columns = store.gather(slots, tray)
+            if not self.pool.use_prioritized:
+                return Batch(columns, indices=slots)
+            return Batch(columns, weights=importance(leaves, beta), indices=store.indices(slots))
 
     @property
     def beta(self) -> float:
@@ -92,40 +114,70 @@ class ReplayMemory:
         return self.draws.beta + (1.0 - self.draws.beta) * progress
 
     def update(self, batch: Batch, learned: Learned) -> None:
-        self.sampled += self.draws.batch_size
-        if not self.pool.use_prioritized:
-            return
-        if learned.priorities is None or batch.indices is None:
-            raise UsageError("prioritized replay needs an agent that returns priorities: set prioritized=false")
-        priorities = np.asarray(learned.priorities, np.float64)
-        if not np.isfinite(priorities).all():
-            raise NotFinite("priorities are not finite: the errors that the agent learned from are NaN or infinite")
-        self.pool.store.prioritize(batch.indices, np.maximum(priorities, LEAST_PRIORITY))
+        self.limiter.sampled += self.draws.batch_size
+        if self.pool.use_prioritized:
+            self._prefetch.do(partial(self.pool.store.prioritize, *priorities_of(batch, learned)))
 
     def stats(self) -> dict[str, float]:
         """Transitions stored, inserted and sampled so far; samples_per_insert counts from learning_starts on."""
-        paid = self.inserted - self.draws.learning_starts
-        return {
-            "size": float(len(self.pool.store)),
-            "inserted": float(self.inserted),
-            "sampled": float(self.sampled),
-            "samples_per_insert": self.sampled / paid if paid > 0 else 0.0,
-        }
+        self._prefetch.settle()
+        stats = {"size": float(len(self.pool.store)), **self.limiter.stats()}
+        if self.pool.store.stale:
+            stats["stale_updates"] = float(self.pool.store.stale)
+        return stats
+
+    def settle(self) -> None:
+        """Wait until the store stands still: whoever reads it as it lies calls this first."""
+        self._prefetch.settle()
 
     def state(self) -> Tree:
         """Transitions, priorities, open windows, counters and the random stream: the next batches follow from it exactly."""
+        self.settle()
+        return self._state(self.pool.store.state())
+
+    def live_state(self) -> Tree:
+        self.settle()
+        return self._state(self.pool.store.live_state())
+
+    def _state(self, store: Tree) -> Tree:
+        ahead = self._prefetch.state()
         return {
-            "store": self.pool.store.state(),
+            "store": store,
             "windows": self._windows.state(),
             "turn": self.pool.turn,
-            "inserted": self.inserted,
-            "sampled": self.sampled,
+            **self.limiter.state(),
             "stream": self._stream.bit_generator.state,
+            **({"ahead": ahead} if ahead is not None else {}),
         }
 
     def restore(self, state: Tree) -> None:
+        self._prefetch.restore(state.get("ahead"))
         self.pool.store.restore(state["store"])
         self._windows.restore(state["windows"])
         self.pool.turn = state["turn"]
-        self.inserted, self.sampled = state["inserted"], state["sampled"]
+        self.limiter.restore(state)
         self._stream.bit_generator.state = state["stream"]
+        self._enough = False
+
+
+def claim(pool: ReplayBufferPool, fields: Sequence[FieldSpec], batch_size: int) -> None:
+    """Give an empty pool these columns; raise if it has others, or too little room for a batch."""
+    capacity = pool.num_buffers * pool.buffer_capacity
+    if batch_size > capacity:
+        raise ConfigError(f"batches of {batch_size} cannot be drawn from {capacity} transitions")
+    keys_fit = pool.experience_keys is None or set(pool.experience_keys) == {f.name for f in fields}
+    if keys_fit and not pool.store.fields:
+        pool.store.allocate(fields)
+    if not keys_fit or {f.name: f for f in pool.store.fields} != {f.name: f for f in fields}:
+        wanted = ", ".join(f.name for f in fields)
+        raise UsageError(f"the pool has other columns than the agent needs ({wanted}): give it no experience_keys")
+
+
+def priorities_of(batch: Batch, learned: Learned) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and new priorities of a batch that was learned from, both sound and in arrays of their own."""
+    if learned.priorities is None or batch.indices is None:
+        raise UsageError("prioritized replay needs an agent that returns priorities: set prioritized=false")
+    priorities = np.asarray(learned.priorities, np.float64)
+    if not np.isfinite(priorities).all():
+        raise NotFinite("priorities are not finite: the errors that the agent learned from are NaN or infinite")
+    return batch.indices, np.maximum(priorities, LEAST_PRIORITY)

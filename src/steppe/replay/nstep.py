@@ -10,13 +10,15 @@ divided into segments changes nothing. For that the last n - 1 rows of each acto
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from steppe.core.agent import Tree
 from steppe.core.errors import UsageError
 from steppe.core.experience import Segment
 from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.replay.sumtree import compiled
+from steppe.replay.kernels import compiled
 
 SCALARS = ("reward", "terminated", "truncated", "valid")
 
@@ -27,7 +29,7 @@ def transition_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
         spec.obs,
         spec.action,
         FieldSpec("reward", (), "float32"),
-        FieldSpec("next_obs", spec.obs.shape, spec.obs.dtype),
+        replace(spec.obs, name="next_obs"),
         FieldSpec("terminated", (), "bool"),
         FieldSpec("discount", (), "float32"),
         *spec.extras,

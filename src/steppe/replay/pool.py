@@ -1,39 +1,37 @@
 """ReplayBufferPool: several buffers over one store, so that drawing from the pool is drawing from one big buffer.
 
-Writers are routed round robin unless they name a buffer. The learner's replay memory fills and draws from the same store.
+Writers are routed as `routing` says unless they name a buffer. The learner's replay memory fills and draws from the same store.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from steppe.core.agent import Tree
 from steppe.core.checked import checked
-from steppe.core.errors import UsageError
-from steppe.replay.buffer import (
-    Experiences,
-    PrioritizedReplayBuffer,
-    ReplayBuffer,
-    as_block,
-    require_enough,
-    store_block,
-)
-from steppe.replay.files import load_state, save_state
-from steppe.replay.storage import Store, importance
+from steppe.core.errors import DamagedFile, UsageError
+from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer, require_enough
+from steppe.replay.files import FORMAT, Description, column_names, load_state, save_state
+from steppe.replay.ringing import importance
+from steppe.replay.storage import Store
+from steppe.replay.writing import Experiences, Writing
 
 ALPHA = 0.6
 BETA = 0.4
+Routing = Literal["round_robin", "least_filled", "by_source"]
 
 
 class ReplayBufferPool:
     """`num_buffers` rings of `buffer_capacity` experiences each; `buffers[i]` gives access to one of them.
 
     A batch is drawn over the experiences of all buffers alike, however unevenly these are filled. With `use_prioritized`,
-    a sampled batch also has "weights" and "indices", and experience enters with the largest priority so far.
+    a sampled batch also has "weights" and "indices", and experience enters with the largest priority so far. `beta`, the
+    exponent of the weights, is the caller's to raise. `frame_stack` is a buffer's. With `disk_path`, a directory, experience
+    lies on that disk, for more of it than memory holds: it does not outlive the pool, what `save_buffers` writes does.
     """
 
     @checked
@@ -46,46 +44,82 @@ class ReplayBufferPool:
         save_path: str | Path | None = None,
         *,
         alpha: float = ALPHA,
+        routing: Routing = "round_robin",
+        frame_stack: int = 1,
         seed: int | None = None,
+        disk_path: str | Path | None = None,
     ) -> None:
         self.num_buffers = num_buffers
         self.buffer_capacity = buffer_capacity
         self.experience_keys = None if experience_keys is None else tuple(experience_keys)
         self.use_prioritized = use_prioritized
         self.save_path = None if save_path is None else Path(save_path)
-        self.store = Store(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None)
-        self.turn = 0  # which buffer the next unrouted experiences go to
+        self.routing = routing
+        self.beta = BETA
+        disk = None if disk_path is None else Path(disk_path)
+        self.store = Store(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None, disk=disk)
+        self.turn = 0  # which buffer the next experiences go to in round robin
         self._stream = np.random.default_rng(seed)
+        self._writing = Writing(self.store, self.experience_keys, frame_stack)
         kind = PrioritizedReplayBuffer if use_prioritized else ReplayBuffer
-        self.buffers = [kind.over(self.store, part, self.experience_keys, self._stream) for part in range(num_buffers)]
+        self.buffers = [kind.over(self._writing, part, self._stream) for part in range(num_buffers)]
 
-    def add_experiences(self, experiences: Experiences, buffer_id: int | None = None) -> None:
-        """Append experiences (a list of dictionaries, or a dictionary of arrays), all of them to one buffer or none."""
+    def add_experiences(
+        self,
+        experiences: Experiences,
+        buffer_id: int | None = None,
+        *,
+        source: int | None = None,
+        priorities: np.ndarray | None = None,
+    ) -> None:
+        """Append experiences (a list of dictionaries, or a dictionary of arrays), all of them to one buffer or none.
+
+        `source` says who gathered them, for routing by source; `priorities` are the gatherer's own estimates.
+        """
         if buffer_id is not None:
             self._require_buffer(buffer_id)
-        block = as_block(experiences, self.experience_keys)
-        if block:
-            store_block(self.store, self.turn if buffer_id is None else buffer_id, block)
-            self.turn = (self.turn + (buffer_id is None)) % self.num_buffers
+        with self.store.lock:  # two writers never take the same turn
+            part = self.route(source) if buffer_id is None else buffer_id
+            written = self._writing(part, experiences, priorities)
+            if written and buffer_id is None:
+                self.routed()
+
+    def route(self, source: int | None = None) -> int:
+        """The buffer that the next experiences of `source` belong in."""
+        if self.routing == "least_filled":
+            return int(np.argmin(self.store.size))
+        if self.routing == "by_source":
+            if source is None:
+                raise UsageError("this pool routes by source: say who gathered the experiences with source=…")
+            return source % self.num_buffers
+        return self.turn
+
+    def routed(self) -> None:
+        """Count a block that went where `route` said."""
+        self.turn = (self.turn + 1) % self.num_buffers
 
     @checked
     def sample_batch(self, batch_size: int, buffer_id: int | None = None) -> dict[str, np.ndarray]:
         """`batch_size` independent draws over the whole pool, or over one buffer, as new arrays."""
         if buffer_id is not None:
             self._require_buffer(buffer_id)
-        require_enough(batch_size, len(self.store if buffer_id is None else self.buffers[buffer_id]))
-        slots, leaves = self.store.draw(self._stream, batch_size, buffer_id)
-        batch = self.store.gather(slots)
-        if self.use_prioritized:
-            batch |= {"weights": importance(leaves, BETA), "indices": slots}
+        with self.store.lock:
+            require_enough(batch_size, len(self.store if buffer_id is None else self.buffers[buffer_id]))
+            slots, leaves = self.store.draw(self._stream, batch_size, buffer_id)
+            batch = self.store.gather(slots)
+            if self.use_prioritized:
+                batch |= {"weights": importance(leaves, self.beta), "indices": self.store.indices(slots)}
         return batch
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Set the priorities of experiences by the "indices" of a sampled batch."""
+        """Set the priorities of experiences by the "indices" of a sampled batch; see `stale_updates` in the statistics."""
         self.store.prioritize(indices, priorities)
 
     def get_buffer_stats(self) -> dict[str, Any]:
-        """Fill of the pool and of each buffer; `added` counts what was ever written, overwritten experience included."""
+        """Fill of the pool and of each buffer; `added` counts what was ever written, overwritten experience included.
+
+        `stale_updates` counts priorities that came after their experience had been overwritten, and changed nothing.
+        """
         buffers = [
             {
                 "size": buffer.size(),
@@ -103,6 +137,7 @@ class ReplayBufferPool:
             "total_experiences": total,
             "total_capacity": capacity,
             "utilization": total / capacity,
+            "stale_updates": self.store.stale,
             "buffers": buffers,
         }
 
@@ -117,48 +152,62 @@ class ReplayBufferPool:
 
     def balance_buffers(self) -> None:
         """Even out the fill, to within one experience, by moving the oldest of fuller buffers; indices change, odds do not."""
-        sizes = self.store.size
-        share, rest = divmod(len(self.store), self.num_buffers)
-        fullest_first = np.argsort(-sizes, kind="stable")
-        goal = np.full(self.num_buffers, share)
-        goal[fullest_first[:rest]] += 1
-        surplus = [self.store.ordered(part)[: max(0, sizes[part] - goal[part])] for part in range(self.num_buffers)]
-        moving = np.concatenate(surplus)
-        kept = [self.store.ordered(part)[len(surplus[part]) :] for part in range(self.num_buffers)]
-        content, taken = {}, 0
-        for part in range(self.num_buffers):
-            wanted = int(goal[part]) - len(kept[part])
-            slots = np.concatenate([moving[taken : taken + wanted], kept[part]])
-            taken += wanted
-            if wanted or len(surplus[part]):
-                content[part] = self.store.gather(slots), self._leaves(slots)
-        for part, (block, leaves) in content.items():
-            self.store.replace(part, block, leaves)
+        store = self.store
+        with store.lock:
+            sizes = store.size.copy()
+            share, rest = divmod(len(store), self.num_buffers)
+            goal = np.full(self.num_buffers, share)
+            goal[np.argsort(-sizes, kind="stable")[:rest]] += 1
+            ordered = [store.ordered(part) for part in range(self.num_buffers)]
+            surplus = np.maximum(0, sizes - goal)
+            moving = np.concatenate([slots[:more] for slots, more in zip(ordered, surplus, strict=True)])
+            content, taken = {}, 0
+            for part in range(self.num_buffers):
+                kept = ordered[part][surplus[part] :]
+                wanted = int(goal[part]) - len(kept)
+                if wanted or surplus[part]:
+                    content[part] = store.rows(np.concatenate([moving[taken : taken + wanted], kept]))
+                taken += wanted
+            store.exchange(content)
 
     def save_buffers(self, path: str | Path | None = None) -> None:
-        """Write content, priorities and the state of the random stream to a directory, atomically."""
+        """Write content, priorities and the state of the random stream to a directory, atomically.
+
+        Saving to the same directory again writes what has changed; the rest stays where it is.
+        """
         if not self.store.fields:
             raise UsageError("there is nothing to save: no experience was ever added")
-        extra = json.dumps({"turn": self.turn, "stream": self._stream.bit_generator.state})
-        save_state(self._path(path), self.store.state(), self.buffer_capacity, extra)
+        description = Description(FORMAT, self.num_buffers, self.buffer_capacity, self.use_prioritized)
+        with self.store.lock:  # nobody writes rows meanwhile
+            state: Tree = {"store": self.store.live_state(), "turn": self.turn, "beta": self.beta}
+            state["stream"] = self._stream.bit_generator.state
+            state["betas"] = [b.beta for b in self.buffers if isinstance(b, PrioritizedReplayBuffer)]
+            save_state(self._path(path), state, description)
 
     def load_buffers(self, path: str | Path | None = None) -> None:
         """Take over what `save_buffers` wrote, all or nothing: the next batches are those that the saved pool would draw."""
-        state, saved = load_state(self._path(path))
+        where = self._path(path)
+        state, saved = load_state(where)
         mine = (self.num_buffers, self.buffer_capacity, self.use_prioritized)
-        theirs = (len(saved.rings), saved.capacity, saved.prioritized)
+        theirs = (saved.num_buffers, saved.capacity, saved.prioritized)
         if theirs != mine:
             raise UsageError(f"the saved pool has (buffers, capacity, prioritized) = {theirs}, this one {mine}")
-        if self.experience_keys is not None and set(self.experience_keys) != set(state["columns"]):
-            raise UsageError(f"the saved pool has the keys {', '.join(state['columns'])}, not those of this one")
-        self.store.restore(state)
-        extra = json.loads(saved.extra)
-        self.turn = extra["turn"]
-        self._stream.bit_generator.state = extra["stream"]
+        try:
+            self._require_keys(column_names(state["store"]))
+            turn, beta = int(state["turn"]) % self.num_buffers, float(state.get("beta", self.beta))
+            betas = [float(beta) for beta in state.get("betas", ())]
+            np.random.default_rng(0).bit_generator.state = state["stream"]
+            self.store.restore(state["store"])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DamagedFile(f"the saved buffers at {where} are damaged: {type(error).__name__} {error}") from None
+        self.turn, self.beta = turn, beta
+        self._stream.bit_generator.state = state["stream"]
+        for buffer, own in zip(self.buffers, betas, strict=False):
+            buffer.beta = own  # type: ignore[attr-defined]
 
-    def _leaves(self, slots: np.ndarray) -> np.ndarray | None:
-        tree = self.store.tree
-        return None if tree is None else tree.leaves[slots // self.buffer_capacity, slots % self.buffer_capacity]
+    def _require_keys(self, names: Sequence[str]) -> None:
+        if self.experience_keys is not None and set(self.experience_keys) != set(names):
+            raise UsageError(f"the saved pool has the keys {', '.join(names)}, not those of this one")
 
     def _path(self, path: str | Path | None) -> Path:
         chosen = self.save_path if path is None else Path(path)

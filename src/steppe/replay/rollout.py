@@ -69,6 +69,9 @@ class Rollout:
         columns = {name: column.copy() for name, column in self._batch.columns.items()}
         return {"rows": self._rows, "columns": columns, "versions": list(self._batch.versions)}
 
+    def live_state(self) -> Tree:
+        return self.state()
+
     def restore(self, state: Tree) -> None:
         self._batch, self._rows = None, state["rows"]
         if "columns" in state:

@@ -1,84 +1,182 @@
 """Where experience lies: columns preallocated from field specs, written as rings, drawn from uniformly or by priority.
 
-Every buffer, the pool and the learner's replay memory are views on a Store, so there is one way to write and one to draw.
+Every buffer, the pool and the learner's memories are views on a Store, so there is one way to write and one to draw.
 A store has `num_parts` rings over one set of columns: row `part * capacity + position` is called a slot, and a draw from
-all parts is one draw over all their rows, whatever their fill. Dictionaries, files and limits are for others.
+all parts is one draw over all their rows, whatever their fill. Outside, a row is known by its index (see `indices`), which no
+other row ever gets. Any thread may call at any time: one lock, held for one call. Dictionaries, files and limits are for others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from steppe.core.agent import Tree
 from steppe.core.errors import ConfigError, UsageError
+from steppe.core.rings import History
 from steppe.core.specs import FieldSpec
+from steppe.replay import keeping
+from steppe.replay.frames import LEAST_BYTES, FrameStore
+from steppe.replay.gathering import Gathering, Tray
+from steppe.replay.mapped import zeros
+from steppe.replay.ringing import number, prepare
 from steppe.replay.sumtree import SumTree
 
 Block = Mapping[str, np.ndarray]  # columns of several rows
-SMALLEST = float(np.finfo(np.float32).tiny)  # a positive priority never becomes a leaf of 0
+STACKED_AT_ONCE = 128  # rows whose frames are taken in before those of the rows they replace are let go
 
 
 class Store:
-    """`num_parts` rings of `capacity` rows each; with `alpha`, rows are drawn in proportion to priority ** alpha."""
+    """`num_parts` rings of `capacity` rows each; with `alpha`, rows are drawn in proportion to priority ** alpha.
 
-    def __init__(self, capacity: int, num_parts: int = 1, *, alpha: float | None = None) -> None:
+    With `disk`, a directory, the columns lie in files there and the system decides which rows are in memory.
+    """
+
+    def __init__(
+        self, capacity: int, num_parts: int = 1, *, alpha: float | None = None, disk: Path | None = None
+    ) -> None:
         if capacity < 1 or num_parts < 1:
             raise UsageError(f"a buffer needs room for at least one experience, not {capacity} × {num_parts}")
-        self.capacity = capacity
-        self.num_parts = num_parts
-        self.alpha = alpha
+        self.capacity, self.num_parts, self.alpha, self.disk = capacity, num_parts, alpha, disk
+        self.shift = (num_parts - 1).bit_length()  # of a row's number in its index; the part is below
+        self.lock = threading.RLock()
         self.tree = None if alpha is None else SumTree(capacity, num_parts)
         self.fields: tuple[FieldSpec, ...] = ()
         self.columns: dict[str, np.ndarray] = {}
+        self.frames: FrameStore | None = None
+        self.histories = [History() for _ in range(num_parts)]  # whatever changes rows but by appending resets one
+        self.stale = 0  # priorities that came too late: their rows had been overwritten
+        self.rings = np.zeros((4, num_parts), np.int64)
+        self.size, self.cursor, self.added, self.lap = self.rings  # views; cursor: where the next row goes
+        self.lap.fill(-1)  # clear() begins the first one, so that there an index is its row's position
+        self.stacked: tuple[str, ...] = ()  # columns that hold ids of frames
+        self._filled = 0
         self.clear()
 
     def __len__(self) -> int:
         return self._filled
 
     def clear(self, part: int | None = None) -> None:
-        """Forget every row, or those of one part; the columns stay."""
-        if part is None:
-            self.size = np.zeros(self.num_parts, np.int64)
-            self.cursor = np.zeros(self.num_parts, np.int64)  # where the next row goes
-            self.added = np.zeros(self.num_parts, np.int64)  # rows ever written
-            self.max_priority = 1.0
-        else:
-            self.size[part] = self.cursor[part] = self.added[part] = 0
-        self._filled = int(self.size.sum())  # a learner asks several times per update
-        for cleared in range(self.num_parts) if part is None else (part,):
-            if self.tree is not None:
-                self.tree.fill(cleared, 0, np.zeros(self.capacity, np.float32))
+        """Forget every row, or those of one part; the columns stay, and no index of a forgotten row is ever given again."""
+        with self.lock:
+            for cleared in range(self.num_parts) if part is None else (part,):
+                if self.frames is not None:
+                    self._let_go(self._filled_slots(cleared))
+                self.histories[cleared].reset()
+                self.size[cleared] = self.cursor[cleared] = self.added[cleared] = 0
+                self.lap[cleared] += 1
+                if self.tree is not None:
+                    self.tree.fill_all(cleared, 0, self.capacity, np.zeros(1, np.float32))
+            if part is None:
+                self._set_max_priority(1.0)
+            self._filled = int(self.size.sum())  # a learner asks several times per update
 
     def allocate(self, fields: Sequence[FieldSpec]) -> None:
         """Make the columns; pages are touched only as rows are written."""
         rows = self.capacity * self.num_parts
+        frame, stacked = stacks_of(fields)
         try:
-            self.columns = {f.name: np.zeros((rows, *f.shape), f.dtype) for f in fields}
+            self.columns = {
+                f.name: zeros((rows, f.frames), "int32", self.disk)
+                if f.name in stacked
+                else zeros((rows, *f.shape), f.dtype, self.disk)
+                for f in fields
+            }
         except (MemoryError, ValueError):  # ValueError: more bytes than an address can say
             need = rows * sum(f.nbytes for f in fields)
             raise ConfigError(
                 f"{rows:,} experiences need {need:,} bytes, which cannot be had: lower the size"
             ) from None
-        self.fields = tuple(fields)
+        if frame is not None:
+            self.frames = FrameStore(rows, frame.frames * len(stacked), frame_shape(frame), frame.dtype, self.disk)
+        self.fields, self.stacked = tuple(fields), stacked
+        self._bind()
 
-    def write(self, part: int, block: Block, priorities: np.ndarray | None = None) -> None:
-        """Append rows to one part, over its oldest ones where it is full.
+    def _bind(self) -> None:
+        """Prepare what depends on where the columns lie; they must stay there from now on."""
+        names = tuple(self.columns)
+        self.pick = itemgetter(*names) if len(names) > 1 else lambda block: (block[names[0]],)
+        self._arrays = tuple(self.columns.values())
+        self._gathering = Gathering(self.fields, self.columns, self.stacked, self.frames)
+
+    def write(self, part: int, block: Block, priorities: np.ndarray | None = None) -> int:
+        """Append rows to one part, over its oldest ones where it is full; how many. `block` must fit the fields."""
+        return self.append(part, self.pick(block), priorities)
+
+    def append(self, part: int, rows: Sequence[np.ndarray], priorities: np.ndarray | None = None) -> int:
+        """Write rows given as their columns in order.
 
         Without priorities, rows enter with the largest one seen so far, so that each is learned from soon.
         """
-        count = len(next(iter(block.values())))
-        leaves = None if self.tree is None else self._leaves(priorities, count)
-        for slots, rows in self._spans(part, count):
-            for name, column in self.columns.items():
-                column[slots] = block[name][rows]
-            if self.tree is not None and leaves is not None:
-                self.tree.fill(part, slots.start - part * self.capacity, leaves[rows])
-        self.cursor[part] = (self.cursor[part] + count) % self.capacity
-        self.size[part] = min(self.capacity, self.size[part] + count)
+        count = len(rows[0])
+        with self.lock:
+            leaves = self._entering if priorities is None else self._leaves(priorities, count)
+            if self.stacked:
+                self._append_stacks(part, rows, count, leaves)
+            else:
+                self._place(part, rows, count, leaves)
+        return count
+
+    def _append_stacks(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
+        assert self.frames is not None
+        step = min(STACKED_AT_ONCE, self.capacity)
+        for first in range(0, count, step):
+            length = min(step, count - first)
+            piece = [values[first : first + length] for values in rows]
+            taken: list[np.ndarray] = []
+            stacks = [(place, f.frames) for place, f in enumerate(self.fields) if f.name in self.stacked]
+            try:
+                for place, frames in stacks:
+                    piece[place] = self.frames.put(piece[place], frames)
+                    taken.append(piece[place])
+            except UsageError:
+                for ids in taken:
+                    self.frames.drop(ids)
+                raise
+            self._place(part, piece, length, leaves if len(leaves) <= 1 else leaves[first : first + length])
+
+    def _place(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
+        """Write rows as they are kept (ids in place of stacks), and their leaves: one each, or the same for all."""
+        start, capacity = self.cursor.item(part), self.capacity
+        end = start + count
+        if end > capacity:
+            self._place_around(part, rows, count, leaves)
+            return
+        size, first = self.size.item(part), part * capacity + start
+        slots = slice(first, first + count)
+        if self.frames is not None:
+            self._let_go(slice(first, part * capacity + min(end, size)))
+        for column, values in zip(self._arrays, rows, strict=True):
+            column[slots] = values
+        if self.tree is not None:
+            self.tree.fill_all(part, start, count, leaves)
+        self.cursor[part] = end
+        if end == capacity:
+            self.cursor[part] = 0
+            self.lap[part] += 1
         self.added[part] += count
-        self._filled = int(self.size.sum())
+        if size < capacity:
+            self.size[part] = grown = min(capacity, size + count)
+            self._filled += grown - size
+
+    def _place_around(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
+        """The same in pieces that end with the ring."""
+        first, room = 0, self.capacity - self.cursor.item(part)
+        while first < count:
+            piece = slice(first, min(first + room, count))
+            own = leaves if len(leaves) <= 1 else leaves[piece]
+            self._place(part, [values[piece] for values in rows], piece.stop - first, own)
+            first, room = piece.stop, self.capacity
+
+    def _let_go(self, slots: slice | np.ndarray) -> None:
+        assert self.frames is not None
+        for name in self.stacked:
+            self.frames.drop(self.columns[name][slots])
 
     def draw(self, stream: np.random.Generator, count: int, part: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Slots of `count` independent draws (a row may come twice) and their leaves (ones where there is no alpha).
@@ -86,37 +184,67 @@ class Store:
         The store, or that part of it, must not be empty.
         """
         first, last = (0, self.num_parts) if part is None else (part, part + 1)
-        if self.tree is not None:
-            if not self.tree.totals[first:last].any():
-                raise UsageError("every priority is 0, so nothing can be drawn: give some experience a positive one")
-            return self.tree.descend(stream.random(count), first, last)
-        if last - first == 1:
-            start = first * self.capacity
-            return stream.integers(start, start + int(self.size[first]), count), np.ones(count, np.float32)
-        bounds = np.cumsum(self.size)
-        slots = stream.integers(0, bounds[-1], count)
-        parts = np.searchsorted(bounds, slots, side="right")
-        slots += parts * self.capacity - (bounds - self.size)[parts]
-        return slots, np.ones(count, np.float32)
+        with self.lock:
+            if self.tree is not None:
+                if not self.tree.nodes[first:last, -1].any():
+                    raise UsageError(
+                        "every priority is 0, so nothing can be drawn: give some experience a positive one"
+                    )
+                return self.tree.descend(stream.random(count), first, last)
+            if last - first == 1:
+                start = first * self.capacity
+                return stream.integers(start, start + self.size.item(first), count), np.ones(count, np.float32)
+            bounds = np.cumsum(self.size)
+            slots = stream.integers(0, bounds[-1], count)
+            parts = np.searchsorted(bounds, slots, side="right")
+            slots += parts * self.capacity - (bounds - self.size)[parts]
+            return slots, np.ones(count, np.float32)
 
-    def gather(self, slots: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """The rows at `slots`, in new arrays or in `out`."""
-        # mode="clip" because "raise" makes NumPy copy `out` first; slots come from `draw`, so none is out of range.
-        return {
-            name: np.take(column, slots, axis=0, out=None if out is None else out[name], mode="clip")
-            for name, column in self.columns.items()
-        }
+    def tray(self, count: int) -> Tray:
+        """Memory for `count` rows, to be filled again and again by `gather`."""
+        return self._gathering.tray(count)
 
-    def prioritize(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """Give the rows at `slots` new priorities: finite and not negative; 0 means never drawn."""
-        if self.tree is None:
+    def gather(self, slots: np.ndarray, tray: Tray | None = None) -> dict[str, np.ndarray]:
+        """The rows at `slots`, stacks rebuilt, in arrays that nobody else has or in those of `tray`."""
+        with self.lock:
+            return self._gathering(slots, tray)
+
+    def indices(self, slots: np.ndarray) -> np.ndarray:
+        """What the rows at `slots` are called outside: (lap · capacity + position) · 2 ** shift + part.
+
+        A lap is how often the ring began anew, so an index tells whether its row is still the one that was drawn.
+        """
+        found = np.empty(len(slots), np.int64)
+        number(self.rings, self.capacity, self.shift, slots, found)
+        return found
+
+    def prioritize(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+        """Give rows new priorities by their indices: finite and not negative; 0 means never drawn.
+
+        Rows that were overwritten since keep what they have now, and are counted in `stale`.
+        """
+        if self.tree is None or self.alpha is None:
             raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
-        slots = np.asarray(slots, np.int64)
-        parts, positions = np.divmod(slots, self.capacity)
-        known = (slots >= 0) & (parts < self.num_parts)
-        if slots.ndim != 1 or not known.all() or not (positions < self.size[parts]).all():
-            raise UsageError("priorities were given for indices that hold no experience")
-        self.tree.assign(slots, self._leaves(priorities, len(slots)))
+        indices, priorities = np.asarray(indices, np.int64), np.asarray(priorities, np.float64)
+        if indices.ndim != 1:
+            raise UsageError(f"indices are a list or an array with one axis, not of shape {indices.shape}")
+        count = len(indices)
+        if priorities.shape != (count,):
+            raise UsageError(f"{count} indices need {count} priorities, not an array of shape {priorities.shape}")
+        slots, leaves = np.empty(count, np.int64), np.empty(count, np.float32)
+        with self.lock:
+            unknown, largest, stale = prepare(
+                self.rings, self.capacity, self.shift, self.alpha, indices, priorities, slots, leaves
+            )
+            if unknown >= 0:
+                raise UsageError(
+                    f"index {indices[unknown]} was never given out: use the indices that came with a sample"
+                )
+            self._require_sound(largest)
+            self.stale += stale
+            if largest > self.max_priority:
+                self._set_max_priority(largest)
+            self.tree.assign(slots, leaves)
 
     def ordered(self, part: int) -> np.ndarray:
         """The slots of one part, oldest first."""
@@ -124,79 +252,175 @@ class Store:
         oldest = cursor if size == self.capacity else 0
         return part * self.capacity + (oldest + np.arange(size)) % self.capacity
 
-    def replace(self, part: int, block: Block, leaves: np.ndarray | None) -> None:
-        """Make `block` (at most `capacity` rows, oldest first) the whole content of one part; rows ever written stay counted."""
-        added = int(self.added[part])
-        self.clear(part)
-        if len(next(iter(block.values()))):
-            self.write(part, block)
-        self.added[part] = added
-        if self.tree is not None and leaves is not None:
-            self.tree.fill(part, 0, leaves)
+    def rows(self, slots: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+        """Copies of rows as they are kept, ids in place of stacks, and their leaves: what `exchange` takes."""
+        block = {name: column[slots] for name, column in self.columns.items()}
+        if self.tree is None:
+            return block, None
+        return block, self.tree.leaves[slots // self.capacity, slots % self.capacity]
+
+    def exchange(self, content: Mapping[int, tuple[Block, np.ndarray | None]]) -> None:
+        """Make blocks (at most `capacity` rows, oldest first) the whole content of parts; rows ever written stay counted."""
+        with self.lock:
+            for block, _ in content.values():  # held before anything is let go: rows may move from part to part
+                for name in self.stacked:
+                    assert self.frames is not None
+                    self.frames.hold(block[name])
+            for part, (block, leaves) in content.items():
+                added, rows = int(self.added[part]), self.pick(block)
+                self.clear(part)
+                if len(rows[0]):
+                    self._place(part, rows, len(rows[0]), np.zeros(1, np.float32) if leaves is None else leaves)
+                self.added[part] = added
 
     def state(self) -> Tree:
         """Copies of the rows that are filled, and all it takes to go on from them."""
-        slots = np.concatenate([part * self.capacity + np.arange(self.size[part]) for part in range(self.num_parts)])
-        tree: Tree = {
-            "columns": self.gather(slots),
-            "size": self.size.copy(),
-            "cursor": self.cursor.copy(),
-            "added": self.added.copy(),
-            "max_priority": self.max_priority,
-        }
-        if self.tree is not None:
-            tree["leaves"] = self.tree.leaves[slots // self.capacity, slots % self.capacity]
-        return tree
+        with self.lock:
+            slots = np.concatenate([self._filled_slots(part) for part in range(self.num_parts)])
+            block, leaves = self.rows(slots)
+            tree: Tree = {
+                "columns": block,
+                "size": self.size.copy(),
+                "cursor": self.cursor.copy(),
+                "added": self.added.copy(),
+                "lap": self.lap.copy(),
+                "max_priority": self.max_priority,
+            }
+            if leaves is not None:
+                tree["leaves"] = leaves
+            if self.frames is not None:
+                used = np.flatnonzero(self.frames.refs[: self.frames.high] > 0)
+                for name in self.stacked:
+                    block[name] = np.searchsorted(used, block[name]).astype(np.int32)
+                tree["frames"] = {"rows": self.frames.data[used], "columns": list(self.stacked)}
+            return tree
+
+    def live_state(self) -> Tree:
+        """As `state`, but the rows are not copied: to be written down before the next one is written."""
+        with self.lock:
+            return keeping.live_state(self)
 
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned; the columns must be those of this store, if it has any yet."""
+        """Take over what `state` returned, or `live_state` by way of a disk; the columns must be those of this store, if any.
+
+        What was saved and is damaged changes nothing.
+        """
+        if "rings" in state:
+            self._restore_saved(keeping.SavedStore(state))
+            return
         columns: dict[str, np.ndarray] = state["columns"]
-        fields = tuple(FieldSpec(name, rows.shape[1:], rows.dtype.name) for name, rows in columns.items())
+        fields = tuple(_field(name, rows, state.get("frames")) for name, rows in columns.items())
+        fits = len(state["size"]) == self.num_parts and max(state["size"]) <= self.capacity
+        self._require_like(fields, fits=fits, prioritized="leaves" in state)
+        with self.lock:
+            self.clear()
+            if self.frames is not None:
+                self.frames.restore(state["frames"]["rows"])
+            ends = np.cumsum(state["size"]).tolist()
+            spans = [slice(end - size, end) for size, end in zip(state["size"], ends, strict=True)]
+            leaves = state.get("leaves")
+            self.exchange(
+                {
+                    part: (
+                        {name: rows[span] for name, rows in columns.items()},
+                        None if leaves is None else leaves[span],
+                    )
+                    for part, span in enumerate(spans)
+                }
+            )
+            if self.frames is not None:
+                self.frames.sweep()
+            self.cursor[...], self.added[...] = state["cursor"], state["added"]
+            self.lap[...] = state.get("lap", np.maximum(self.added, self.size) // self.capacity)
+            self._set_max_priority(float(state["max_priority"]))
+
+    def _restore_saved(self, saved: keeping.SavedStore) -> None:
+        fits = len(saved.rings) == self.num_parts and saved.capacity == self.capacity
+        self._require_like(saved.fields(), fits=fits, prioritized=saved.leaves is not None)
+        with self.lock:
+            if self._filled:  # what is here stays unless all that is there is whole
+                saved.check()
+            self.clear()
+            saved.read_into(self)
+            keeping.take_over(self, saved)
+            self._filled = int(self.size.sum())
+            self._set_max_priority(saved.max_priority)
+
+    def _require_like(self, fields: Sequence[FieldSpec], *, fits: bool, prioritized: bool) -> None:
+        """Raise unless saved content is of this store's kind; a store without columns takes the saved ones."""
+        if not fits:
+            raise UsageError("the saved buffers do not fit: use the same number of buffers and the same capacity")
+        if (self.tree is not None) != prioritized:
+            raise UsageError("a prioritized buffer and a uniform one cannot take over each other's content")
         if not self.fields:
             self.allocate(fields)
-        if {f.name: f for f in fields} != {f.name: f for f in self.fields}:
+        if {f.name: f for f in fields} != {f.name: _as_kept(f, self.stacked) for f in self.fields}:
             raise UsageError(f"the saved columns {_names(fields)} are not those of this buffer, {_names(self.fields)}")
-        if len(state["size"]) != self.num_parts or max(state["size"]) > self.capacity:
-            raise UsageError("the saved buffers do not fit: use the same number of buffers and the same capacity")
-        if (self.tree is not None) != ("leaves" in state):
-            raise UsageError("a prioritized buffer and a uniform one cannot take over each other's content")
-        end = np.cumsum(state["size"])
-        for part, (low, high) in enumerate(zip(end - state["size"], end, strict=True)):
-            leaves = state["leaves"][low:high] if self.tree is not None else None
-            self.replace(part, {name: rows[low:high] for name, rows in columns.items()}, leaves)
-        self.cursor = np.array(state["cursor"], np.int64)
-        self.added = np.array(state["added"], np.int64)
-        self.max_priority = float(state["max_priority"])
 
-    def _spans(self, part: int, count: int) -> Iterator[tuple[slice, slice]]:
-        """Where the newest rows of a block of `count` go: one stretch of slots, or two around the end of the ring."""
-        row = max(0, count - self.capacity)
-        position = (int(self.cursor[part]) + row) % self.capacity
-        while row < count:
-            length = min(count - row, self.capacity - position)
-            start = part * self.capacity + position
-            yield slice(start, start + length), slice(row, row + length)
-            row, position = row + length, 0
+    def _filled_slots(self, part: int) -> np.ndarray:
+        slots: np.ndarray = part * self.capacity + np.arange(self.size[part])
+        return slots
 
-    def _leaves(self, priorities: np.ndarray | None, count: int) -> np.ndarray:
-        if priorities is None:
-            priorities = np.full(count, self.max_priority)
+    def _leaves(self, priorities: np.ndarray, count: int) -> np.ndarray:
+        """One leaf per row."""
+        if self.alpha is None:
+            raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
         priorities = np.asarray(priorities, np.float64)
         if priorities.shape != (count,):
             raise UsageError(f"{count} experiences need {count} priorities, not an array of shape {priorities.shape}")
-        if not (np.isfinite(priorities) & (priorities >= 0)).all():
+        leaves = np.empty(count, np.float32)
+        nothing = np.empty(0, np.int64)
+        _, largest, _ = prepare(self.rings, self.capacity, self.shift, self.alpha, nothing, priorities, nothing, leaves)
+        self._require_sound(largest)
+        self._set_max_priority(max(self.max_priority, largest))
+        return leaves
+
+    def _require_sound(self, largest: float) -> None:
+        if largest < 0:
             raise UsageError("a priority must be a finite number that is not negative")
-        self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
-        assert self.alpha is not None
-        leaves = np.clip(priorities**self.alpha, SMALLEST, float(np.finfo(np.float32).max))
-        leaves[priorities == 0] = 0
-        return leaves.astype(np.float32)
+
+    def _set_max_priority(self, largest: float) -> None:
+        self.max_priority = largest
+        self._entering = np.empty(1, np.float32)  # the leaf of rows without a priority of their own
+        if self.alpha is not None:
+            nothing = np.empty(0, np.int64)
+            prepare(self.rings, 1, 0, self.alpha, nothing, np.array([largest]), nothing, self._entering)
 
 
-def importance(leaves: np.ndarray, beta: float) -> np.ndarray:
-    """(N · P) ** -beta over its maximum in the batch (Schaul et al. 2016, 3.4); N and the total cancel out."""
-    weights: np.ndarray = (leaves.min() / leaves.astype(np.float64)) ** beta
-    return weights.astype(np.float32)
+def frame_shape(field: FieldSpec) -> tuple[int, ...]:
+    """The shape of one of a stack's frames."""
+    return (field.shape[0] // field.frames, *field.shape[1:])
+
+
+def bytes_per_row(fields: Sequence[FieldSpec]) -> int:
+    """What a row takes in a store: of stacks, their ids and a frame, with a quarter of one for the starts of episodes."""
+    frame, stacked = stacks_of(fields)
+    plain = sum(f.nbytes for f in fields if f.name not in stacked)
+    if frame is None:
+        return plain
+    return plain + 4 * frame.frames * len(stacked) + 5 * frame.nbytes // (4 * frame.frames)
+
+
+def stacks_of(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str, ...]]:
+    """The first stack of frames worth storing once each, and the names of all fields like it."""
+    first = next((f for f in fields if f.frames > 1 and f.nbytes >= LEAST_BYTES * f.frames), None)
+    if first is None:
+        return None, ()
+    alike = (first.shape, first.dtype, first.frames)
+    return first, tuple(f.name for f in fields if (f.shape, f.dtype, f.frames) == alike)
+
+
+def _field(name: str, rows: np.ndarray, frames: Any) -> FieldSpec:
+    """The field of a saved column."""
+    if frames is None or name not in frames["columns"]:
+        return FieldSpec(name, rows.shape[1:], rows.dtype.name)
+    unit, *rest = frames["rows"].shape[1:]
+    return FieldSpec(name, (unit * rows.shape[1], *rest), frames["rows"].dtype.name, rows.shape[1])
+
+
+def _as_kept(field: FieldSpec, stacked: tuple[str, ...]) -> FieldSpec:
+    """A small stack is kept whole, like any other array."""
+    return field if field.name in stacked else FieldSpec(field.name, field.shape, field.dtype)
 
 
 def _names(fields: Sequence[FieldSpec]) -> str:

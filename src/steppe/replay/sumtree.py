@@ -9,21 +9,14 @@ no drift, and a tree rebuilt from its leaves is the same bit for bit. What a pri
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
+
+from steppe.replay.kernels import compiled, load_float32, load_float64, prefetch
 
 BLOCK = 16
 FAN = 4
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(function: F) -> F:
-    """Compile on first use and cache on disk; no fastmath, since results must be the same bit for bit everywhere."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+LINE = 64  # bytes that come from memory at once
+NOTHING = np.empty((0, 3), np.int64)
 
 
 class SumTree:
@@ -47,81 +40,126 @@ class SumTree:
         return roots
 
     def assign(self, slots: np.ndarray, values: np.ndarray) -> None:
-        """Set leaves (int64 slots, float32 values); of duplicates the last one counts."""
+        """Set leaves (int64 slots, float32 values); of duplicates the last one counts, and slots below 0 are left out."""
         _assign(self.leaves, self.nodes, self.levels, self.capacity, slots, values)
 
     def fill(self, part: int, start: int, values: np.ndarray) -> None:
         """Set the leaves of one part from position `start` on, without wrapping around."""
-        if len(values):
-            _fill(self.leaves[part], self.nodes[part], self.levels, start, values)
+        self.fill_all(part, start, len(values), values)
+
+    def fill_all(self, part: int, start: int, count: int, values: np.ndarray) -> None:
+        """Set `count` leaves of one part from position `start` on, to `values` or to the only one of them."""
+        if count:
+            _fill(self.leaves, self.nodes, self.levels, part, start, count, values)
 
     def rebuild(self) -> None:
         """Recompute every sum from the leaves."""
         for part in range(len(self.leaves)):
             self.fill(part, 0, self.leaves[part].copy())
 
-    def descend(self, draws: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    def descend(
+        self, draws: np.ndarray, first: int, last: int, plan: np.ndarray = NOTHING
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Slots, and their leaves, at `draws` (uniform in [0, 1)) of the cumulated leaves of parts first … last - 1.
 
-        At least one of those leaves must be positive.
+        None if all of those leaves are 0. Rows of the columns in `plan` are on their way to the cache afterwards.
         """
-        slots = np.empty(len(draws), np.int64)
-        drawn = np.empty(len(draws), np.float32)
-        _descend(self.leaves, self.nodes, self.levels, self.capacity, first, last, draws, slots, drawn)
-        return slots, drawn
+        slots, drawn = np.empty(len(draws), np.int64), np.empty(len(draws), np.float32)
+        tree = self.leaves, self.nodes, self.levels, self.capacity
+        return (slots, drawn) if descend(*tree, first, last, draws, plan, slots, drawn) else None
 
 
 @compiled
-def _block_sum(leaves: np.ndarray, block: int) -> float:
+def _block_sum(leaves: np.ndarray, part: int, block: int) -> float:
     a = b = c = d = 0.0  # four chains in a fixed order: faster than one, and always the same result
     for i in range(block * BLOCK, (block + 1) * BLOCK, 4):
-        a += leaves[i]
-        b += leaves[i + 1]
-        c += leaves[i + 2]
-        d += leaves[i + 3]
+        a += leaves[part, i]
+        b += leaves[part, i + 1]
+        c += leaves[part, i + 2]
+        d += leaves[part, i + 3]
     return (a + b) + (c + d)
 
 
 @compiled
-def _node_sum(nodes: np.ndarray, at: int) -> float:
-    return float((nodes[at] + nodes[at + 1]) + (nodes[at + 2] + nodes[at + 3]))
+def _node_sum(nodes: np.ndarray, part: int, at: int) -> float:
+    return float((nodes[part, at] + nodes[part, at + 1]) + (nodes[part, at + 2] + nodes[part, at + 3]))
 
 
 @compiled
-def _fill(leaves: np.ndarray, nodes: np.ndarray, levels: np.ndarray, start: int, values: np.ndarray) -> None:
-    leaves[start : start + len(values)] = values
-    low, high = start // BLOCK, (start + len(values) - 1) // BLOCK
+def _fill(
+    leaves: np.ndarray, nodes: np.ndarray, levels: np.ndarray, part: int, start: int, count: int, values: np.ndarray
+) -> None:
+    if len(values) == 1:
+        leaves[part, start : start + count] = values[0]
+    else:
+        leaves[part, start : start + count] = values
+    low, high = start // BLOCK, (start + count - 1) // BLOCK
     for block in range(low, high + 1):
-        nodes[block] = _block_sum(leaves, block)
+        nodes[part, block] = _block_sum(leaves, part, block)
     for level in range(1, len(levels)):
         low, high = low // FAN, high // FAN
         for node in range(low, high + 1):
-            nodes[levels[level] + node] = _node_sum(nodes, levels[level - 1] + node * FAN)
+            nodes[part, levels[level] + node] = _node_sum(nodes, part, levels[level - 1] + node * FAN)
 
 
 @compiled
 def _assign(
     leaves: np.ndarray, nodes: np.ndarray, levels: np.ndarray, capacity: int, slots: np.ndarray, values: np.ndarray
 ) -> None:
-    count = len(slots)
-    parts = np.empty(count, np.int64)
-    at = np.empty(count, np.int64)
+    num_parts, count = len(leaves), 0
+    parts = np.empty(len(slots), np.int64)
+    at = np.empty(len(slots), np.int64)
+    for i in range(len(slots)):
+        if slots[i] < 0:
+            continue
+        part = slots[i] // capacity if num_parts > 1 else 0
+        position = slots[i] - part * capacity
+        leaves[part, position] = values[i]
+        parts[count], at[count] = part, position // BLOCK
+        count += 1
     for i in range(count):
-        parts[i] = slots[i] // capacity
-        at[i] = slots[i] - parts[i] * capacity
-        leaves[parts[i], at[i]] = values[i]
-    for i in range(count):
-        at[i] //= BLOCK
-        nodes[parts[i], at[i]] = _block_sum(leaves[parts[i]], at[i])
+        nodes[parts[i], at[i]] = _block_sum(leaves, parts[i], at[i])
     for level in range(1, len(levels)):
+        below = levels[level - 1]
+        width = (levels[level] - below) // FAN
+        if width * num_parts <= count:  # each one once is less work than one for each slot
+            for part in range(num_parts):
+                for node in range(width):
+                    nodes[part, levels[level] + node] = _node_sum(nodes, part, below + node * FAN)
+            continue
         for i in range(count):
             at[i] //= FAN
-            row = nodes[parts[i]]
-            row[levels[level] + at[i]] = _node_sum(row, levels[level - 1] + at[i] * FAN)
+            nodes[parts[i], levels[level] + at[i]] = _node_sum(nodes, parts[i], below + at[i] * FAN)
 
 
 @compiled
-def _descend(
+def _choose_parts(
+    nodes: np.ndarray, top: int, first: int, last: int, draws: np.ndarray, parts: np.ndarray, rests: np.ndarray
+) -> bool:
+    """Choose a part for each draw; False if all are empty."""
+    ends = np.empty(last - first, np.float64)
+    total = 0.0
+    for part in range(first, last):
+        total += nodes[part, top]
+        ends[part - first] = total
+    for i in range(len(draws)):
+        rest = draws[i] * total
+        if rest < total:
+            chosen = 0
+            for part in range(last - first - 1):
+                chosen += rest >= ends[part]
+            rests[i] = rest - ends[chosen - 1] if chosen else rest
+        else:
+            chosen = last - first - 1
+            while chosen > 0 and nodes[first + chosen, top] == 0.0:
+                chosen -= 1
+            rests[i] = nodes[first + chosen, top]
+        parts[i] = first + chosen
+    return total > 0.0
+
+
+@compiled
+def descend(
     leaves: np.ndarray,
     nodes: np.ndarray,
     levels: np.ndarray,
@@ -129,49 +167,76 @@ def _descend(
     first: int,
     last: int,
     draws: np.ndarray,
+    plan: np.ndarray,
     slots: np.ndarray,
     drawn: np.ndarray,
-) -> None:
-    # Rounding may leave `rest` at or above the sum of all children: then the last child that is not empty is taken, and
-    # `rest` is kept at its whole sum so that the same happens below. An empty child is never taken, as rest >= 0.
-    count, top = len(draws), levels[-1]
-    total = 0.0
-    for part in range(first, last):
-        total += nodes[part, top]
+) -> bool:
+    """Write slots and their leaves; False if all leaves are 0. Rows of the columns in `plan` (kernels.gather's) are asked for.
+
+    The child is the number of cumulated sums that `rest` has passed: no branches to mispredict, and an empty child is
+    never it, as its sum is passed together with the one before. Only rounding may leave `rest` at or above the sum of all
+    children: then the last one that is not empty is taken, and `rest` is kept at its whole sum so that the same happens below.
+    """
+    count = len(draws)
     parts = np.empty(count, np.int64)
     rests = np.empty(count, np.float64)
+    if not _choose_parts(nodes, levels[-1], first, last, draws, parts, rests):
+        return False
+    begin, stride = np.int64(nodes.ctypes.data), np.int64(nodes.shape[1]) * 8
     for i in range(count):
-        rest = draws[i] * total
-        chosen, found = first, False
-        for part in range(first, last):
-            share = nodes[part, top]
-            if share > 0.0 and not found:
-                chosen = part
-                found = rest < share
-                rest = rest if found else rest - share
-        parts[i] = chosen
-        rests[i] = rest if found else nodes[chosen, top]
         slots[i] = 0
     for level in range(len(levels) - 2, -1, -1):  # level by level for the whole batch, so that cache misses overlap
         for i in range(count):
-            row, begin = nodes[parts[i]], slots[i] * FAN
-            rest, chosen, found = rests[i], begin, False
-            for child in range(begin, begin + FAN):
-                share = row[levels[level] + child]
-                if share > 0.0 and not found:
-                    chosen = child
-                    found = rest < share
-                    rest = rest if found else rest - share
-            rests[i] = rest if found else row[levels[level] + chosen]
-            slots[i] = chosen
-    for i in range(count):
-        row32, begin = leaves[parts[i]], slots[i] * BLOCK
-        rest, chosen, found = rests[i], begin, False
-        for child in range(begin, begin + BLOCK):
-            share = np.float64(row32[child])
-            if share > 0.0 and not found:
-                chosen = child
-                found = rest < share
-                rest = rest if found else rest - share
-        slots[i] = parts[i] * capacity + chosen
-        drawn[i] = row32[chosen]
+            child = slots[i] * FAN
+            at = begin + parts[i] * stride + (levels[level] + child) * 8
+            a = load_float64(at)
+            b = a + load_float64(at + 8)
+            c = b + load_float64(at + 16)
+            d = c + load_float64(at + 24)
+            rest = rests[i]
+            if rest < d:
+                below = a if rest >= a else 0.0
+                below = b if rest >= b else below
+                below = c if rest >= c else below
+                rests[i] = rest - below
+                slots[i] = child + (rest >= a) + (rest >= b) + (rest >= c)
+            else:
+                last_child = FAN - 1
+                while load_float64(at + last_child * 8) == 0.0:
+                    last_child -= 1
+                rests[i] = load_float64(at + last_child * 8)
+                slots[i] = child + last_child
+    _choose_leaves(leaves, capacity, parts, rests, plan, slots, drawn)
+    return True
+
+
+@compiled
+def _choose_leaves(
+    leaves: np.ndarray,
+    capacity: int,
+    parts: np.ndarray,
+    rests: np.ndarray,
+    plan: np.ndarray,
+    slots: np.ndarray,
+    drawn: np.ndarray,
+) -> None:
+    begin, stride = np.int64(leaves.ctypes.data), np.int64(leaves.shape[1]) * 4
+    for i in range(len(slots)):
+        position, rest = slots[i] * BLOCK, rests[i]
+        at = begin + parts[i] * stride + position * 4
+        child, total = 0, 0.0
+        for leaf in range(BLOCK):
+            total += np.float64(load_float32(at + leaf * 4))
+            child += rest >= total
+        if child == BLOCK:
+            child -= 1
+            while load_float32(at + child * 4) == 0.0:
+                child -= 1
+        slot = parts[i] * capacity + position + child
+        for column in range(len(plan)):
+            row = plan[column, 0] + slot * plan[column, 1]
+            prefetch(row)
+            if plan[column, 1] > LINE // 2:
+                prefetch(row + min(plan[column, 1], LINE) - 1)
+        slots[i] = slot
+        drawn[i] = load_float32(at + child * 4)

@@ -216,10 +216,13 @@ class Learner:
         self.save(self.stamped(), self.state(), counters)
 
     def state(self) -> Tree:
-        """All but the weights and the counters: agent, memory, where each actor stands and what it has to act with."""
+        """All but the weights and the counters: agent, memory, where each actor stands and what it has to act with.
+
+        Shares the memory's big columns, so it is to be saved at once.
+        """
         state: Tree = {
             "agent": self.agent.state(),
-            "memory": self.memory.state(),
+            "memory": self.memory.live_state(),
             "ledger": self.intake.ledger.state(),
             "lags": [[lag, count] for lag, count in self.lags.items()],
         }

@@ -84,6 +84,7 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         stream=seeding.generator(config.seed, "memory"),
         total_steps=config.steps,
         num_actors=config.actors,
+        directory=directory.path,
     )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
     checkpoint = checkpoints.at(plan.resume) if plan.resume is not None else None
@@ -132,8 +133,10 @@ def _saver(checkpoints: Checkpoints, directory: RunDirectory, context: Context, 
                 mark = Mark(weights.env_steps, weights.updates, weights.version, weights.sha256())
                 counters = {**counters, "arrivals_bytes": log.mark(mark)}
             path = checkpoints.save(weights, state, counters)
-        size = sum(file.stat().st_size for file in path.iterdir())
-        cost = {"size_bytes": size, "write_s": time.perf_counter() - started}
+        found = [file.stat() for file in path.iterdir()]
+        fresh = sum(file.st_size for file in found if file.st_nlink == 1)  # the rest is the checkpoint before's too
+        cost: dict[str, float] = {"size_bytes": sum(file.st_size for file in found), "new_bytes": fresh}
+        cost["write_s"] = time.perf_counter() - started
         context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters, **cost)
 
     return save

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from steppe.core import codec
+from steppe.core import chunks, codec
 from steppe.core.agent import Learned, Memory
+from steppe.core.durable import read_file, write_bundle
 from steppe.core.experience import Batch, Segment, SegmentHeader
+from steppe.core.rings import ROWS, Ring
 from steppe.core.specs import FieldSpec, SegmentSpec
 
 SPEC = SegmentSpec(5, 3, FieldSpec("obs", (4,), "float32"), FieldSpec("action", (), "int64"))
@@ -152,6 +156,28 @@ class MemoryConformance:
             copy.restore(codec.unpack(codec.pack(state)))
             _require_equal(after, self._run(copy, rounds[split:]))
             assert copy.stats() == original.stats()
+
+    def test_goes_on_exactly_from_its_live_state(self, tmp_path: Path) -> None:
+        """By way of the disk, as checkpoints go, one after the other; what has been read goes on beside the original."""
+        rounds, before = self._rounds(), None
+        original = self.make()
+        for split in range(1, self.intakes, 3):
+            self._run(original, rounds[max(0, split - 3) : split])
+            rings: list[Ring] = []
+            tree = codec.pack(chunks.take_out(original.live_state(), rings))
+            write_bundle(tmp_path / str(split), {}, partial(chunks.write_rows, rings=rings, before=before))
+            before = tmp_path / str(split)
+            saved = chunks.read_rows(before, read_file(before, ROWS))
+            copy, twin = self.make(), self.make()
+            self._run(copy, rounds[: split // 2])
+            for memory in (copy, twin):
+                memory.restore(chunks.put_back(codec.unpack(tree), saved))
+            _require_equal(self._run(twin, rounds[split:]), self._run(copy, rounds[split:]))
+            assert copy.stats() == twin.stats()
+        after = self._run(original, rounds[split:])
+        last = self.make()
+        last.restore(chunks.put_back(codec.unpack(tree), saved))
+        _require_equal(after, self._run(last, rounds[split:]))
 
     def test_goes_on_exactly_between_add_and_learning(self) -> None:
         original, copy = self.make(), self.make()

@@ -1,0 +1,318 @@
+"""Columns too big to be written again with every save: in chunk files beside a bundle's other files, hashed by column.
+
+    rows.json     format, the save's id, and per ring: columns, fill, and where each chunk lies (core/rings.py)
+    tail.rows     what changes with every save: the chunk under each ring's cursor, and rings without a history
+    <id>-<n>.rows     one chunk that stays as it is until its ring comes round; the next saves link to the same file
+
+What is in a ring, and what a bundle is besides, is for others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.durable import link_or_copy, read_file
+from steppe.core.errors import DamagedFile
+from steppe.core.rings import FORMAT, ROWS, TAIL, ChunkRecord, Record, Ring, RingRecord, decoded
+from steppe.core.specs import FieldSpec
+
+CHUNK_BYTES = 16 << 20
+OPEN_FILES = 16  # that wait to be synced
+_PLACE = "#ring"  # stands in a tree for a ring that is written apart
+
+
+def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = None) -> dict[str, bytes]:
+    """Write rings into a bundle's directory, synced, and return the file that describes them.
+
+    Chunks that have not changed since the bundle `before`, if these rings continue it, are linked from there.
+    """
+    known = _record_of(before)
+    writer = _Writer(directory)
+    with writer.workers:
+        done = [writer.ring(ring, _continued(ring, known), before) for ring in rings]
+        writer.finish()
+    record = Record(FORMAT, writer.id, tuple(make() for make in done))
+    for ring in rings:
+        if ring.history is not None:
+            ring.history.note(writer.id, ring.added)
+    return {ROWS: msgspec.json.encode(record)}
+
+
+def read_rows(directory: Path, data: bytes) -> list[SavedRing]:
+    """The rings that rows.json (its checked bytes are `data`) describes, with every claim but the hashes checked."""
+    record = decoded(directory / ROWS, data)
+    ends: defaultdict[str, int] = defaultdict(int)
+    for ring in record.rings:
+        row_bytes = sum(spec.nbytes for spec in ring.fields())
+        for chunk, (low, high) in zip(ring.chunks, ring.spans(), strict=True):
+            ends[chunk.file] = max(ends[chunk.file], chunk.offset + (high - low) * row_bytes)
+    return [SavedRing(directory, record.id, ring, ends) for ring in record.rings]
+
+
+@dataclass(frozen=True)
+class SavedRing:
+    """A ring on disk."""
+
+    directory: Path
+    save: str
+    record: RingRecord
+    ends: Mapping[str, int]  # file → its size
+
+    def read_into(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Read all rows into the beginning of these columns, which must have the saved shapes; DamagedFile names the first wrong one."""
+        self._require_files()
+        with ThreadPoolExecutor(2) as worker:
+            found = [
+                (chunk, spec, low, high, worker.submit(_sha256, rows))
+                for chunk, low, high in self._chunks()
+                for spec, rows in self._read(chunk, {name: rows[low:high] for name, rows in columns.items()})
+            ]
+            for chunk, spec, low, high, digest in found:
+                self._require_hash(chunk, spec, low, high, digest.result())
+        self._require_truth(columns)
+
+    def check(self) -> None:
+        """Read everything and keep nothing; DamagedFile names the first column that is wrong."""
+        if not self.record.size:
+            return
+        self._require_files()  # their sizes say that the shapes can be
+        scratch = {
+            spec.name: np.empty((min(self.record.size, self.record.chunk_rows), *spec.shape), spec.dtype)
+            for spec in self.record.fields()
+        }
+        for chunk, low, high in self._chunks():
+            for spec, rows in self._read(chunk, {name: rows[: high - low] for name, rows in scratch.items()}):
+                self._require_hash(chunk, spec, low, high, _sha256(rows))
+
+    def _require_files(self) -> None:
+        for chunk in self.record.chunks:
+            os.close(self._opened(chunk, self.directory / chunk.file, self.ends[chunk.file]))
+
+    def _chunks(self) -> Iterator[tuple[ChunkRecord, int, int]]:
+        for chunk, (low, high) in zip(self.record.chunks, self.record.spans(), strict=True):
+            yield chunk, low, high
+
+    def _read(self, chunk: ChunkRecord, into: Mapping[str, np.ndarray]) -> Iterator[tuple[FieldSpec, np.ndarray]]:
+        path, offset = self.directory / chunk.file, chunk.offset
+        descriptor = self._opened(chunk, path, self.ends[chunk.file])
+        try:
+            for spec in self.record.fields():
+                rows = into[spec.name]
+                _fill(descriptor, offset, rows, path)
+                offset += rows.nbytes
+                yield spec, rows
+        finally:
+            os.close(descriptor)
+
+    def _opened(self, chunk: ChunkRecord, path: Path, size: int) -> int:
+        """A descriptor of a plain file of that size. Never waits, as for the other end of a pipe."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            word = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+            raise DamagedFile(f"{path} {word}; it holds {self._first_lost(chunk, 0)}") from None
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_size == size:
+            return descriptor
+        os.close(descriptor)
+        if found.st_size > size:
+            raise DamagedFile(f"{path} is damaged: too long, {found.st_size} bytes instead of {size}")
+        lost = self._first_lost(chunk, found.st_size)
+        raise DamagedFile(f"{path} is damaged: truncated, {found.st_size} bytes instead of {size}; it lacks {lost}")
+
+    def _first_lost(self, chunk: ChunkRecord, size: int) -> str:
+        """What a file that ends after `size` bytes is the first to lack, of this chunk."""
+        low, high = self.record.spans()[self.record.chunks.index(chunk)]
+        end = chunk.offset
+        for spec in self.record.fields():
+            end += spec.nbytes * (high - low)
+            if end > size:
+                return f"column {spec.name!r} of {self.record.name}, rows {low} to {high - 1}"
+        return f"rows of {self.record.name}"
+
+    def _require_hash(self, chunk: ChunkRecord, spec: FieldSpec, low: int, high: int, digest: str) -> None:
+        place = [name for name, _, _ in self.record.columns].index(spec.name)
+        if digest != chunk.sha256[place]:
+            raise DamagedFile(
+                f"{self.directory / chunk.file} is damaged: column {spec.name!r} of {self.record.name}, rows {low} to "
+                f"{high - 1}, does not match its sha256"
+            )
+
+    def _require_truth(self, columns: Mapping[str, np.ndarray]) -> None:
+        """A truth value is 0 or 1, or else NumPy may say anything of it."""
+        for name, rows in columns.items():
+            if rows.dtype == np.bool_ and rows[: self.record.size].view(np.uint8).max(initial=0) > 1:
+                raise DamagedFile(
+                    f"{self.directory} is damaged: column {name!r} of {self.record.name} is not of truth values"
+                )
+
+
+def take_out(tree: Any, rings: list[Ring]) -> Any:
+    """The tree with a place in it for each ring, which goes to the end of the list."""
+    if isinstance(tree, Ring):
+        rings.append(tree)
+        return {_PLACE: len(rings) - 1}
+    if isinstance(tree, dict):
+        return {key: take_out(item, rings) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [take_out(item, rings) for item in tree]
+    return tree
+
+
+def put_back(tree: Any, rings: Sequence[SavedRing]) -> Any:
+    """The tree with saved rings where `take_out` left places."""
+    if isinstance(tree, dict):
+        if tree.keys() == {_PLACE}:
+            place = tree[_PLACE]
+            if not isinstance(place, int) or not 0 <= place < len(rings):
+                raise DamagedFile(f"there is no ring {place!r} among the {len(rings)} that were saved")
+            return rings[place]
+        return {key: put_back(item, rings) for key, item in tree.items()}
+    return [put_back(item, rings) for item in tree] if isinstance(tree, list) else tree
+
+
+class _Writer:
+    """Writes chunks into one directory while a thread hashes them and another syncs the files that are complete."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.id = os.urandom(8).hex()
+        self.workers = ThreadPoolExecutor(2)
+        self._synced: list[Future[None]] = []
+        self._tail: list[Sequence[np.ndarray]] = []
+        self._tail_bytes = 0
+        self._files = 0
+
+    def ring(self, ring: Ring, known: RingRecord | None, before: Path | None) -> Any:
+        """Write what changed, and return what makes the record once all hashes are there."""
+        row_bytes = sum(rows[:1].nbytes for rows in ring.columns.values()) if ring.size else 1
+        record = RingRecord(
+            ring.name, ring.capacity, ring.size, ring.cursor, ring.added, _chunk_rows(row_bytes), ring.described(), ()
+        )
+        shared = _unchanged(ring, record, known)
+        chunks = []
+        for place, (low, high) in enumerate(record.spans()):
+            old = None
+            if place in shared and known is not None and before is not None:
+                old = self._linked(known.chunks[place], before, (high - low) * row_bytes)
+            chunks.append(old or self._chunk(ring, record, low, high))
+        return lambda: msgspec.structs.replace(record, chunks=tuple(chunk() for chunk in chunks))
+
+    def finish(self) -> None:
+        """Write what goes into the common file; everything is on the disk when this returns."""
+        if self._tail:
+            self._write(TAIL, [rows for part in self._tail for rows in part])
+        for future in self._synced:
+            future.result()
+
+    def _chunk(self, ring: Ring, record: RingRecord, low: int, high: int) -> Any:
+        rows = [column[low:high] for column in ring.columns.values()]
+        digests = [self.workers.submit(_sha256, part) for part in rows]
+        full = min(low + record.chunk_rows, record.capacity) == high
+        at_cursor = ring.stamps is None and low <= ring.cursor < high
+        is_open = ring.history is None or not full or at_cursor
+        if is_open:
+            name, offset = TAIL, self._tail_bytes
+            self._tail.append(rows)
+            self._tail_bytes += sum(part.nbytes for part in rows)
+        else:
+            name, offset = f"{self.id}-{self._files}.rows", 0
+            self._files += 1
+            self._write(name, rows)
+        return lambda: ChunkRecord(name, offset, tuple(digest.result() for digest in digests))
+
+    def _linked(self, chunk: ChunkRecord, before: Path, size: int) -> Any:
+        """The same file again; None where it has come to harm, so that it is written anew."""
+        source = before / chunk.file
+        if not source.is_file() or source.stat().st_size != size:
+            return None
+        link_or_copy(source, self.directory / chunk.file)
+        return lambda: chunk
+
+    def _write(self, name: str, parts: Sequence[np.ndarray]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(self.directory / name, flags, 0o644)
+        try:
+            for part in parts:
+                rest = _raw(part)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._synced.append(self.workers.submit(_sync, descriptor))
+        if len(self._synced) >= OPEN_FILES:
+            self._synced.pop(0).result()
+
+
+def _unchanged(ring: Ring, now: RingRecord, known: RingRecord | None) -> frozenset[int]:
+    """The chunks with files of their own into which no row has been written since."""
+    if known is None or now.chunk_rows != known.chunk_rows:
+        return frozenset()
+    touched = ring.touched(known.added, now.chunk_rows)
+    return frozenset(place for place, chunk in enumerate(known.chunks) if place not in touched and chunk.file != TAIL)
+
+
+def _continued(ring: Ring, known: Record | None) -> RingRecord | None:
+    """What the earlier save says of this ring, if the ring has only been appended to since."""
+    if known is None or ring.history is None or known.id not in ring.history.saves:
+        return None
+    for record in known.rings:
+        same = record.name == ring.name and record.columns == ring.described() and record.capacity == ring.capacity
+        if same and record.added == ring.history.saves[known.id] <= ring.added:
+            return record
+    return None
+
+
+def _record_of(before: Path | None) -> Record | None:
+    """What an earlier bundle says; nothing where there is none, or none that can be trusted."""
+    if before is None:
+        return None
+    try:
+        return decoded(before / ROWS, read_file(before, ROWS))
+    except DamagedFile:
+        return None
+
+
+def _chunk_rows(row_bytes: int) -> int:
+    """A power of two, so that a chunk has about CHUNK_BYTES."""
+    return int(1 << (max(1, CHUNK_BYTES // max(1, row_bytes)).bit_length() - 1))
+
+
+def _raw(rows: np.ndarray) -> memoryview:
+    assert rows.flags.c_contiguous  # or else this would be a copy, and what is read into it lost
+    return rows.reshape(-1).view(np.uint8).data
+
+
+def _sha256(rows: np.ndarray) -> str:
+    return hashlib.sha256(_raw(rows)).hexdigest()  # releases the GIL
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fill(descriptor: int, offset: int, rows: np.ndarray, path: Path) -> None:
+    rest = _raw(rows)
+    while rest:
+        try:
+            count = os.preadv(descriptor, [rest], offset)
+        except OSError as error:
+            raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
+        if count == 0:
+            raise DamagedFile(f"{path} is damaged: it ends early")
+        rest, offset = rest[count:], offset + count

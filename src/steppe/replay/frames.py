@@ -1,0 +1,178 @@
+"""Frames of stacked images, each kept once however many stacks it is part of.
+
+    stacks [n, 4, 84, 84]  ──put──▶  ids int32 [n, 4]   what a Store keeps in place of the stacks
+                                      │
+    data   [F, 84, 84]     ◀──────────┘   refs: how many ids point at a frame; none: its place is free
+
+A frame is recognised by its content, among those that came lately. So neither episodes, nor the order in which environments
+take turns, nor what fills a stack at the start of an episode matter here: a stack comes out exactly as it went in.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from steppe.core.errors import ConfigError, UsageError
+from steppe.core.rings import History
+from steppe.replay.kernels import compiled, copy_bytes
+from steppe.replay.mapped import zeros
+
+SLACK = 2048  # frames beyond two for each row: what streams and a block under way hold besides
+TABLE = 1 << 18  # places for recent frames; a frame that takes another's costs memory, never content
+LEAST_BYTES = 256  # smaller frames than this are stored in their stacks: ids would take as much
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+class FrameStore:
+    """Room for the frames of `num_rows` rows with `per_row` frames each, neighbours sharing most of theirs."""
+
+    def __init__(
+        self, num_rows: int, per_row: int, shape: tuple[int, ...], dtype: str, disk: Path | None = None
+    ) -> None:
+        room = min(per_row, 2) * num_rows + SLACK
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.frame_bytes = math.prod(shape) * self.dtype.itemsize
+        try:
+            self.data = zeros((room, *shape), dtype, disk)
+        except (MemoryError, ValueError):
+            need = room * self.frame_bytes
+            raise ConfigError(f"{room:,} frames need {need:,} bytes, which cannot be had: lower the size") from None
+        self.refs = np.zeros(room, np.int32)
+        self.written = np.zeros(room, np.int64)  # the value of `count` when a place was last written
+        self.history = History()
+        self._word = np.uint64 if self.frame_bytes % 8 == 0 else np.uint8
+        self._words = self.data.reshape(room, -1).view(self._word)
+        self.clear()
+
+    def __len__(self) -> int:
+        """How many frames are kept."""
+        return int(self._heads[1] - self._heads[0])
+
+    @property
+    def high(self) -> int:
+        """Places ever in use: those beyond were never touched."""
+        return int(self._heads[1])
+
+    @property
+    def count(self) -> int:
+        """Frames ever written."""
+        return int(self._heads[2])
+
+    def clear(self) -> None:
+        """Forget every frame."""
+        self.history.reset()
+        self.refs.fill(0)
+        self._free = np.empty(len(self.refs), np.int32)
+        self._heads = np.zeros(3, np.int64)  # places on the free list, places ever in use, frames ever written
+        self._table = np.full(TABLE, -1, np.int32)
+
+    def put(self, stacks: np.ndarray, frames: int) -> np.ndarray:
+        """Ids [n, frames] of the frames that `stacks` [n, frames * unit, …] consist of, each held once more."""
+        words = np.ascontiguousarray(stacks, self.dtype).reshape(len(stacks) * frames, -1).view(self._word)
+        ids = np.empty(len(words), np.int32)
+        stored = _put(
+            self._words, self.refs, self._free, self._heads, self.written, self._table, words, ids, self.frame_bytes
+        )
+        if stored < len(words):
+            self.drop(ids[:stored])
+            raise UsageError(
+                f"these stacks share too few frames to be kept once each ({len(self):,} are kept already): successive "
+                "experiences must have frames in common, or make the buffer with frame_stack=1"
+            )
+        return ids.reshape(len(stacks), frames)
+
+    def hold(self, ids: np.ndarray) -> None:
+        """Count one more holder of each id."""
+        np.add.at(self.refs, ids.ravel(), 1)
+
+    def drop(self, ids: np.ndarray) -> None:
+        """Let go of ids; what nobody holds any more makes room."""
+        _drop(self.refs, self._free, self._heads, np.ascontiguousarray(ids).reshape(-1))
+
+    def restore(self, rows: np.ndarray) -> None:
+        """Begin anew with `rows` at places 0, 1, …, which nobody holds yet: `hold` what is held, then `sweep`."""
+        self.clear()
+        self.data[: len(rows)] = rows
+        self.written[: len(rows)] = np.arange(1, len(rows) + 1)
+        self._heads[1:] = len(rows)
+
+    def adopt(self, high: int, count: int) -> None:
+        """Begin anew with what has been put into the first `high` places, `count` frames having been written by then."""
+        self.clear()
+        self.written[:high] = 0
+        self._heads[1:] = high, count
+
+    def sweep(self) -> None:
+        """Make room of the places that nobody holds."""
+        unused = np.flatnonzero(self.refs[: self.high] == 0)[::-1]
+        self._free[: len(unused)] = unused
+        self._heads[0] = len(unused)
+
+
+@compiled
+def _hashed(words: np.ndarray, row: int) -> np.uint64:
+    a, b = np.uint64(0), np.uint64(1)
+    last = words.shape[1] - 1
+    for i in range(0, last, 2):
+        a = ((a ^ np.uint64(words[row, i])) * _MULTIPLIER) ^ (a >> _SHIFT)
+        b = ((b ^ np.uint64(words[row, i + 1])) * _MULTIPLIER) ^ (b >> _SHIFT)
+    a = (a ^ np.uint64(words[row, last])) * _MULTIPLIER
+    mixed = (a ^ (b >> _SHIFT) ^ b) * _MULTIPLIER
+    return mixed >> np.uint64(40)
+
+
+@compiled
+def _same(data: np.ndarray, place: np.int64, words: np.ndarray, row: int) -> bool:
+    equal, i = True, 0
+    while equal and i < words.shape[1]:
+        equal = data[place, i] == words[row, i]
+        i += 1
+    return equal
+
+
+@compiled
+def _put(
+    data: np.ndarray,
+    refs: np.ndarray,
+    free: np.ndarray,
+    heads: np.ndarray,
+    written: np.ndarray,
+    table: np.ndarray,
+    words: np.ndarray,
+    ids: np.ndarray,
+    frame_bytes: int,
+) -> int:
+    """Ids of the frames in `words`; how many of them there was room for."""
+    target, source = np.int64(data.ctypes.data), np.int64(words.ctypes.data)
+    for row in range(len(words)):
+        spot = np.int64(_hashed(words, row)) % len(table)
+        place = np.int64(table[spot])
+        if place >= 0 and refs[place] > 0 and _same(data, place, words, row):
+            refs[place] += 1
+            ids[row] = place
+            continue
+        if heads[0] > 0:
+            heads[0] -= 1
+            place = np.int64(free[heads[0]])
+        elif heads[1] < len(data):
+            place = heads[1]
+            heads[1] += 1
+        else:
+            return row
+        copy_bytes(target + place * frame_bytes, source + row * frame_bytes, frame_bytes)
+        heads[2] += 1
+        refs[place], written[place], table[spot], ids[row] = 1, heads[2], place, place
+    return len(words)
+
+
+@compiled
+def _drop(refs: np.ndarray, free: np.ndarray, heads: np.ndarray, ids: np.ndarray) -> None:
+    for i in range(len(ids)):
+        refs[ids[i]] -= 1
+        if refs[ids[i]] == 0:
+            free[heads[0]] = ids[i]
+            heads[0] += 1

@@ -1,0 +1,119 @@
+"""Batches out of columns: one block of memory per batch, its columns side by side, filled by one compiled call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from steppe.core.specs import FieldSpec
+from steppe.replay.frames import FrameStore
+from steppe.replay.kernels import gather, gather_stacks
+
+ALIGN = 64  # columns of a batch never share a cache line
+REUSED_BYTES = 1 << 17  # from here on new memory is new pages, which take longer than the copy into them
+MOST_SPARE = 3
+UNUSED = 3  # references to a block that nobody holds: the list's, the loop's and the one of asking
+MOST_SIZES = 64
+
+
+@dataclass(frozen=True)
+class Tray:
+    """Memory for one batch: `columns` are views on `block`."""
+
+    block: np.ndarray
+    columns: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How batches of one size lie in a block."""
+
+    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
+    plan: np.ndarray  # for kernels.gather
+    stacks: np.ndarray  # offsets of stacked columns
+    ids_plan: np.ndarray
+    nbytes: int
+    spare: list[np.ndarray] = field(default_factory=list)
+
+
+class Gathering:
+    """Knows where the columns lie. Not safe for two threads at once: a store's lock is around it."""
+
+    def __init__(
+        self,
+        fields: Sequence[FieldSpec],
+        columns: Mapping[str, np.ndarray],
+        stacked: Sequence[str],
+        frames: FrameStore | None,
+    ) -> None:
+        self._fields, self._columns, self._stacked, self._frames = tuple(fields), columns, tuple(stacked), frames
+        self._num_rows = len(next(iter(columns.values())))
+        self._layouts: dict[int, Layout] = {}
+        self.sources = self._layout(1).plan  # where the columns lie and how wide their rows are
+
+    def tray(self, count: int) -> Tray:
+        """Memory of its own for `count` rows."""
+        layout = self._layout(count)
+        block = np.empty(layout.nbytes, np.uint8)
+        return Tray(block, _columns(layout, block))
+
+    def __call__(self, slots: np.ndarray, tray: Tray | None = None) -> dict[str, np.ndarray]:
+        """The rows at `slots`."""
+        layout = self._layout(len(slots))
+        block = _unused(layout) if tray is None else tray.block
+        if not gather(layout.plan, self._num_rows, slots, block):
+            raise IndexError(f"slots lie in [0, {self._num_rows})")
+        if self._frames is not None and self._stacked:
+            frames = self._frames
+            ids = np.empty((len(self._stacked), len(slots), self._columns[self._stacked[0]].shape[1]), np.int32)
+            gather(layout.ids_plan, self._num_rows, slots, ids.reshape(-1).view(np.uint8))
+            gather_stacks(frames.data.ctypes.data, frames.frame_bytes, ids, layout.stacks, block)
+        return tray.columns if tray is not None else _columns(layout, block)
+
+    def _layout(self, count: int) -> Layout:
+        layout = self._layouts.get(count)
+        if layout is None:
+            if len(self._layouts) >= MOST_SIZES:
+                self._layouts.clear()
+            layout = self._layouts[count] = self._made(count)
+        return layout
+
+    def _made(self, count: int) -> Layout:
+        views, plan, ids_plan, end = [], [], [], 0
+        stacks: list[int] = []
+        for each in self._fields:
+            column = self._columns[each.name]
+            dtype = np.dtype(each.dtype)
+            views.append((each.name, (count, *each.shape), dtype, end))
+            row_bytes = math.prod(column.shape[1:]) * column.dtype.itemsize
+            if each.name in self._stacked:
+                ids_plan.append((column.ctypes.data, row_bytes, len(stacks) * count * row_bytes))
+                stacks.append(end)
+            else:
+                plan.append((column.ctypes.data, row_bytes, end))
+            end += -(-count * each.nbytes // ALIGN) * ALIGN
+        return Layout(tuple(views), _plan(plan), np.array(stacks, np.int64), _plan(ids_plan), end)
+
+
+def _plan(rows: list[tuple[int, int, int]]) -> np.ndarray:
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _columns(layout: Layout, block: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: np.ndarray(shape, dtype, block, offset) for name, shape, dtype, offset in layout.views}
+
+
+def _unused(layout: Layout) -> np.ndarray:
+    """A block for a batch: one of an earlier batch that nobody holds any more, not even a view of it, or a new one."""
+    for block in layout.spare:
+        if getrefcount(block) == UNUSED:
+            return block
+    block = np.empty(layout.nbytes, np.uint8)
+    if layout.nbytes >= REUSED_BYTES and len(layout.spare) < MOST_SPARE:
+        layout.spare.append(block)
+    return block

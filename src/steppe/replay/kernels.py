@@ -1,0 +1,122 @@
+"""Compiled copies by address: rows of many columns into one block of memory, whatever their dtypes, in one call.
+
+Addresses come from arrays that a Store keeps alive; slots are checked against its size before anything is read. All kernels
+release the GIL, are compiled once for all dtypes and shapes, and are cached on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """Compile on first use and cache on disk; no fastmath, since results must be the same bit for bit everywhere."""
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, of, size = args
+        pointer = cgutils.voidptr_t
+        copy: Any = cgutils.raw_memcpy
+        copy(builder, builder.inttoptr(to, pointer), builder.inttoptr(of, pointer), size, 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
+
+
+# memcpy(target, source, count) from address to address; of a constant count the compiler makes plain moves.
+copy_bytes = cast(Callable[[Any, Any, Any], None], intrinsic(_copy_bytes))
+
+
+def _prefetch(typing: Any, address: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number, pointer = ir.IntType(32), cgutils.voidptr_t
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        insert: Any = cgutils.get_or_insert_function
+        hint = insert(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(hint, [builder.inttoptr(args[0], pointer), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
+# Asks for the cache line at an address, and does not wait for it.
+prefetch = cast(Callable[[Any], None], intrinsic(_prefetch))
+
+
+def _load(kind: Any) -> Any:
+    def load(typing: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], context.get_value_type(kind).as_pointer())
+            return builder.load(pointer)
+
+        return kind(types.int64), emit
+
+    return intrinsic(load)
+
+
+# Reads a number at an address: without the arithmetic that indices from the end of an array need.
+load_float64 = cast(Callable[[Any], float], _load(types.float64))
+load_float32 = cast(Callable[[Any], float], _load(types.float32))
+
+
+@compiled
+def gather(plan: np.ndarray, num_rows: int, slots: np.ndarray, out: np.ndarray) -> bool:
+    """Copy rows `slots` of every column into `out` (uint8); False, and nothing copied, if a slot is out of range.
+
+    A row of `plan` is a column: its address, the bytes of one of its rows, and where its copies begin in `out`.
+    """
+    for i in range(len(slots)):
+        if slots[i] < 0 or slots[i] >= num_rows:
+            return False
+    begin = np.int64(out.ctypes.data)
+    for column in range(len(plan)):
+        _gather_column(plan[column, 0], plan[column, 1], slots, begin + plan[column, 2])
+    return True
+
+
+@compiled
+def _gather_column(source: int, width: int, slots: np.ndarray, target: int) -> None:
+    # Loops of plain moves for the usual widths: a call of memcpy for each row would take longer than the rows do.
+    count = len(slots)
+    if width == 1:
+        for i in range(count):
+            copy_bytes(target + i, source + slots[i], 1)
+    elif width == 4:
+        for i in range(count):
+            copy_bytes(target + i * 4, source + slots[i] * 4, 4)
+    elif width == 8:
+        for i in range(count):
+            copy_bytes(target + i * 8, source + slots[i] * 8, 8)
+    elif width == 16:
+        for i in range(count):
+            copy_bytes(target + i * 16, source + slots[i] * 16, 16)
+    elif width == 32:
+        for i in range(count):
+            copy_bytes(target + i * 32, source + slots[i] * 32, 32)
+    else:
+        for i in range(count):
+            copy_bytes(target + i * width, source + slots[i] * width, width)
+
+
+@compiled
+def gather_stacks(frames: int, width: int, ids: np.ndarray, offsets: np.ndarray, out: np.ndarray) -> None:
+    """Copy frames `ids` [columns, rows, frames] into `out`; the columns of one row together, as they share most of theirs."""
+    begin = np.int64(out.ctypes.data)
+    num_columns, num_rows, stack = ids.shape
+    for row in range(num_rows):
+        for column in range(num_columns):
+            target = begin + offsets[column] + row * stack * width
+            for frame in range(stack):
+                copy_bytes(target + frame * width, frames + np.int64(ids[column, row, frame]) * width, width)

@@ -1,0 +1,36 @@
+"""Columns that lie on disk: arrays over files without a name, which are gone when their process is, however it ends.
+
+The system keeps in memory what is used; how fast rows come is then up to the disk. Saves are made as of any other column.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from steppe.core.durable import is_full
+from steppe.core.errors import ConfigError, DiskFull
+
+
+def zeros(shape: tuple[int, ...], dtype: str, directory: Path | None) -> np.ndarray:
+    """Zeros in memory, or in a file of `directory` with its room reserved: a disk full later cannot end the process."""
+    if directory is None:
+        return np.zeros(shape, dtype)
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, size))
+            room = mmap.mmap(file.fileno(), max(1, size))
+    except OSError as error:
+        if is_full(error):
+            raise DiskFull(
+                f"there is no room for {size:,} bytes of experience at {directory}: lower the size, or choose another disk"
+            ) from None
+        raise ConfigError(f"experience cannot be kept at {directory}: {error.strerror}") from None
+    return np.frombuffer(room, dtype, math.prod(shape)).reshape(shape)

@@ -1,0 +1,147 @@
+"""The memory of recurrent agents: segments become sequences in a pool, batches of windows come out at a measured rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from steppe.core.agent import Learned, Tree
+from steppe.core.errors import ConfigError, UsageError
+from steppe.core.experience import Batch, Segment
+from steppe.core.specs import SegmentSpec
+from steppe.replay.limiting import Limiter
+from steppe.replay.memory import claim, priorities_of
+from steppe.replay.pool import ReplayBufferPool
+from steppe.replay.prefetching import Prefetch
+from steppe.replay.sequences import SequenceReplay, Windowing, step_fields
+from steppe.replay.streams import Piece, Streams
+
+
+@dataclass(frozen=True)
+class SequenceDraws:
+    """How much is drawn and when; the limiter counts steps, `length` of them per sequence."""
+
+    batch_size: int
+    windowing: Windowing = field(default_factory=Windowing)
+    learning_starts: int = 0
+    samples_per_insert: float = 1.0
+    beta: float = 0.4  # rises to 1 over total_steps
+    total_steps: int | None = None
+
+
+class SequenceMemory:
+    """Sequences of steps by priority; sampled arrays are reused by the next `sample`.
+
+    With a column q_val, sequences enter with the actor's own estimate of their error, otherwise with the largest priority.
+    """
+
+    def __init__(
+        self, spec: SegmentSpec, pool: ReplayBufferPool, draws: SequenceDraws, *, stream: np.random.Generator
+    ) -> None:
+        self.spec, self.pool, self.draws = spec, pool, draws
+        self.limiter = Limiter(draws.learning_starts, draws.samples_per_insert)
+        self._streams = Streams(spec, draws.windowing)
+        self._stream = stream
+        claim(pool, step_fields(spec), 1)
+        if pool.buffer_capacity <= self._streams.limit:
+            raise ConfigError(
+                f"these sequences are stored in pieces of up to {self._streams.limit} steps: give each buffer more room "
+                f"than {pool.buffer_capacity}"
+            )
+        self.replay = SequenceReplay(pool, draws.windowing)
+        self._rooms = self.replay.room(draws.batch_size), self.replay.room(draws.batch_size)
+        self._prefetch = Prefetch(self._rooms[0].tray.block.nbytes)
+        self._per_batch = draws.batch_size * draws.windowing.length
+        self._drawable = False
+
+    def add(self, segments: Sequence[Segment]) -> None:
+        """Store the sequences that these segments complete; episodes are never joined."""
+        for segment in segments:
+            if segment.spec != self.spec:
+                raise UsageError(f"a segment of {segment.spec} does not fit a memory of {self.spec}")
+            assert segment.header is not None
+            for piece in self._streams.pieces(segment):
+                self._prefetch.do(partial(self._write, piece, segment.header.actor))
+            self.limiter.inserted += segment.num_valid
+
+    def _write(self, piece: Piece, actor: int) -> None:
+        rows, starts, whole = piece
+        self.replay.write(rows, starts, actor, self.replay.entering(rows, starts, whole=whole))
+
+    def ready(self) -> bool:
+        if not self.limiter.allows():
+            return False
+        if not self._drawable:
+            self._prefetch.settle()
+            self._drawable = self.replay.drawable
+        return self._drawable
+
+    def hungry(self) -> bool:
+        return not self.ready()
+
+    def sample(self) -> Batch:
+        """One draw of `batch_size` sequences."""
+        return self._prefetch.take(self._draw, more=self.limiter.allows(self._per_batch))
+
+    def _draw(self) -> Callable[[], Batch]:
+        self._rooms = self._rooms[::-1] if self._prefetch.threaded else self._rooms
+        return partial(self.replay.draw, self._stream, self._rooms[0], self.beta)
+
+    @property
+    def beta(self) -> float:
+        """The importance correction now."""
+        total = self.draws.total_steps
+        progress = min(1.0, self.limiter.inserted / total) if total else 0.0
+        return self.draws.beta + (1.0 - self.draws.beta) * progress
+
+    def update(self, batch: Batch, learned: Learned) -> None:
+        self.limiter.sampled += self._per_batch
+        if self.pool.store.alpha:
+            self._prefetch.do(partial(self.pool.store.prioritize, *priorities_of(batch, learned)))
+
+    def stats(self) -> dict[str, float]:
+        """Rows stored (steps, and an observation per episode), sequences ever stored, steps inserted and sampled."""
+        self._prefetch.settle()
+        return {
+            "size": float(len(self.pool.store)),
+            "sequences": float(self.replay.sequences),
+            "stale_updates": float(self.pool.store.stale),
+            **self.limiter.stats(),
+        }
+
+    def settle(self) -> None:
+        """Wait until the store stands still: whoever reads it as it lies calls this first."""
+        self._prefetch.settle()
+
+    def state(self) -> Tree:
+        """Steps, priorities, open pieces, counters and the random stream: the next batches follow from it exactly."""
+        self.settle()
+        return self._state(self.pool.store.state())
+
+    def live_state(self) -> Tree:
+        self.settle()
+        return self._state(self.pool.store.live_state())
+
+    def _state(self, store: Tree) -> Tree:
+        ahead = self._prefetch.state()
+        return {
+            "store": store,
+            "streams": self._streams.state(),
+            "turn": self.pool.turn,
+            "sequences": self.replay.sequences,
+            **self.limiter.state(),
+            "stream": self._stream.bit_generator.state,
+            **({"ahead": ahead} if ahead is not None else {}),
+        }
+
+    def restore(self, state: Tree) -> None:
+        self._prefetch.restore(state.get("ahead"))
+        self.pool.store.restore(state["store"])
+        self._streams.restore(state["streams"])
+        self.pool.turn, self.replay.sequences = state["turn"], state["sequences"]
+        self.limiter.restore(state)
+        self._stream.bit_generator.state = state["stream"]
+        self._drawable = False

@@ -1,0 +1,242 @@
+"""Sequence replay: steps kept once, in the order they were made, and drawn as windows of time with what led up to them.
+
+A piece is a stretch of one environment's life within one episode: rows of steps, oldest first, and at an episode's end one
+more row that has only the last observation. Each row knows how many of its piece are before and after it, so a window never
+leaves its episode. Some rows are starts: they alone have a leaf in the sum tree, and a priority is a sequence's.
+
+    rows     b b b b S · · · · · · · n n          b: burn-in, S: start, ·: learned from, n: only to bootstrap from
+    columns  obs, action, …            [burn_in + length + n_step, N, …]   time first
+             hidden, …                 [N, …]   as it was at a window's first row
+
+Where an episode begins or ends within a window, the window is shorter: `valid` says which rows are there, `learn` which of
+them are learned from. Rows that are not there repeat the last one that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from steppe.core.errors import ConfigError
+from steppe.core.experience import Batch
+from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.replay.gathering import Gathering
+from steppe.replay.kernels import compiled
+from steppe.replay.pool import ReplayBufferPool
+from steppe.replay.ringing import CURSOR, SIZE, importance
+
+LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
+ETA = 0.9  # a sequence's priority: this share of its largest error, the rest of its mean (Kapturowski et al. 2019)
+META = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """What a sequence is: `stride` steps from start to start, so that neighbours overlap by length - stride."""
+
+    length: int = 16
+    burn_in: int = 0
+    stride: int | None = None  # length, if absent: no overlap
+    n_step: int = 1
+    gamma: float = 0.99
+    states: tuple[str, ...] = ("hidden",)  # columns of which only a window's first row is wanted
+
+    def __post_init__(self) -> None:
+        if min(self.length, self.n_step, self.step) < 1 or self.burn_in < 0 or self.step > self.length:
+            raise ConfigError(
+                "a sequence has length ≥ 1, n_step ≥ 1, burn_in ≥ 0 and 1 ≤ stride ≤ length, "
+                f"not {self.length}, {self.n_step}, {self.burn_in} and {self.stride}"
+            )
+
+    @property
+    def step(self) -> int:
+        """Steps from one start to the next."""
+        return self.length if self.stride is None else self.stride
+
+    @property
+    def rows(self) -> int:
+        """Rows of a whole window."""
+        return self.burn_in + self.length + self.n_step
+
+
+def step_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
+    """The columns of a step in sequence replay."""
+    return (
+        spec.obs,
+        spec.action,
+        FieldSpec("reward", (), "float32"),
+        FieldSpec("terminated", (), "bool"),
+        *spec.extras,
+        *META,
+    )
+
+
+class SequenceReplay:
+    """Pieces go into a pool's store, batches of windows come out. The pool has its columns already."""
+
+    def __init__(self, pool: ReplayBufferPool, windowing: Windowing) -> None:
+        if not pool.use_prioritized:
+            raise ConfigError("sequences need a pool with use_prioritized=True; alpha=0 draws them uniformly")
+        self.pool, self.windowing = pool, windowing
+        self.store = store = pool.store
+        self._states = tuple(f.name for f in store.fields if f.name in windowing.states)
+        left = {*self._states, *(f.name for f in META), "reward", "terminated"}
+        self._fields = tuple(f for f in store.fields if f.name not in left)
+        columns = {f.name: store.columns[f.name] for f in self._fields}
+        stacked = [f.name for f in self._fields if f.name in store.stacked]
+        self._gathering = Gathering(self._fields, columns, stacked, store.frames)
+        self.sequences = 0  # ever written
+
+    def write(self, piece: Mapping[str, np.ndarray], starts: np.ndarray, source: int, priorities: np.ndarray) -> None:
+        """Store a piece whole, in one buffer; sequences begin at rows `starts`."""
+        count = len(piece["reward"])
+        if count > self.store.capacity:
+            raise ConfigError(f"an episode of {count} rows does not fit a buffer of {self.store.capacity}")
+        rows = np.arange(count, dtype=np.int32)
+        leaves = np.zeros(count)
+        leaves[starts] = priorities
+        self.store.write(self.pool.route(source), {**piece, "before": rows, "after": rows[::-1]}, leaves)
+        self.pool.routed()
+        self.sequences += len(starts)
+
+    def entering(self, piece: Mapping[str, np.ndarray], starts: np.ndarray, *, whole: bool) -> np.ndarray:
+        """The priorities of new sequences: the actor's own estimates where it has values, else the largest so far."""
+        largest = self.store.max_priority
+        if "q_val" not in piece:
+            return np.full(len(starts), largest)
+        own = estimate(piece, starts, self.windowing, whole=whole)
+        return np.where(np.isfinite(own), np.maximum(own, LEAST_PRIORITY), largest)
+
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a sequence."""
+        assert self.store.tree is not None
+        return bool(self.store.tree.totals.any())
+
+    def room(self, count: int) -> Windows:
+        """Memory for batches of `count` sequences."""
+        return Windows(self.windowing, self._gathering, count)
+
+    def draw(self, stream: np.random.Generator, into: Windows, beta: float) -> Batch:
+        """`into.count` sequences in proportion to their priorities, with importance weights."""
+        store, rules = self.store, self.windowing
+        with store.lock:
+            starts, leaves = store.draw(stream, into.count)
+            columns = store.columns
+            meta = columns["before"], columns["after"], columns["reward"], columns["terminated"]
+            _lay(
+                store.rings, store.capacity, starts, *meta, rules.burn_in, rules.length, rules.n_step, rules.gamma,
+                into.slots, into.valid, into.learn, into.reward, into.discount, into.terminated, into.following,
+            )  # fmt: skip
+            self._gathering(into.slots.reshape(-1), into.tray)
+            states = {name: columns[name][into.slots[0]] for name in self._states}
+            indices = store.indices(starts)
+        return Batch({**into.columns, **states}, weights=importance(leaves, beta), indices=indices)
+
+
+class Windows:
+    """The arrays of one batch of windows, filled by every draw into them."""
+
+    def __init__(self, rules: Windowing, gathering: Gathering, count: int) -> None:
+        shape = (rules.rows, count)
+        self.count = count
+        self.slots = np.empty(shape, np.int64)
+        self.valid, self.learn, self.terminated = (np.empty(shape, np.bool_) for _ in range(3))
+        self.reward, self.discount = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        self.following = np.empty(shape, np.int64)
+        self.tray = gathering.tray(rules.rows * count)
+        self.columns = {name: rows.reshape(*shape, *rows.shape[1:]) for name, rows in self.tray.columns.items()} | {
+            "reward": self.reward,
+            "discount": self.discount,
+            "terminated": self.terminated,
+            "following": self.following,
+            "valid": self.valid,
+            "learn": self.learn,
+        }
+
+
+def mixed(errors: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """One priority per sequence from errors [T, N] of the steps that count; 0 where none does."""
+    size = np.abs(np.where(counted, errors, 0.0))
+    number = np.maximum(counted.sum(axis=0), 1)
+    priorities: np.ndarray = ETA * size.max(axis=0) + (1.0 - ETA) * size.sum(axis=0) / number
+    return priorities
+
+
+def estimate(piece: Mapping[str, np.ndarray], starts: np.ndarray, rules: Windowing, *, whole: bool) -> np.ndarray:
+    """Priorities of new sequences by the actor's own values, column q_val [rows, …, actions]; NaN where it has no say.
+
+    |r + … + gamma ** m · max q(s_m) − q(s, a)|, m at most n_step: nothing beyond a termination, and where values end before
+    the episode does, as many rewards as there are values for. `whole`: the last row has only an observation.
+    """
+    values, reward = piece["q_val"].astype(np.float64), piece["reward"].astype(np.float64)
+    steps = len(reward) - 1
+    known = steps + (not whole)  # rows with values
+    chosen = np.take_along_axis(values, piece["action"][..., None].astype(np.int64), axis=-1)[:steps, ..., 0]
+    t = np.arange(steps)
+    count = np.minimum(rules.n_step, steps - t)
+    ended = piece["terminated"][t + count - 1]
+    count = np.where(ended, count, np.minimum(count, known - 1 - t))
+    total = np.zeros(steps)
+    for k in range(rules.n_step):
+        total += np.where(k < count, rules.gamma**k * reward[np.minimum(t + k, steps - 1)], 0.0)
+    best = values.max(axis=-1)[np.minimum(t + count, known - 1)]
+    factor = np.where(ended, 0.0, rules.gamma**count)
+    lead = (steps,) + (1,) * (chosen.ndim - 1)  # agents, where there are several: their mean
+    errors = np.abs(total.reshape(lead) + factor.reshape(lead) * best - chosen).reshape(steps, -1).mean(axis=1)
+    told = ended | (count > 0)
+    windows = np.minimum(starts[None, :] + np.arange(rules.length)[:, None], steps - 1)
+    counted = told[windows] & (starts[None, :] + np.arange(rules.length)[:, None] < steps)
+    return np.where(counted.any(axis=0), mixed(errors[windows], counted), np.nan)
+
+
+@compiled
+def _lay(
+    rings: np.ndarray,
+    capacity: int,
+    starts: np.ndarray,
+    before: np.ndarray,
+    after: np.ndarray,
+    rewards: np.ndarray,
+    ends: np.ndarray,
+    burn_in: int,
+    length: int,
+    n_step: int,
+    gamma: float,
+    slots: np.ndarray,
+    valid: np.ndarray,
+    learn: np.ndarray,
+    reward: np.ndarray,
+    discount: np.ndarray,
+    terminated: np.ndarray,
+    following: np.ndarray,
+) -> None:
+    """Lay a window around each start: which slot each row is, and its n-step target."""
+    num_rows = slots.shape[0]
+    for i in range(len(starts)):
+        start = starts[i]
+        part = start // capacity
+        position = start - part * capacity
+        oldest = rings[CURSOR, part] if rings[SIZE, part] == capacity else 0
+        kept = (position - oldest) % capacity  # rows before this one that were not overwritten
+        lead = min(burn_in, np.int64(before[start]), kept)
+        left = np.int64(after[start])
+        steps = min(length, left)
+        rows = lead + min(length + n_step, left + 1)
+        for t in range(num_rows):
+            row = min(t, rows - 1)
+            slots[t, i] = part * capacity + (position - lead + row) % capacity
+            valid[t, i] = t < rows
+            learn[t, i] = lead <= t < lead + steps
+            reward[t, i], discount[t, i], terminated[t, i], following[t, i] = 0.0, 0.0, True, row
+        for t in range(lead, lead + steps):
+            count = min(n_step, left - (t - lead))
+            total, factor = 0.0, 1.0
+            for k in range(count):
+                total += factor * rewards[part * capacity + (position - lead + t + k) % capacity]
+                factor *= gamma
+            last = part * capacity + (position - lead + t + count - 1) % capacity
+            reward[t, i], discount[t, i] = total, factor
+            terminated[t, i], following[t, i] = ends[last], t + count

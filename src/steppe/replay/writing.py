@@ -1,0 +1,128 @@
+"""Experiences on their way into a store: dictionaries become columns, which must fit those of the experiences before.
+
+The first experiences decide shapes and dtypes; whatever does not fit them afterwards is refused whole, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from steppe.core.errors import UsageError, nearest
+from steppe.core.specs import FieldSpec
+from steppe.replay.storage import Block, Store
+
+Experience = Mapping[str, Any]
+Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
+MOST_SIZES = 256
+_LOOK = attrgetter("dtype", "shape")
+
+
+class Writing:
+    """Writes into one store: as it comes what fits exactly, checked and converted what does not."""
+
+    def __init__(self, store: Store, keys: Iterable[str] | None, frame_stack: int = 1) -> None:
+        if frame_stack < 1:
+            raise UsageError(f"frame_stack must be at least 1, not {frame_stack}")
+        self.store, self.frame_stack = store, frame_stack
+        self.keys = None if keys is None else tuple(keys)
+        self._looks: dict[int, list[tuple[Any, ...]]] = {}  # dtypes and shapes that fit, by number of rows
+
+    def __call__(self, part: int, experiences: Experiences, priorities: np.ndarray | None = None) -> int:
+        """Append experiences to one part, all or none; how many there were."""
+        store = self.store
+        if type(experiences) is dict and len(experiences) == len(store.columns):
+            try:  # what fits exactly is the usual case, and seen in a microsecond
+                rows = store.pick(experiences)
+                fits = list(map(_LOOK, rows)) == (self._looks.get(len(rows[0])) or self._fitting(len(rows[0])))
+            except (KeyError, AttributeError, TypeError):
+                fits = False
+            if fits:
+                return store.append(part, rows, priorities)
+        block = as_block(experiences, self.keys)
+        if not block:
+            return 0
+        self._require_fit(block)
+        return store.write(part, block, priorities)
+
+    def _fitting(self, count: int) -> list[tuple[Any, ...]]:
+        if len(self._looks) >= MOST_SIZES:
+            self._looks.clear()
+        fields = self.store.fields if count else ()
+        self._looks[count] = looks = [(np.dtype(field.dtype), (count, *field.shape)) for field in fields]
+        return looks
+
+    def _require_fit(self, block: Block) -> None:
+        """Raise unless the columns fit; the first ones decide the store's fields."""
+        with self.store.lock:
+            if not self.store.fields:
+                self.store.allocate([self._field(key, rows) for key, rows in block.items()])
+        require_keys(block, tuple(self.store.columns))
+        for field in self.store.fields:
+            _require_fit(field, block[field.name])
+
+    def _field(self, key: str, rows: np.ndarray) -> FieldSpec:
+        frames = self.frame_stack if rows.ndim >= 4 and rows.shape[1] % self.frame_stack == 0 else 1
+        return FieldSpec(key, rows.shape[1:], _dtype(key, rows).name, frames)
+
+
+def as_block(experiences: Experiences, keys: tuple[str, ...] | None) -> dict[str, np.ndarray]:
+    """Experiences as columns with a common length; empty when there are none."""
+    if isinstance(experiences, Mapping):
+        require_keys(experiences, keys or tuple(experiences))
+        block = {key: _column(key, experiences[key]) for key in keys or experiences}
+        lengths = {key: len(rows) if rows.ndim else -1 for key, rows in block.items()}
+        if len(set(lengths.values())) != 1 or -1 in lengths.values():
+            raise UsageError(
+                f"columns of experiences need one common length, not {lengths}; wrap a single one in a list"
+            )
+        return block if next(iter(lengths.values())) else {}
+    if not len(experiences):
+        return {}
+    keys = keys or tuple(experiences[0])
+    for experience in experiences:
+        require_keys(experience, keys)
+    return {key: _column(key, [experience[key] for experience in experiences]) for key in keys}
+
+
+def require_keys(experience: Experience, keys: tuple[str, ...]) -> None:
+    """Raise unless an experience has exactly these keys."""
+    if not isinstance(experience, Mapping):
+        raise UsageError(f"an experience is a dictionary with {', '.join(keys)}, not a {type(experience).__name__}")
+    missing = [key for key in keys if key not in experience]
+    unknown = [str(key) for key in experience if key not in keys]
+    if missing or unknown:
+        hint = nearest(unknown[0], missing) if missing and unknown else ""
+        parts = [
+            f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has unknown", unknown)) if names
+        ]
+        raise UsageError(f"an experience {' and '.join(parts)}; this buffer's keys are {', '.join(keys)}.{hint}")
+
+
+def _column(key: str, values: Any) -> np.ndarray:
+    try:
+        rows = np.asarray(values)
+    except ValueError:
+        shapes = sorted({np.shape(value) for value in values})
+        raise UsageError(f"{key!r} comes in different shapes: {', '.join(map(str, shapes))}") from None
+    if rows.dtype.kind not in "biuf":
+        raise UsageError(f"{key!r} holds {rows.dtype} values; a buffer keeps numbers and arrays of numbers")
+    return rows
+
+
+def _dtype(key: str, rows: np.ndarray) -> np.dtype[Any]:
+    # A first reward of 0 must not make every later reward a whole number.
+    return np.dtype(np.float64) if key == "reward" and rows.dtype.kind in "biu" else rows.dtype
+
+
+def _require_fit(field: FieldSpec, rows: np.ndarray) -> None:
+    if rows.shape[1:] != field.shape:
+        raise UsageError(f"{field.name!r} has shape {rows.shape[1:]}, but this buffer's column has {field.shape}")
+    fits = np.can_cast(rows.dtype, field.dtype, "same_kind")
+    if fits and field.dtype != rows.dtype and np.dtype(field.dtype).kind in "iu":
+        fits = np.array_equal(rows.astype(field.dtype), rows)
+    if not fits:
+        raise UsageError(f"{field.name!r} is {rows.dtype}, which does not fit this buffer's {field.dtype} column")

@@ -1,0 +1,357 @@
+"""Sequence replay against plain Python: windows never leave their episode, targets are right, priorities are per sequence."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from steppe.core import codec
+from steppe.core.agent import Learned
+from steppe.core.errors import ConfigError, UsageError
+from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceDraws, SequenceMemory, Windowing
+from steppe.replay.sequences import ETA, estimate, mixed
+from steppe.testing.memory import ScriptedActor
+
+pytestmark = pytest.mark.unit
+
+SPEC = SegmentSpec(
+    5, 3, FieldSpec("obs", (4,), "float32"), FieldSpec("action", (), "int64"), (FieldSpec("hidden", (2,), "float32"),)
+)
+RULES = [
+    Windowing(length=6, burn_in=3, stride=2, n_step=2, gamma=0.9),
+    Windowing(length=4, burn_in=0, n_step=1, gamma=0.9),
+    Windowing(length=1, burn_in=7, stride=1, n_step=3, gamma=0.9),
+]
+
+
+def with_hidden(segment):
+    """The stored state says which observation it was stored with."""
+    segment["hidden"][...] = segment["obs"][:-1, :, 2:]
+    return segment
+
+
+def memory_of(rules, *, capacity=4000, num_buffers=1, alpha=0.6, seed=0, batch_size=16, spec=SPEC, **draws):
+    pool = ReplayBufferPool(num_buffers, capacity, use_prioritized=True, alpha=alpha)
+    settings = SequenceDraws(batch_size, rules, **draws)
+    return SequenceMemory(spec, pool, settings, stream=np.random.default_rng(seed))
+
+
+def filled(rules, segments=30, **options):
+    memory, actors = memory_of(rules, **options), [ScriptedActor(SPEC, actor, next_step=actor == 1) for actor in (0, 1)]
+    for _ in range(segments):
+        memory.add([with_hidden(actor.segment()) for actor in actors])
+    return memory, {step.obs: step for actor in actors for step in actor.steps}
+
+
+def require_true(batch, column, rules, steps):
+    """One window against the script."""
+    obs = [tuple(row) for row in batch["obs"][:, column].tolist()]
+    valid, learn = batch["valid"][:, column], batch["learn"][:, column]
+    rows = int(valid.sum())
+    assert valid[:rows].all(), "what is there comes first"
+    for one, other in pairwise(obs[:rows]):
+        assert other == (*one[:3], one[3] + 1), "windows are one episode's, step by step"
+    first = int(np.argmax(learn))
+    assert 1 <= learn.sum() <= rules.length
+    assert learn[first : first + learn.sum()].all()
+    assert first <= rules.burn_in
+    start = obs[first]
+    assert start[3] % rules.step == 0, "sequences begin every `stride` steps of an episode"
+    if first < rules.burn_in:
+        assert obs[0][3] == 0, "a burn-in is only shortened by the start of the episode"
+    assert batch["hidden"][column].tolist() == list(obs[0][2:]), "the state that was stored with the first row"
+    for t in np.flatnonzero(learn):
+        total, factor, count, at = 0.0, 1.0, 0, obs[t]
+        while count < rules.n_step:
+            step = steps[at]
+            total, factor, count, at = total + factor * step.reward, factor * rules.gamma, count + 1, step.next_obs
+            if step.terminated or step.truncated:
+                break
+        assert batch["action"][t, column] == steps[obs[t]].action
+        assert batch["reward"][t, column] == pytest.approx(total, rel=1e-5, abs=1e-6)
+        assert batch["discount"][t, column] == pytest.approx(factor)
+        assert batch["terminated"][t, column] == step.terminated
+        assert obs[batch["following"][t, column]] == at
+    if learn.sum() < rules.length:
+        assert step.terminated or step.truncated, "shorter only at the end of an episode"
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_windows_are_what_happened(rules):
+    memory, steps = filled(rules)
+    for _ in range(20):
+        batch = memory.sample()
+        assert batch["obs"].shape == (rules.rows, 16, 4)
+        for column in range(16):
+            require_true(batch, column, rules, steps)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_every_sequence_is_there_once(rules):
+    """Starts are at multiples of the stride, in whichever segments an episode was collected."""
+    memory, steps = filled(rules, alpha=0.0)
+    store = memory.pool.store
+    starts = np.flatnonzero(store.tree.leaves[0, : store.capacity] > 0)
+    found = sorted(tuple(row) for row in store.columns["obs"][starts].tolist())
+    ended = {obs[:3] for obs, step in steps.items() if step.terminated or step.truncated}
+    assert found == sorted(obs for obs in steps if obs[3] % rules.step == 0 and obs[:3] in ended)
+
+
+class Seldom:
+    """In place of an actor's random numbers: every 1,500th step terminates."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def normal(self):
+        return np.sin(self.asked)
+
+    def random(self):
+        self.asked += 1  # twice per step
+        return 0.0 if self.asked % 3000 == 2999 else 1.0
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_long_episodes_come_in_pieces_that_nobody_sees(rules):
+    spec = SegmentSpec(64, 1, SPEC.obs, SPEC.action, SPEC.extras)
+    memory = memory_of(rules, capacity=8000, alpha=0.0, spec=spec)
+    actor = ScriptedActor(spec)
+    actor._stream = Seldom()
+    for _ in range(60):
+        memory.add([with_hidden(actor.segment())])
+    steps = {step.obs: step for step in actor.steps}
+    store = memory.pool.store
+    starts = np.flatnonzero(store.tree.leaves[0, : store.capacity] > 0)
+    found = sorted(tuple(row) for row in store.columns["obs"][starts].tolist())
+    ended = [obs for obs in found if obs[2] < 2]
+    assert ended == sorted(obs for obs in steps if obs[3] % rules.step == 0 and obs[2] < 2)
+    assert len(found) > len(ended) == 2 * 1500 // rules.step
+    assert len(store) < 1.2 * len(steps) + 50 * rules.rows
+    for _ in range(20):
+        batch = memory.sample()
+        for column in range(16):
+            require_true(batch, column, rules, steps)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_overwritten_rows_are_never_part_of_a_window(rules):
+    memory, _ = filled(rules, segments=3, capacity=300)
+    steps = {}
+    actors = [ScriptedActor(SPEC, actor) for actor in (5, 6)]
+    for _ in range(60):
+        memory.add([with_hidden(actor.segment()) for actor in actors])
+        steps |= {step.obs: step for actor in actors for step in actor.steps}
+    for _ in range(30):
+        batch = memory.sample()
+        for column in range(16):
+            first = int(np.argmax(batch["learn"][:, column]))
+            rows = int(batch["valid"][:, column].sum())
+            obs = [tuple(row) for row in batch["obs"][:rows, column].tolist()]
+            for one, other in pairwise(obs):
+                assert other == (*one[:3], one[3] + 1)
+            assert batch["hidden"][column].tolist() == list(obs[0][2:])
+            assert batch["action"][first, column] == steps[obs[first]].action
+
+
+def test_a_lost_segment_ends_what_was_open():
+    rules = RULES[0]
+    memory, actor = memory_of(rules), ScriptedActor(SPEC, seed=4)
+    for number in range(40):
+        segment = with_hidden(actor.segment())
+        if number % 7 != 3:
+            memory.add([segment])
+    steps = {step.obs: step for step in actor.steps if step.sequence % 7 != 3}
+    for _ in range(20):
+        batch = memory.sample()
+        for column in range(16):
+            rows = int(batch["valid"][:, column].sum())
+            obs = [tuple(row) for row in batch["obs"][:rows, column].tolist()]
+            for one, other in pairwise(obs):
+                assert other == (*one[:3], one[3] + 1)
+            for t in np.flatnonzero(batch["learn"][:, column]):
+                assert obs[t] in steps
+
+
+@pytest.mark.parametrize("num_buffers", [1, 3])
+def test_sequences_are_drawn_by_their_priorities(num_buffers):
+    rules = Windowing(length=4, stride=2, n_step=1)
+    memory, _ = filled(rules, segments=8, capacity=600, num_buffers=num_buffers, batch_size=64)
+    store = memory.pool.store
+    names = {}
+    for _ in range(60):
+        batch = memory.sample()
+        priorities = 0.2 + batch["obs"][np.argmax(batch["learn"], axis=0), np.arange(64), 3] % 5
+        memory.update(batch, Learned(1, priorities=priorities))
+        names |= dict(zip(batch.indices.tolist(), priorities.tolist(), strict=True))
+    assert len(names) == np.count_nonzero(store.tree.leaves)
+    odds = np.array(list(names.values())) ** 0.6
+    counts = dict.fromkeys(names, 0)
+    for _ in range(1000):
+        batch = memory.sample()
+        for index in batch.indices.tolist():
+            counts[index] += 1
+        own = np.array([names[index] for index in batch.indices.tolist()]) ** 0.6
+        np.testing.assert_allclose(batch.weights, (own.min() / own) ** memory.beta, rtol=1e-5)
+    assert stats.chisquare(list(counts.values()), odds / odds.sum() * 64_000).pvalue > 1e-3
+
+
+def test_alpha_zero_draws_sequences_uniformly():
+    memory, _ = filled(RULES[1], segments=8, alpha=0.0, batch_size=64)
+    counts = {}
+    for _ in range(600):
+        batch = memory.sample()
+        np.testing.assert_array_equal(batch.weights, 1)
+        memory.update(batch, Learned(1))
+        for index in batch.indices.tolist():
+            counts[index] = counts.get(index, 0) + 1
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_a_priority_for_a_sequence_that_is_gone_changes_nothing():
+    memory, actor = memory_of(RULES[1], capacity=300), ScriptedActor(SPEC)
+    for _ in range(8):
+        memory.add([with_hidden(actor.segment())])
+    batch = memory.sample()
+    old = batch.indices.copy()
+    for _ in range(60):
+        memory.add([with_hidden(actor.segment())])
+    before = memory.pool.store.tree.leaves.copy()
+    batch.indices = old
+    memory.update(batch, Learned(1, priorities=np.full(16, 7.0)))
+    np.testing.assert_array_equal(memory.pool.store.tree.leaves, before)
+    assert memory.stats()["stale_updates"] == 16
+
+
+def test_goes_on_exactly_from_its_state():
+    for split in (1, 7, 20):
+        actors = [ScriptedActor(SPEC, actor) for actor in (0, 1)]
+        rounds = [[with_hidden(actor.segment()) for actor in actors] for _ in range(30)]
+        one, other = memory_of(RULES[0], capacity=400), memory_of(RULES[0], capacity=400)
+        run(one, rounds[:split])
+        other.restore(codec.unpack(codec.pack(one.state())))
+        left, right = run(one, rounds[split:]), run(other, rounds[split:])
+        assert len(left) == len(right) > 0
+        np.testing.assert_equal(left, right)
+        assert one.stats() == other.stats()
+
+
+def run(memory, rounds):
+    found = []
+    for segments in rounds:
+        memory.add(segments)
+        while memory.ready():
+            batch = memory.sample()
+            found.append({name: column.copy() for name, column in batch.columns.items()} | {"w": batch.weights.copy()})
+            memory.update(batch, Learned(1, priorities=0.1 + np.abs(batch["reward"]).max(axis=0)))
+    return found
+
+
+def test_priorities_mix_the_largest_and_the_mean_error():
+    errors = np.array([[1.0, -5.0], [-3.0, 2.0], [9.0, 9.0]])
+    counted = np.array([[True, True], [True, False], [False, False]])
+    np.testing.assert_allclose(mixed(errors, counted), [ETA * 3 + (1 - ETA) * 2, 5.0])
+    assert mixed(errors, np.zeros((3, 2), bool)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("agents", [(), (3,)])
+def test_estimates_are_those_of_the_actors_values(terminated, whole, agents):
+    """By hand, step by step: nothing beyond a termination, and never a value of a state that was not valued."""
+    terminated = terminated and whole
+    stream, rules = np.random.default_rng(0), Windowing(length=4, stride=2, n_step=3, gamma=0.9)
+    rows = 11
+    piece = {
+        "q_val": stream.normal(size=(rows, *agents, 5)).astype(np.float32),
+        "action": stream.integers(0, 5, (rows, *agents)),
+        "reward": stream.normal(size=rows).astype(np.float32),
+        "terminated": np.zeros(rows, bool),
+    }
+    piece["terminated"][rows - 2] = terminated
+    steps, known = rows - 1, rows - whole
+    errors = []
+    for t in range(steps):
+        count = min(3, steps - t)
+        ends = terminated and t + count == steps
+        while not ends and t + count >= known:
+            count -= 1
+        if count == 0:
+            errors.append(None)
+            continue
+        target = sum(0.9**k * float(piece["reward"][t + k]) for k in range(count))
+        each = []
+        for agent in np.ndindex(agents):
+            bootstrap = 0.0 if ends else 0.9**count * float(piece["q_val"][(t + count, *agent)].max())
+            each.append(abs(target + bootstrap - float(piece["q_val"][(t, *agent)][piece["action"][(t, *agent)]])))
+        errors.append(sum(each) / len(each))
+    starts = np.arange(0, steps, 2)
+    expected = []
+    for start in starts:
+        own = [error for error in errors[start : start + 4] if error is not None]
+        expected.append(ETA * max(own) + (1 - ETA) * sum(own) / len(own) if own else np.nan)
+    np.testing.assert_allclose(estimate(piece, starts, rules, whole=whole), expected, rtol=1e-6)
+
+
+def test_settings_that_cannot_be():
+    for wrong in ({"length": 0}, {"stride": 0}, {"length": 4, "stride": 5}, {"burn_in": -1}, {"n_step": 0}):
+        with pytest.raises(ConfigError, match="a sequence has length"):
+            Windowing(**wrong)
+    pool = ReplayBufferPool(1, 1000)
+    with pytest.raises(ConfigError, match="use_prioritized=True"):
+        SequenceMemory(SPEC, pool, SequenceDraws(4), stream=np.random.default_rng())
+    with pytest.raises(ConfigError, match="more room"):
+        memory_of(RULES[0], capacity=100)
+    with pytest.raises(UsageError, match="does not fit"):
+        memory_of(RULES[0]).add([ScriptedActor(SegmentSpec(4, 3, SPEC.obs, SPEC.action)).segment()])
+
+
+def episode(number, steps, *, terminated, agents=2):
+    local = LocalBuffer(np.full((agents, 3), number * 1000, np.float32))
+    for t in range(steps):
+        local.add(
+            action=np.arange(agents) % 5,
+            reward=float(t),
+            next_obs=np.full((agents, 3), number * 1000 + t + 1, np.float32),
+            hidden=np.full((agents, 4), number * 1000 + t, np.float32),
+            comm_mask=np.eye(agents, dtype=bool),
+            q_val=np.zeros((agents, 5), np.float32),
+        )
+    assert len(local) == steps
+    return local.finish(terminated=terminated)
+
+
+def test_local_buffers_fill_a_global_one():
+    buffer = GlobalBuffer(2000, Windowing(length=4, burn_in=2, stride=2, n_step=2, gamma=0.5), batch_size=32, seed=0)
+    with pytest.raises(UsageError, match="add one first"):
+        buffer.get_data()
+    for number in range(20):
+        buffer.add(episode(number, 3 + number, terminated=number % 2 == 0))
+    batch = buffer.get_data()
+    assert batch["obs"].shape == (8, 32, 2, 3)
+    assert batch["comm_mask"].shape == (8, 32, 2, 2)
+    assert batch["hidden"].shape == (32, 2, 4)
+    np.testing.assert_array_equal(batch["obs"][0, :, 0, 0], batch["hidden"][:, 0, 0])
+    for column in range(32):
+        number, _ = divmod(int(batch["obs"][0, column, 0, 0]), 1000)
+        for t in np.flatnonzero(batch["learn"][:, column]):
+            time = int(batch["obs"][t, column, 0, 0]) % 1000
+            after = int(batch["obs"][batch["following"][t, column], column, 0, 0]) % 1000
+            assert after == min(time + 2, 3 + number)
+            assert batch["reward"][t, column] == sum(0.5**k * (time + k) for k in range(after - time))
+            assert batch["terminated"][t, column] == (number % 2 == 0 and after == 3 + number)
+    buffer.update_priorities(batch.indices, np.ones(32))
+    assert buffer.get_batch(5)["obs"].shape == (8, 5, 2, 3)
+
+
+def test_episodes_that_do_not_fit():
+    buffer = GlobalBuffer(50, Windowing(length=4))
+    buffer.add(episode(1, 10, terminated=True))
+    with pytest.raises(UsageError, match=r"'obs' has shape \(3, 3\), but this buffer's column has \(2, 3\)"):
+        buffer.add(episode(1, 10, terminated=True, agents=3))
+    with pytest.raises(ConfigError, match="an episode of 81 rows does not fit a buffer of 50"):
+        buffer.add(episode(1, 80, terminated=True))
+    with pytest.raises(UsageError, match="without a step"):
+        LocalBuffer(np.zeros((2, 3))).finish(terminated=True)
+    assert len(buffer) == 11
