@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -86,11 +86,12 @@ class BaseAlgorithm(ABC):
         in_turns, limit = takes_turns(env), step_limit(env)
         learn = self.update_turn if in_turns else self.update
         state, info = env.reset()
-        total, sign, length, ended = 0.0, 1.0, 0, False
+        total, sign, length, ended, masks = 0.0, 1.0, 0, False, self._masks(info)
         while not ended:
-            action = self.select_action(state, *self._masks(info))
+            action = self.select_action(state, *masks)
             next_state, reward, terminated, truncated, info = env.step(action)
-            learn(state, action, reward, next_state, bool(terminated), *self._masks(info))
+            masks = self._masks(info)
+            learn(state, action, reward, next_state, bool(terminated), *masks)
             state, length = next_state, length + 1
             total += sign * float(reward)
             sign = -sign if in_turns else sign
@@ -214,15 +215,15 @@ def attribute(env: Any, name: str, default: Any) -> Any:
 def number(value: Any, name: str, size: int) -> int:
     """A state or action as a plain int, if it is one of the table's."""
     try:
-        index = operator.index(value)
+        place = index(value)
     except TypeError:
         raise ConfigError(
             f"{name} {value!r} is not a whole number: FlattenMultiDiscreteWrapper numbers several choices, and "
             "gymnasium.wrappers.DiscretizeObservation real ones"
         ) from None
-    if not 0 <= index < size:
-        raise ConfigError(f"{name} {index} is outside the table: there are {size}, numbered from 0")
-    return index
+    if not 0 <= place < size:
+        raise ConfigError(f"{name} {place} is outside the table: there are {size}, numbered from 0")
+    return place
 
 
 def finite(reward: Any) -> float:
@@ -245,7 +246,7 @@ def allowed(mask: Any, size: int, where: str) -> np.ndarray:
 
 def _size(value: Any, name: str) -> int:
     try:
-        size = operator.index(value)
+        size = index(value)
     except TypeError:
         raise ConfigError(f"{name}={value!r} must be a whole number") from None
     if size < 1:

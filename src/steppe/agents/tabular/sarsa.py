@@ -101,7 +101,7 @@ class SARSA(TableAlgorithm):
         self._planned = None
         if next_action is None and is_plain(type(self)):
             rates = self.learning_rate, self._discount(turn_based=turn_based), self.epsilon, self.epsilon
-            after = self._step(row, False, mask, rates)
+            after = self._step(*row, False, mask, rates)
         else:
             self._require(row)
             done, next_state = row[4], row[3]

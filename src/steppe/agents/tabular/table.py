@@ -6,10 +6,10 @@ own file; this one checks what comes in and words what is wrong with it.
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import index
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ _INT, _REAL, _BOOL = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_
 _STRIDES, _FLAG_STRIDES = (8,), (1,)
 Experiences = Sequence[tuple[Any, ...]] | Mapping[str, Any]
 Row = tuple[Any, Any, Any, Any, Any]  # state, action, reward, next state, done
+Rates = tuple[float, float, float, float]  # of learning, discount, of exploration now and in the next step
 
 
 class Columns(NamedTuple):
@@ -112,12 +113,12 @@ class TableAlgorithm(BaseAlgorithm):
         in_turns, limit = takes_turns(env), step_limit(env)
         discount = self._discount(turn_based=in_turns)
         scheduled = self.learning_rate_schedule is not None or self.epsilon_schedule is not None
-        state, info = env.reset()
-        state = number(state, "state", self.state_size)
+        seen, info = env.reset()
+        state = number(seen, "state", self.state_size)
         action = self.select_action(state, info.get("action_mask"))
         total, sign, length, ended, step = 0.0, 1.0, 0, False, env.step
         while not ended:
-            next_state, reward, done, truncated, info = step(action)
+            seen, reward, done, truncated, info = step(action)
             length += 1
             ended = bool(done or truncated or length >= limit)
             rate, epsilon = self.learning_rate, self.epsilon  # of this step; the choice below belongs to the next one
@@ -125,9 +126,9 @@ class TableAlgorithm(BaseAlgorithm):
                 self.count_steps(1)
             else:
                 self.step_count += 1
-            row, mask = (state, action, reward, next_state, done), info.get("action_mask")
-            action = self._step(row, ended, mask, (rate, discount, epsilon, self.epsilon))
-            state = next_state
+            rates, mask = (rate, discount, epsilon, self.epsilon), info.get("action_mask")
+            action = self._step(state, action, reward, seen, done, ended, mask, rates)
+            state = index(seen)
             total += sign * float(reward)
             sign = -sign if in_turns else sign
         self.end_episode()
@@ -193,24 +194,28 @@ class TableAlgorithm(BaseAlgorithm):
             self.learn(*(np.array([value]) for value in row), next_masks=masks, turn_based=turn_based)
         else:
             rates = self.learning_rate, self._discount(turn_based=turn_based), self.epsilon, self.epsilon
-            self._step(row, True, mask, rates)
+            self._step(*row, True, mask, rates)
 
-    def _step(self, row: Row, ended: bool, mask: Any, rates: tuple[float, float, float, float]) -> int:
-        """Learn from a row and choose the next action at (learning rate, discount, epsilon now, epsilon then)."""
-        state, action, reward, next_state, done = row
+    def _step(
+        self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, ended: bool, mask: Any, rates: Rates
+    ) -> int:
+        """Learn from a step and choose the next action; as few words as there can be, for it is called for every step."""
         masks = kernels.ALL if mask is None else np.ascontiguousarray(mask, np.bool_).reshape(1, -1)
         try:
-            numbers = operator.index(state), operator.index(action), float(reward), operator.index(next_state)
+            step = (
+                *self._memory(), index(state), index(action), float(reward), index(next_state), bool(done), ended, masks,
+                *rates,
+            )  # fmt: skip
         except TypeError:
-            self._require(row)
+            self._require((state, action, reward, next_state, done))
             raise
-        step, words = (*self._memory(), *numbers, bool(done), ended, masks, *rates), self.words
+        words = self.words
         chosen: int = self._learn_and_choose(*step, words.block, words.cursor)
         if chosen == stepping.NO_WORDS:
             words.refill()
             chosen = self._learn_and_choose(*step, words.block, words.cursor)
         if chosen < 0:
-            self._require(row)
+            self._require((state, action, reward, next_state, done))
             allowed(mask, self.action_size, f"state {next_state}")
         return chosen
 
