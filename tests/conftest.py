@@ -20,6 +20,14 @@ import pytest
 PATIENCE_S = 10.0  # for what is ending just now
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Test no kernel that still contains the code of yesterday; once, before workers begin."""
+    if not hasattr(session.config, "workerinput"):
+        from steppe.cli.warm import PACKAGE, forget_stale
+
+        forget_stale(PACKAGE)
+
+
 @pytest.fixture(autouse=True)
 def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from steppe.cli.warm import forget_stale
+
 pytestmark = pytest.mark.integration
 STEPPE = Path(sys.executable).with_name("steppe")
 
@@ -61,3 +63,21 @@ def test_without_a_place_for_it_there_is_one_sentence(steppe, tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("steppe: compiled kernels cannot be kept: no place to write it; set NUMBA_CACHE_DIR")
     assert done.stderr.count("\n") == 1
+
+
+def test_kernels_older_than_any_source_of_kernels_are_forgotten(tmp_path):
+    """b.py calls a kernel of a.py; only a.py has changed, and numba itself would not notice."""
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    times = {"b.py": 100, "plain.py": 900, "a.py": 500}
+    times |= {
+        "__pycache__/b.f-1.py311.nbi": 200,
+        "__pycache__/b.f-1.py311.1.nbc": 200,
+        "__pycache__/a.g-1.py311.nbi": 600,
+    }
+    for name, at in times.items():
+        (tmp_path / name).write_text("import numba" if name in ("a.py", "b.py") else "")
+        os.utime(tmp_path / name, (at, at))
+    assert forget_stale(tmp_path) == 2
+    assert [path.name for path in cache.iterdir()] == ["a.g-1.py311.nbi"]
+    assert forget_stale(tmp_path) == 0

@@ -5,6 +5,7 @@ What is called is what runs call: a kernel is kept for the very types that it wa
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from steppe.cli.options import AsJson
 from steppe.cli.output import emit
 from steppe.core.errors import UsageError
 
+PACKAGE = Path(__file__).resolve().parents[1]
 SHORT = {"runtime": "inline", "evaluation.episodes": 1, "evaluation.every_steps": 1_000_000}
 VECTORS, NUMBERS, IMAGES = "CartPole-v1", "Pendulum-v1", "steppe/ImageIdentity-v0"
 REPLAY = {"algo": "dqn", "learning_starts": 64, "samples_per_insert": 1.0, "steps": 600}
@@ -42,6 +44,7 @@ def warm(as_json: AsJson = False) -> None:
     place = numba_cache()
     if place.status == "broken":
         raise UsageError(f"compiled kernels cannot be kept: {place.details}; {place.advice}")
+    forget_stale(PACKAGE)
     began = time.monotonic()
     with ProcessPoolExecutor(len(LANES), get_context("spawn")) as pool:
         compiled = sum(pool.map(rehearse, LANES))
@@ -50,6 +53,19 @@ def warm(as_json: AsJson = False) -> None:
         emit({"compiled": compiled, "seconds": taken})
     else:
         print(f"{compiled} kernels compiled in {taken:.1f} s." if compiled else "Everything was compiled already.")
+
+
+def forget_stale(package: Path) -> int:
+    """Remove kernels compiled before the newest source of any; returns how many files that were.
+
+    A kernel is compiled anew when its own file changes, but it also contains the kernels of other files that it calls.
+    """
+    newest = max(path.stat().st_mtime for path in package.rglob("*.py") if "numba" in path.read_text())
+    stale = [path for path in package.rglob("__pycache__/*.nb[ic]") if path.stat().st_mtime < newest]
+    with contextlib.suppress(PermissionError):  # then numba does not look there either
+        for path in stale:
+            path.unlink(missing_ok=True)
+    return len(stale)
 
 
 def rehearse(names: Sequence[str]) -> int:
