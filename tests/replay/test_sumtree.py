@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from steppe.replay.powers import power
 from steppe.replay.sumtree import BLOCK, SumTree
 
 pytestmark = pytest.mark.unit
@@ -150,3 +151,29 @@ def test_draws_are_in_the_order_of_the_leaves():
     slots, _ = filled(leaves).descend(draws, 0, 1)
     bounds = np.cumsum(leaves, dtype=np.float64)
     np.testing.assert_array_equal(slots, np.searchsorted(bounds, draws * bounds[-1], side="right"))
+
+
+def test_powers_are_those_of_the_standard_library():
+    stream = np.random.default_rng(0)
+    for exponent in (0.0, 1e-3, 0.4, 0.6, 1.0):
+        base = 10.0 ** stream.uniform(-290, 290, 4000)
+        base[:9] = [1.0, 2.0, 0.5, 1e-300, 1e300, math.sqrt(2), math.sqrt(0.5), np.nextafter(1, 0), np.nextafter(1, 2)]
+        found = base.copy()
+        power(found, exponent)
+        np.testing.assert_allclose(found, [math.pow(x, exponent) for x in base], rtol=1e-12)
+    ones = np.ones(7)
+    power(ones, 0.37)
+    np.testing.assert_array_equal(ones, 1.0)
+
+
+def test_rounding_never_leads_to_an_empty_leaf():
+    """Draws at and next to every boundary, in a tree where most leaves are 0 and the rest differ by 20 orders."""
+    stream = np.random.default_rng(3)
+    leaves = np.where(stream.random(700) < 0.1, 10.0 ** stream.uniform(-12, 8, 700), 0).astype(np.float32)
+    tree = filled(leaves)
+    ends = np.cumsum(leaves, dtype=np.float64) / np.sum(leaves, dtype=np.float64)
+    draws = np.concatenate([ends, np.nextafter(ends, 0), np.nextafter(ends, 2), [0.0, 1 - 2**-53]])
+    slots, drawn = tree.descend(draws[draws < 1], 0, 1)
+    assert (leaves[slots] > 0).all()
+    assert (drawn > 0).all()
+    assert SumTree(50).descend(draws[draws < 1], 0, 1) is None

@@ -10,7 +10,6 @@ import numpy as np
 
 from steppe.core.checked import checked
 from steppe.core.errors import UsageError
-from steppe.replay.ringing import importance
 from steppe.replay.storage import Store
 from steppe.replay.writing import Experience, Experiences, Writing
 
@@ -55,7 +54,6 @@ class ReplayBuffer:
         """Append several experiences, all or none."""
         self._writing(self._part, experiences)
 
-    @checked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
         with self._store.lock:
@@ -121,7 +119,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
         self._writing(self._part, experiences, priorities)
 
-    @checked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.
 
@@ -131,8 +128,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         with store.lock:
             require_enough(batch_size, self.size())
             slots, leaves = store.draw(self._stream, batch_size, self._part)
-            batch, indices = store.gather(slots), store.indices(slots)
-        weights = importance(leaves, self.beta)
+            indices, weights = store.describe(slots, leaves, self.beta)
+            batch = store.gather(slots)
         self.beta = min(1.0, self.beta + self.beta_increment)
         return batch, weights, indices >> store.shift if store.shift else indices
 
@@ -181,7 +178,7 @@ class ExperienceBuffer:
 
 def require_enough(batch_size: int, size: int) -> None:
     """Raise unless `batch_size` experiences can be drawn from `size`."""
-    if batch_size < 1:
-        raise UsageError(f"batch_size must be at least 1, not {batch_size}")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"batch_size must be a whole number, at least 1, not {batch_size!r}")
     if size < batch_size:
         raise UsageError(f"cannot draw {batch_size} experiences from {size}: add more first, or ask for fewer")

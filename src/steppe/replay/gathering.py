@@ -65,7 +65,7 @@ class Gathering:
     def __call__(self, slots: np.ndarray, tray: Tray | None = None) -> dict[str, np.ndarray]:
         """The rows at `slots`."""
         layout = self._layout(len(slots))
-        block = _unused(layout) if tray is None else tray.block
+        block = tray.block if tray is not None else _unused(layout)
         if not gather(layout.plan, self._num_rows, slots, block):
             raise IndexError(f"slots lie in [0, {self._num_rows})")
         if self._frames is not None and self._stacked:

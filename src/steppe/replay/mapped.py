@@ -17,20 +17,26 @@ from steppe.core.durable import is_full
 from steppe.core.errors import ConfigError, DiskFull
 
 
+LINE = (
+    64  # bytes that come from memory at once: a row no longer than that never needs two of them for want of alignment
+)
+
+
 def zeros(shape: tuple[int, ...], dtype: str, directory: Path | None) -> np.ndarray:
     """Zeros in memory, or in a file of `directory` with its room reserved: a disk full later cannot end the process."""
-    if directory is None:
-        return np.zeros(shape, dtype)
     size = math.prod(shape) * np.dtype(dtype).itemsize
+    if directory is None:
+        room = np.zeros(size + LINE, np.uint8)
+        return np.ndarray(shape, dtype, room, -room.ctypes.data % LINE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, max(1, size))
-            room = mmap.mmap(file.fileno(), max(1, size))
+            file_room = mmap.mmap(file.fileno(), max(1, size))
     except OSError as error:
         if is_full(error):
             raise DiskFull(
                 f"there is no room for {size:,} bytes of experience at {directory}: lower the size, or choose another disk"
             ) from None
         raise ConfigError(f"experience cannot be kept at {directory}: {error.strerror}") from None
-    return np.frombuffer(room, dtype, math.prod(shape)).reshape(shape)
+    return np.frombuffer(file_room, dtype, math.prod(shape)).reshape(shape)

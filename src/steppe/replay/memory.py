@@ -20,7 +20,6 @@ from steppe.replay.limiting import Limiter
 from steppe.replay.nstep import Windows, transition_fields
 from steppe.replay.pool import ReplayBufferPool
 from steppe.replay.prefetching import Prefetch
-from steppe.replay.ringing import importance
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a transition for ever (Schaul et al. 2016, 3.3)
 
@@ -101,10 +100,10 @@ class ReplayMemory:
             if len(store) < size:
                 raise UsageError(f"a batch of {size} cannot be drawn from {len(store)} transitions")
             slots, leaves = store.draw(self._stream, size)
-            columns = store.gather(slots, tray)
             if not self.pool.use_prioritized:
-                return Batch(columns, indices=slots)
-            return Batch(columns, weights=importance(leaves, beta), indices=store.indices(slots))
+                return Batch(store.gather(slots, tray))
+            indices, weights = store.describe(slots, leaves, beta)
+            return Batch(store.gather(slots, tray), weights=weights, indices=indices)
 
     @property
     def beta(self) -> float:

@@ -16,7 +16,6 @@ from steppe.core.checked import checked
 from steppe.core.errors import DamagedFile, UsageError
 from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer, require_enough
 from steppe.replay.files import FORMAT, Description, column_names, load_state, save_state
-from steppe.replay.ringing import importance
 from steppe.replay.storage import Store
 from steppe.replay.writing import Experiences, Writing
 
@@ -98,7 +97,6 @@ class ReplayBufferPool:
         """Count a block that went where `route` said."""
         self.turn = (self.turn + 1) % self.num_buffers
 
-    @checked
     def sample_batch(self, batch_size: int, buffer_id: int | None = None) -> dict[str, np.ndarray]:
         """`batch_size` independent draws over the whole pool, or over one buffer, as new arrays."""
         if buffer_id is not None:
@@ -108,7 +106,7 @@ class ReplayBufferPool:
             slots, leaves = self.store.draw(self._stream, batch_size, buffer_id)
             batch = self.store.gather(slots)
             if self.use_prioritized:
-                batch |= {"weights": importance(leaves, self.beta), "indices": self.store.indices(slots)}
+                batch["indices"], batch["weights"] = self.store.describe(slots, leaves, self.beta)
         return batch
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:

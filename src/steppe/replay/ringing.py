@@ -7,7 +7,6 @@ lap before. An index is (lap · capacity + position) · 2 ** shift + part.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -21,33 +20,60 @@ SIZE, CURSOR, LAP = 0, 1, 3
 
 
 @compiled
-def number(rings: np.ndarray, capacity: int, shift: int, slots: np.ndarray, indices: np.ndarray) -> None:
-    """Write the indices of the rows at `slots`."""
+def describe(
+    rings: np.ndarray,
+    capacity: int,
+    shift: int,
+    beta: float,
+    slots: np.ndarray,
+    leaves: np.ndarray,
+    indices: np.ndarray,
+    weights: np.ndarray,
+) -> None:
+    """Write the indices of the rows at `slots`, and their importance weights by their leaves."""
     num_parts = rings.shape[1]
     for i in range(len(slots)):
         part = slots[i] // capacity if num_parts > 1 else 0
         position = slots[i] - part * capacity
         lap = rings[LAP, part] - (position >= rings[CURSOR, part])
         indices[i] = ((lap * capacity + position) << shift) + part
+    weigh(leaves, beta, weights)
 
 
 @compiled
-def _slot(rings: Any, capacity: int, shift: int, index: int) -> Any:
-    """The slot of an index; -1 if its row is gone, -2 if there never was one."""
-    part = index & ((1 << shift) - 1)
-    if index < 0 or part >= rings.shape[1]:
-        return -2
-    # Serial numbers of this lap's first row and of the next row to come: no division, which takes long.
-    first = rings[LAP, part] * capacity
-    position = (index >> shift) - first
-    if position >= rings[CURSOR, part]:
-        return -2
-    if position >= 0:
-        return part * capacity + position
-    position += capacity
-    if position < rings[CURSOR, part] or rings[SIZE, part] < capacity:
-        return -1
-    return part * capacity + position
+def weigh(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
+    """(N · P) ** -beta over its maximum in the batch (Schaul et al. 2016, 3.4); N and the total cancel out."""
+    least = np.float64(leaves.min())
+    raised = np.empty(len(leaves), np.float64)
+    for i in range(len(leaves)):
+        raised[i] = least / np.float64(leaves[i])
+    power(raised, beta)
+    for i in range(len(leaves)):
+        weights[i] = raised[i]
+
+
+@compiled
+def _find(rings: np.ndarray, capacity: int, shift: int, indices: np.ndarray, slots: np.ndarray) -> tuple[int, int]:
+    """Write the slots of indices, -1 where a row is gone; which index never was given out, or -1, and how many are gone."""
+    unknown, stale = -1, 0
+    mask = (1 << shift) - 1
+    for i in range(len(indices)):
+        part = indices[i] & mask
+        if indices[i] < 0 or part >= rings.shape[1]:
+            unknown = i
+            continue
+        cursor = rings[CURSOR, part]
+        position = (indices[i] >> shift) - rings[LAP, part] * capacity  # in this lap; below 0: in an earlier one
+        if position >= cursor:
+            unknown = i
+        elif position >= 0:
+            slots[i] = part * capacity + position
+        elif position + capacity >= cursor and rings[SIZE, part] == capacity:
+            slots[i] = part * capacity + position + capacity
+        else:
+            slots[i] = -1
+            stale += 1
+    return unknown, stale
 
 
 @compiled
@@ -65,14 +91,9 @@ def prepare(
 
     The largest priority is -1 if one of them is negative, infinite or not a number.
     """
-    unknown, stale, largest = -1, 0, 0.0
-    for i in range(len(indices)):
-        slots[i] = _slot(rings, capacity, shift, indices[i])
-        stale += slots[i] == -1
-        if slots[i] == -2:
-            unknown = i
+    unknown, stale = _find(rings, capacity, shift, indices, slots)
     raised = np.empty(len(priorities), np.float64)
-    sound = True
+    sound, largest = True, 0.0
     for i in range(len(priorities)):
         sound = sound and priorities[i] >= 0.0 and priorities[i] < math.inf
         largest = max(largest, priorities[i])
@@ -83,21 +104,3 @@ def prepare(
     for i in range(len(priorities)):
         leaves[i] = 0.0 if priorities[i] == 0.0 else min(max(raised[i], SMALLEST), LARGEST)
     return unknown, largest, stale
-
-
-@compiled
-def _weigh(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
-    least = np.float64(leaves.min())
-    raised = np.empty(len(leaves), np.float64)
-    for i in range(len(leaves)):
-        raised[i] = least / np.float64(leaves[i])
-    power(raised, beta)
-    for i in range(len(leaves)):
-        weights[i] = raised[i]
-
-
-def importance(leaves: np.ndarray, beta: float) -> np.ndarray:
-    """(N · P) ** -beta over its maximum in the batch (Schaul et al. 2016, 3.4); N and the total cancel out."""
-    weights = np.empty(len(leaves), np.float32)
-    _weigh(leaves, beta, weights)
-    return weights

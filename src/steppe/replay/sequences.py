@@ -25,7 +25,7 @@ from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.replay.gathering import Gathering
 from steppe.replay.kernels import compiled
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.ringing import CURSOR, SIZE, importance
+from steppe.replay.ringing import CURSOR, SIZE
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
 ETA = 0.9  # a sequence's priority: this share of its largest error, the rest of its mean (Kapturowski et al. 2019)
@@ -132,8 +132,8 @@ class SequenceReplay:
             )  # fmt: skip
             self._gathering(into.slots.reshape(-1), into.tray)
             states = {name: columns[name][into.slots[0]] for name in self._states}
-            indices = store.indices(starts)
-        return Batch({**into.columns, **states}, weights=importance(leaves, beta), indices=indices)
+            indices, weights = store.describe(starts, leaves, beta)
+        return Batch({**into.columns, **states}, weights=weights, indices=indices)
 
 
 class Windows:

@@ -9,8 +9,9 @@ other row ever gets. Any thread may call at any time: one lock, held for one cal
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import itemgetter, setitem
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from steppe.replay import keeping
 from steppe.replay.frames import LEAST_BYTES, FrameStore
 from steppe.replay.gathering import Gathering, Tray
 from steppe.replay.mapped import zeros
-from steppe.replay.ringing import number, prepare
+from steppe.replay.ringing import describe, prepare
 from steppe.replay.sumtree import SumTree
 
 Block = Mapping[str, np.ndarray]  # columns of several rows
+_put: Callable[[np.ndarray, slice, np.ndarray], None] = setitem  # type: ignore[assignment]  # of sequences, it says
+NO_LEAVES = np.empty(0, np.float32)
 STACKED_AT_ONCE = 128  # rows whose frames are taken in before those of the rows they replace are let go
 
 
@@ -151,15 +154,14 @@ class Store:
         slots = slice(first, first + count)
         if self.frames is not None:
             self._let_go(slice(first, part * capacity + min(end, size)))
-        for column, values in zip(self._arrays, rows, strict=True):
-            column[slots] = values
+        any(map(_put, self._arrays, repeat(slots), rows))  # column[slots] = values of each, in one go
         if self.tree is not None:
             self.tree.fill_all(part, start, count, leaves)
         self.cursor[part] = end
         if end == capacity:
             self.cursor[part] = 0
             self.lap[part] += 1
-        self.added[part] += count
+        self.added[part] = self.added.item(part) + count
         if size < capacity:
             self.size[part] = grown = min(capacity, size + count)
             self._filled += grown - size
@@ -179,26 +181,25 @@ class Store:
             self.frames.drop(self.columns[name][slots])
 
     def draw(self, stream: np.random.Generator, count: int, part: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of `count` independent draws (a row may come twice) and their leaves (ones where there is no alpha).
+        """Slots of `count` independent draws (a row may come twice) and their leaves (none where there is no alpha).
 
         The store, or that part of it, must not be empty.
         """
         first, last = (0, self.num_parts) if part is None else (part, part + 1)
         with self.lock:
             if self.tree is not None:
-                if not self.tree.nodes[first:last, -1].any():
-                    raise UsageError(
-                        "every priority is 0, so nothing can be drawn: give some experience a positive one"
-                    )
-                return self.tree.descend(stream.random(count), first, last)
+                drawn = self.tree.descend(stream.random(count), first, last, self._gathering.sources)
+                if drawn is None:
+                    raise UsageError("every priority is 0, so nothing can be drawn: give one that is positive")
+                return drawn
             if last - first == 1:
                 start = first * self.capacity
-                return stream.integers(start, start + self.size.item(first), count), np.ones(count, np.float32)
+                return stream.integers(start, start + self.size.item(first), count), NO_LEAVES
             bounds = np.cumsum(self.size)
             slots = stream.integers(0, bounds[-1], count)
             parts = np.searchsorted(bounds, slots, side="right")
             slots += parts * self.capacity - (bounds - self.size)[parts]
-            return slots, np.ones(count, np.float32)
+            return slots, NO_LEAVES
 
     def tray(self, count: int) -> Tray:
         """Memory for `count` rows, to be filled again and again by `gather`."""
@@ -209,14 +210,14 @@ class Store:
         with self.lock:
             return self._gathering(slots, tray)
 
-    def indices(self, slots: np.ndarray) -> np.ndarray:
-        """What the rows at `slots` are called outside: (lap · capacity + position) · 2 ** shift + part.
+    def describe(self, slots: np.ndarray, leaves: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of what was drawn, and importance weights. An index is (lap · capacity + position) · 2 ** shift + part.
 
         A lap is how often the ring began anew, so an index tells whether its row is still the one that was drawn.
         """
-        found = np.empty(len(slots), np.int64)
-        number(self.rings, self.capacity, self.shift, slots, found)
-        return found
+        indices, weights = np.empty(len(slots), np.int64), np.empty(len(slots), np.float32)
+        describe(self.rings, self.capacity, self.shift, beta, slots, leaves, indices, weights)
+        return indices, weights
 
     def prioritize(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give rows new priorities by their indices: finite and not negative; 0 means never drawn.

@@ -12,11 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from steppe.replay.kernels import compiled, load_float32, load_float64, prefetch
+from steppe.replay.mapped import zeros
 
 BLOCK = 16
 FAN = 4
-LINE = 64  # bytes that come from memory at once
 NOTHING = np.empty((0, 3), np.int64)
+_BELOW = 1.0 - 2.0**-53  # times a number: the next one below it
 
 
 class SumTree:
@@ -30,8 +31,8 @@ class SumTree:
             widths.append(widths[-1] // FAN)
         self.capacity = capacity
         self.levels = np.cumsum([0, *widths[:-1]])
-        self.leaves = np.zeros((num_parts, blocks * BLOCK), np.float32)
-        self.nodes = np.zeros((num_parts, sum(widths)), np.float64)
+        self.leaves = zeros((num_parts, blocks * BLOCK), "float32", None)
+        self.nodes = zeros((num_parts, sum(widths)), "float64", None)
 
     @property
     def totals(self) -> np.ndarray:
@@ -107,6 +108,9 @@ def _assign(
     leaves: np.ndarray, nodes: np.ndarray, levels: np.ndarray, capacity: int, slots: np.ndarray, values: np.ndarray
 ) -> None:
     num_parts, count = len(leaves), 0
+    begin, stride = np.int64(leaves.ctypes.data), np.int64(leaves.shape[1] - capacity) * 4
+    for i in range(len(slots)):
+        prefetch(begin + slots[i] * 4 + (slots[i] // capacity * stride if num_parts > 1 else 0))
     parts = np.empty(len(slots), np.int64)
     at = np.empty(len(slots), np.int64)
     for i in range(len(slots)):
@@ -174,38 +178,30 @@ def descend(
     """Write slots and their leaves; False if all leaves are 0. Rows of the columns in `plan` (kernels.gather's) are asked for.
 
     The child is the number of cumulated sums that `rest` has passed: no branches to mispredict, and an empty child is
-    never it, as its sum is passed together with the one before. Only rounding may leave `rest` at or above the sum of all
-    children: then the last one that is not empty is taken, and `rest` is kept at its whole sum so that the same happens below.
+    never it, as its sum is passed together with the one before. Rounding may leave `rest` at or above the sum of all children:
+    it is held just below it, where the last child is that is not empty.
     """
     count = len(draws)
     parts = np.empty(count, np.int64)
     rests = np.empty(count, np.float64)
     if not _choose_parts(nodes, levels[-1], first, last, draws, parts, rests):
         return False
-    begin, stride = np.int64(nodes.ctypes.data), np.int64(nodes.shape[1]) * 8
+    stride = np.int64(nodes.shape[1]) * 8
     for i in range(count):
         slots[i] = 0
     for level in range(len(levels) - 2, -1, -1):  # level by level for the whole batch, so that cache misses overlap
+        begin = np.int64(nodes.ctypes.data) + levels[level] * 8
         for i in range(count):
-            child = slots[i] * FAN
-            at = begin + parts[i] * stride + (levels[level] + child) * 8
-            a = load_float64(at)
-            b = a + load_float64(at + 8)
-            c = b + load_float64(at + 16)
+            at = begin + parts[i] * stride + slots[i] * (FAN * 8)
+            w, x, y = load_float64(at), load_float64(at + 8), load_float64(at + 16)
+            a = w
+            b = a + x
+            c = b + y
             d = c + load_float64(at + 24)
-            rest = rests[i]
-            if rest < d:
-                below = a if rest >= a else 0.0
-                below = b if rest >= b else below
-                below = c if rest >= c else below
-                rests[i] = rest - below
-                slots[i] = child + (rest >= a) + (rest >= b) + (rest >= c)
-            else:
-                last_child = FAN - 1
-                while load_float64(at + last_child * 8) == 0.0:
-                    last_child -= 1
-                rests[i] = load_float64(at + last_child * 8)
-                slots[i] = child + last_child
+            rest = min(rests[i], d * _BELOW)
+            past_a, past_b, past_c = np.int64(rest >= a), np.int64(rest >= b), np.int64(rest >= c)
+            rests[i] = rest - (w * np.float64(past_a) + x * np.float64(past_b) + y * np.float64(past_c))
+            slots[i] = slots[i] * FAN + past_a + past_b + past_c
     _choose_leaves(leaves, capacity, parts, rests, plan, slots, drawn)
     return True
 
@@ -222,6 +218,8 @@ def _choose_leaves(
 ) -> None:
     begin, stride = np.int64(leaves.ctypes.data), np.int64(leaves.shape[1]) * 4
     for i in range(len(slots)):
+        prefetch(begin + parts[i] * stride + slots[i] * (BLOCK * 4))
+    for i in range(len(slots)):
         position, rest = slots[i] * BLOCK, rests[i]
         at = begin + parts[i] * stride + position * 4
         child, total = 0, 0.0
@@ -234,9 +232,6 @@ def _choose_leaves(
                 child -= 1
         slot = parts[i] * capacity + position + child
         for column in range(len(plan)):
-            row = plan[column, 0] + slot * plan[column, 1]
-            prefetch(row)
-            if plan[column, 1] > LINE // 2:
-                prefetch(row + min(plan[column, 1], LINE) - 1)
+            prefetch(plan[column, 0] + slot * plan[column, 1])
         slots[i] = slot
         drawn[i] = load_float32(at + child * 4)
