@@ -13,7 +13,8 @@ SteppeError
 │   ├── EnvironmentFault     the user's environment raised; carries seed, step and last action
 │   ├── NotFinite            NaN or infinity in observations, rewards or losses
 │   ├── RoleDied             a process ended without saying why
-│   └── DiskFull             no room for what has to be written down
+│   ├── DiskFull             no room for what has to be written down
+│   └── BudgetSpent          the next private release would pass the promised epsilon
 ├── CannotResume           a world's snapshot that does not bring this world where it was: begin new episodes
 └── DamagedFile            bytes that are not what their checksum or schema says
 """
@@ -101,6 +102,12 @@ class DiskFull(RunFailed):
     """There is no room for what has to be written down; what was there before is untouched."""
 
     reason = "disk_full"
+
+
+class BudgetSpent(RunFailed):
+    """The next private release would pass the promised epsilon; nothing was released."""
+
+    reason = "budget_spent"
 
 
 class CannotResume(SteppeError):
