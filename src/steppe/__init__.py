@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from steppe.loops.rerunning import rerun
     from steppe.loops.result import RunResult
     from steppe.loops.resuming import resume
+    from steppe.params.client import ParameterClient
     from steppe.params.federated import FederatedParameterServer
     from steppe.params.server import ParameterServer
     from steppe.records.view import RunView
@@ -48,6 +49,7 @@ __all__ = [
     "LoadedPolicy",
     "MainLoop",
     "PPOConfig",
+    "ParameterClient",
     "ParameterServer",
     "PrioritizedReplayBuffer",
     "Progress",
@@ -85,6 +87,7 @@ _HOMES = {
     "LoadedPolicy": "loops.loading",
     "MainLoop": "loops.main",
     "PPOConfig": "core.algorithms",
+    "ParameterClient": "params.client",
     "ParameterServer": "params.server",
     "PrioritizedReplayBuffer": "replay.buffer",
     "Progress": "core.agent",

@@ -8,6 +8,7 @@ SteppeError
 │   ├── MissingExtra         an optional dependency that is not installed
 │   ├── RunNotFound          no such run, or nothing in it to load
 │   └── RunExists            a directory that already holds a run
+├── Unreachable            nobody answers at an address, exit code 3
 ├── Conflict               somebody else has it: a run directory in use, exit code 4
 ├── RunFailed              training stopped with a reason, exit code 1
 │   ├── EnvironmentFault     the user's environment raised; carries seed, step and last action
@@ -62,6 +63,12 @@ class RunNotFound(UsageError):
 
 class RunExists(UsageError):
     """The directory for a new run already holds one; nothing was written."""
+
+
+class Unreachable(SteppeError):
+    """Nobody answers at an address, after trying for as long as was asked."""
+
+    exit_code = 3
 
 
 class Conflict(SteppeError):

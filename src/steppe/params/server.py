@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from steppe.params.optimizers import Optimizer, Stepper
 from steppe.params.privacy import PrivateSum
 from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
 from steppe.params.space import Refusal, Space
+from steppe.params.wire import Tls
+
+if TYPE_CHECKING:
+    from steppe.params.service import Service
 
 POLICY = "policy"
 
@@ -82,6 +86,7 @@ class ParameterServer:
         self._clock: Callable[[], float] = time.monotonic
         self._changed = threading.Condition(threading.RLock())
         self._published = -1
+        self._service: Service | None = None
         self.broadcast_parameters()
 
     @checked
@@ -220,6 +225,7 @@ class ParameterServer:
                 "fell_back": self.fell_back,
                 "aggregation_method": self.aggregation.method,
                 "optimizer": self.optimizer.kind,
+                "refused_calls": {} if self._service is None else dict(self._service.refused),
             }
             if self._private is not None:
                 return {**stats, "privacy": self._private.report()}
@@ -248,10 +254,56 @@ class ParameterServer:
             self._load(state)
             self.broadcast_parameters()
 
+    @checked
+    def start_server(
+        self,
+        host: str = "localhost",
+        port: int = 8888,
+        *,
+        token: str | Mapping[str, str] | None = None,
+        tls: Tls | None = None,
+    ) -> int:
+        """Serve clients on the network from threads of this process; the port, a free one for 0.
+
+        `token`: what clients must know, one for all or one per worker; by default a new one that clients of the same user
+        on this machine find by themselves. Other machines are let in only with a token and TLS.
+        """
+        from steppe.params.service import Service
+
+        if self._service is not None:
+            raise UsageError(f"the server listens on port {self._service.port} already: stop_server first")
+        self._service = Service(self, host, port, token, tls)
+        return self._service.port
+
+    def stop_server(self) -> None:
+        """Take no more calls and let those under way end; nothing happens when it does not serve."""
+        if self._service is not None:
+            self._service.stop()
+            self._service = None
+
     def close(self) -> None:
-        """Give back what the server holds; a private one lets go of its ledger."""
+        """Stop serving and give back what the server holds; a private one lets go of its ledger."""
+        self.stop_server()
         if self._private is not None:
             self._private.ledger.close()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether what it releases is differentially private."""
+        return self._private is not None
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are trained."""
+        return self._space.size
+
+    def standing(self, worker_id: str) -> dict[str, Any]:
+        """What a worker needs to know to push: the round, its own last push, the newest version."""
+        with self._changed:
+            self._tick()
+            account = self._roster.account(worker_id)
+            found = {"round_number": self.round_number, "last": account.last, "version": self.version}
+            return {**found, "synchronous": self.rounds.synchronous}
 
     def _takes_deltas(self) -> bool:
         return self.aggregation.method == "federated"
