@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from steppe.loops.rerunning import rerun
     from steppe.loops.result import RunResult
     from steppe.loops.resuming import resume
+    from steppe.params.client import ParameterClient
+    from steppe.params.federated import FederatedParameterServer
+    from steppe.params.server import ParameterServer
     from steppe.records.view import RunView
     from steppe.replay.buffer import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
     from steppe.replay.pool import ReplayBufferPool
@@ -40,11 +43,14 @@ __all__ = [
     "EnvConfig",
     "EnvSpec",
     "ExperienceBuffer",
+    "FederatedParameterServer",
     "FieldSpec",
     "Learned",
     "LoadedPolicy",
     "MainLoop",
     "PPOConfig",
+    "ParameterClient",
+    "ParameterServer",
     "PrioritizedReplayBuffer",
     "Progress",
     "ReplayBuffer",
@@ -75,11 +81,14 @@ _HOMES = {
     "EnvConfig": "core.config",
     "EnvSpec": "core.specs",
     "ExperienceBuffer": "replay.buffer",
+    "FederatedParameterServer": "params.federated",
     "FieldSpec": "core.specs",
     "Learned": "core.agent",
     "LoadedPolicy": "loops.loading",
     "MainLoop": "loops.main",
     "PPOConfig": "core.algorithms",
+    "ParameterClient": "params.client",
+    "ParameterServer": "params.server",
     "PrioritizedReplayBuffer": "replay.buffer",
     "Progress": "core.agent",
     "ReplayBuffer": "replay.buffer",

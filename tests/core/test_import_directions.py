@@ -28,7 +28,7 @@ BESIDE = {"cli": {"control"}}  # rooms of one level that may look at each other
 # Package → where it may be imported: rooms, or files. A file with "()" only inside functions.
 HOMES = {
     "torch": {"agents", "runtimes/turns.py()", "cli/doctor.py()"},
-    "numba": {"agents", "envs", "replay", "core/play.py", "runtimes/preload.py"},
+    "numba": {"agents", "envs", "replay", "params/kernels.py", "core/play.py", "runtimes/preload.py"},
     "gymnasium": {"envs", "loops/loading.py", "cli/info.py()", "cli/doctor.py()", "testing"},
     "pettingzoo": {"envs"},
     "PIL": {"envs", "records"},
@@ -44,6 +44,7 @@ HOMES = {
     "confluent_kafka": {"transport/kafka.py", "runtimes/kafka.py"},
     "kubernetes": {"control/kubernetes.py"},
     "grpc": {"params"},
+    "dp_accounting": {"params/privacy.py()"},
     "fastapi": {"control"},
     "uvicorn": {"control", "cli"},
     "mcp": {"control"},

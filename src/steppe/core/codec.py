@@ -67,9 +67,9 @@ def pack(tree: Any) -> bytes:
     return b"".join([_HEAD.pack(_MAGIC, FORMAT, end, len(structure), checksum), *parts])
 
 
-def unpack(data: Buffer) -> Any:
-    """What `pack` was given; its arrays are fresh and writable."""
-    return _unpack(data, copy=True)
+def unpack(data: Buffer, *, copy: bool = True) -> Any:
+    """What `pack` was given; its arrays are fresh and writable, or without `copy` read from `data`, which they keep alive."""
+    return _unpack(data, copy=copy)
 
 
 def encode_segment(segment: Segment) -> bytes:

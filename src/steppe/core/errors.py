@@ -8,12 +8,14 @@ SteppeError
 │   ├── MissingExtra         an optional dependency that is not installed
 │   ├── RunNotFound          no such run, or nothing in it to load
 │   └── RunExists            a directory that already holds a run
+├── Unreachable            nobody answers at an address, exit code 3
 ├── Conflict               somebody else has it: a run directory in use, exit code 4
 ├── RunFailed              training stopped with a reason, exit code 1
 │   ├── EnvironmentFault     the user's environment raised; carries seed, step and last action
 │   ├── NotFinite            NaN or infinity in observations, rewards or losses
 │   ├── RoleDied             a process ended without saying why
-│   └── DiskFull             no room for what has to be written down
+│   ├── DiskFull             no room for what has to be written down
+│   └── BudgetSpent          the next private release would pass the promised epsilon
 ├── CannotResume           a world's snapshot that does not bring this world where it was: begin new episodes
 └── DamagedFile            bytes that are not what their checksum or schema says
 """
@@ -63,6 +65,12 @@ class RunExists(UsageError):
     """The directory for a new run already holds one; nothing was written."""
 
 
+class Unreachable(SteppeError):
+    """Nobody answers at an address, after trying for as long as was asked."""
+
+    exit_code = 3
+
+
 class Conflict(SteppeError):
     """Somebody else has it: a run that another process writes."""
 
@@ -101,6 +109,12 @@ class DiskFull(RunFailed):
     """There is no room for what has to be written down; what was there before is untouched."""
 
     reason = "disk_full"
+
+
+class BudgetSpent(RunFailed):
+    """The next private release would pass the promised epsilon; nothing was released."""
+
+    reason = "budget_spent"
 
 
 class CannotResume(SteppeError):

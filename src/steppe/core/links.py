@@ -6,7 +6,7 @@ topics of the same names on Kafka.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from steppe.core.experience import Segment
 from steppe.core.weights import Weights
@@ -44,6 +44,7 @@ class Channel(Protocol):
         """Let `recall` answer as if this segment had been offered and learned from: how a resumed run begins."""
 
 
+@runtime_checkable
 class WeightStore(Protocol):
     """One writer per policy, many readers, newest wins."""
 

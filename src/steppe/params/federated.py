@@ -1,0 +1,232 @@
+"""FederatedParameterServer: workers train on their own and push deltas, once per round; private when asked.
+
+The order of a private release: charge on disk, noise, checkpoint, mark on disk, and only then is the version seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from steppe.core.checked import checked
+from steppe.core.errors import BudgetSpent, ConfigError
+from steppe.core.links import WeightStore
+from steppe.params.aggregation import Aggregation
+from steppe.params.optimizers import Optimizer
+from steppe.params.privacy import PrivacyPlan, PrivateSum
+from steppe.params.rounds import Rounds
+from steppe.params.server import ParameterServer
+from steppe.params.space import Refusal
+
+ALL = 2**31  # no number of pushes ends a round before everyone has pushed
+_PRIVATE_METHODS = ("federated", "average")
+
+
+class FederatedParameterServer(ParameterServer):
+    """A round ends when every registered worker has pushed, or `update_frequency` have, or at `deadline_s` after its first
+    push with at least `min_workers_for_update`.
+
+    `updates`: whether workers push deltas or whole "parameters", which the server subtracts its own from. With
+    `differential_privacy`, `privacy` says what is promised, and `noise_scale` is the noise multiplier z.
+    """
+
+    @checked
+    def __init__(
+        self,
+        initial_params: Mapping[str, np.ndarray],
+        min_workers_for_update: int = 2,
+        differential_privacy: bool = False,
+        noise_scale: float = 1.0,
+        *,
+        aggregation_method: str | Aggregation = "federated",
+        update_frequency: int | None = None,
+        save_frequency: int = 100,
+        checkpoint_path: str | Path | None = None,
+        optimizer: str | Optimizer | None = None,
+        deadline_s: float | None = None,
+        updates: Literal["deltas", "parameters"] = "deltas",
+        privacy: PrivacyPlan | None = None,
+        store: WeightStore | None = None,
+    ) -> None:
+        method = Aggregation(aggregation_method) if isinstance(aggregation_method, str) else aggregation_method
+        _require_private(differential_privacy, privacy, method, deadline_s)
+        if update_frequency is not None and update_frequency < min_workers_for_update:
+            raise ConfigError(
+                f"update_frequency={update_frequency} is below min_workers_for_update={min_workers_for_update}: "
+                "a round would end before it may"
+            )
+        self._updates_are = updates
+        self._drawn: set[str] = (
+            set()
+        )  # of those decided on, once per worker and round: coming again is no second chance
+        self._decided: set[str] = set()
+        super().__init__(
+            initial_params,
+            method,
+            ALL if update_frequency is None else update_frequency,
+            save_frequency,
+            checkpoint_path,
+            optimizer=optimizer,
+            rounds=Rounds(synchronous=True, quorum=min_workers_for_update, deadline_s=deadline_s),
+            store=store,
+        )
+        self._released = 0
+        self._spent = False
+        if privacy is not None:
+            self._private = PrivateSum(privacy, noise_scale)
+            self._released = self._private.ledger.count
+            self._draw()
+
+    @checked
+    def register_worker(self, worker_id: str) -> bool:
+        """Let a worker push; False when it was registered already. A private server may not draw it in this round."""
+        with self._changed:
+            new = super().register_worker(worker_id)
+            if self._private is not None and worker_id not in self._decided:
+                self._decided.add(worker_id)
+                self._drawn |= self._private.draw([worker_id])
+            return new
+
+    @checked
+    def is_drawn(self, worker_id: str) -> bool:
+        """Whether the round under way waits for this worker: always, unless a private server draws its clients."""
+        with self._changed:
+            self._tick()
+            return worker_id in self._expected()
+
+    @checked
+    def federated_averaging(self, worker_updates: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """One whole round at once: takes the updates, ends the round, returns the new parameters.
+
+        What `validate_worker_update` would refuse is left out and counted. UsageError when fewer than
+        `min_workers_for_update` remain. Workers that are not known yet are registered, unless the server is private.
+        """
+        with self._changed:
+            self._tick()
+            begun = self.round_number
+            for worker, update in worker_updates.items():
+                if self._private is None:
+                    self._roster.add(worker, self.version)
+                if self.round_number == begun:
+                    self.push_gradients(worker, update, version=self.version)
+            if self.round_number == begun:
+                self._require_enough()
+                self.update_parameters()
+            elif self._spent:
+                self._raise_spent()
+            return self._space.arrays(self._values)
+
+    @checked
+    def validate_worker_update(self, worker_id: str, update: Mapping[str, np.ndarray]) -> bool:
+        """Whether a push of this update would count now; nothing is counted or changed."""
+        with self._changed:
+            if self._inadmissible(worker_id, 1.0, None, self.version) is not None:
+                return False
+            row = np.empty(self._space.size, np.float32)
+            return self._fill(worker_id, row, update, self.version) is None
+
+    def _takes_deltas(self) -> bool:
+        return True
+
+    def _inadmissible(self, worker: str, weight: float, number: int | None, version: int | None) -> Refusal | None:
+        refusal = super()._inadmissible(worker, weight, number, version)
+        if refusal is not None or self._private is None:
+            return refusal
+        if weight != 1.0:
+            return Refusal("bad_weight", "privacy counts every client alike: leave weight at 1")
+        if self._spent:
+            return Refusal("budget_spent", "the privacy budget is spent: nothing more is released")
+        if worker not in self._drawn:
+            return Refusal("not_drawn", "the server did not draw this worker for the round: wait for the next")
+        return None
+
+    def _fill(
+        self, worker: str, row: np.ndarray, update: Mapping[str, np.ndarray], version: int | None
+    ) -> Refusal | None:
+        if self._updates_are == "deltas":
+            return super()._fill(worker, row, update, version)
+        base = self._roster.accounts[worker].version if version is None else version
+        if base != self.version:
+            return Refusal("stale_round", f"these are parameters made from version {base}, not from {self.version}")
+        missing = [entry.name for entry in self._space.layout.entries if entry.name not in update]
+        if missing:
+            return Refusal("wrong_shape", f"{missing[0]!r} is missing: push all parameters")
+        trained = {name: array for name, array in update.items() if name not in self._space.carried}
+        refusal = super()._fill(worker, row, trained, version)
+        if refusal is None:
+            row -= self._values
+        return refusal
+
+    def _expected(self) -> set[str]:
+        return self._roster.present if self._private is None else self._roster.present & self._drawn
+
+    def _draw(self) -> None:
+        if self._private is not None:
+            self._decided = set(self._roster.present)
+            self._drawn = self._private.draw(self._decided)
+            if self._private.plan.sampling_rate < 1.0:
+                self._pending.opened_at = self._clock()  # its deadline counts even if nobody was drawn
+
+    def _next_round(self) -> None:
+        super()._next_round()
+        self._draw()
+
+    def _combine(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        if self._private is None:
+            return super()._combine(rows, weights)
+        try:
+            update, self._released = self._private.release(rows)
+        except BudgetSpent:
+            self._spent = True
+            raise
+        return update
+
+    def _raise_spent(self) -> None:
+        assert self._private is not None
+        report = self._private.report()
+        raise BudgetSpent(
+            f"the privacy budget is spent: epsilon {report['epsilon_spent']:.4g} of {report['epsilon_budget']:g}; "
+            "the round was given up"
+        )
+
+    def _keep(self) -> None:
+        """A private version is on disk before it is seen, and from then on the ledger refuses older checkpoints."""
+        if self._private is None:
+            super()._keep()
+            return
+        if self.checkpoint_path is not None:
+            self.save_checkpoint()
+        self._private.ledger.mark_released(self._released)
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "released": self._released}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        released = state.get("released", 0)
+        if self._private is not None:
+            self._private.ledger.require(released)
+        super()._load(state)
+        self._released = released
+        self._draw()
+        self._drawn |= set(self._pending.workers)
+
+
+def _require_private(asked: bool, plan: PrivacyPlan | None, method: Aggregation, deadline_s: float | None) -> None:
+    """ConfigError for what is asked and cannot be private."""
+    if asked != (plan is not None):
+        raise ConfigError(
+            "differential_privacy=True needs privacy=PrivacyPlan(ledger=…, epsilon=…, expected_clients=…), and a plan needs "
+            "differential_privacy=True: without clipping, a budget and a ledger, noise promises nothing"
+        )
+    if plan is None:
+        return
+    if method.method not in _PRIVATE_METHODS:
+        raise ConfigError(
+            f"aggregation {method.method!r} is not private: one client may change its result by more than clip_norm / "
+            f"expected_clients, which the noise is made for; use {' or '.join(map(repr, _PRIVATE_METHODS))}"
+        )
+    if plan.sampling_rate < 1.0 and deadline_s is None:
+        raise ConfigError("a private server that draws its clients needs deadline_s, for rounds in which few are drawn")

@@ -1,0 +1,102 @@
+"""What the server does with an aggregated update: sgd, momentum and adam for gradients; fedavg, fedadam and fedyogi for
+deltas, which are gradients with the other sign (Reddi et al., 2021, without bias correction)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steppe.core.errors import ConfigError, nearest
+from steppe.params import kernels
+
+# learning_rate, momentum or beta1, beta2, eps where the settings do not say
+_DEFAULTS: dict[str, tuple[float, float, float, float]] = {
+    "sgd": (1e-3, 0.0, 0.0, 0.0),
+    "momentum": (1e-3, 0.9, 0.0, 0.0),
+    "adam": (1e-3, 0.9, 0.999, 1e-8),
+    "fedavg": (1.0, 0.0, 0.0, 0.0),
+    "fedadam": (1e-2, 0.9, 0.99, 1e-3),
+    "fedyogi": (1e-2, 0.9, 0.99, 1e-3),
+}
+_ARRAYS = {"sgd": 0, "fedavg": 0, "momentum": 1, "adam": 2, "fedadam": 2, "fedyogi": 2}
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A kind and its settings; None stands for the kind's usual value. `beta1` is momentum's factor too."""
+
+    kind: str = "sgd"
+    learning_rate: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _DEFAULTS:
+            raise ConfigError(
+                f"there is no optimizer {self.kind!r}: choose from {', '.join(_DEFAULTS)}.{nearest(self.kind, _DEFAULTS)}"
+            )
+        limits = {"beta1": (1, self.beta1), "beta2": (2, self.beta2), "eps": (2, self.eps)}
+        unused = [name for name, (arrays, value) in limits.items() if value is not None and _ARRAYS[self.kind] < arrays]
+        if unused:
+            raise ConfigError(f"optimizer {self.kind!r} has no {unused[0]}: leave it out")
+        rate, beta1, beta2, eps = self.rates
+        if not (0.0 < rate < math.inf and 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0 and 0.0 <= eps < math.inf):
+            raise ConfigError(f"{self}: learning_rate above 0, beta1 and beta2 from 0 up to 1, eps at least 0")
+
+    @property
+    def rates(self) -> tuple[float, float, float, float]:
+        """learning_rate, beta1, beta2, eps with the kind's values where none were given."""
+        given = (self.learning_rate, self.beta1, self.beta2, self.eps)
+        rate, beta1, beta2, eps = (
+            usual if value is None else float(value) for usual, value in zip(_DEFAULTS[self.kind], given, strict=True)
+        )
+        return rate, beta1, beta2, eps
+
+    @property
+    def for_deltas(self) -> bool:
+        """Whether updates point where the parameters should go, and not the other way as gradients do."""
+        return self.kind.startswith("fed")
+
+
+class Stepper:
+    """An optimizer with its moments for `size` parameters."""
+
+    def __init__(self, settings: Optimizer, size: int) -> None:
+        self.settings = settings
+        self.steps = 0
+        self.moments = np.zeros((_ARRAYS[settings.kind], size), np.float32)
+        if settings.kind in ("fedadam", "fedyogi"):
+            self.moments[1] = settings.rates[3] ** 2
+
+    def step(self, values: np.ndarray, update: np.ndarray, learning_rate: float | None = None) -> None:
+        """Move `values` by one aggregated update, in place."""
+        rate, beta1, beta2, eps = self.settings.rates
+        rate = rate if learning_rate is None else learning_rate
+        self.steps += 1
+        signed = -rate if self.settings.for_deltas else rate
+        kind = self.settings.kind
+        if kind in ("sgd", "fedavg"):
+            kernels.descend(values, update, signed)
+        elif kind == "momentum":
+            kernels.momentum_step(values, update, self.moments[0], signed, beta1)
+        elif kind == "adam":
+            narrow, wide = 1.0 - beta1**self.steps, math.sqrt(1.0 - beta2**self.steps)
+            kernels.adaptive_step(
+                values, update, self.moments, (signed * wide / narrow, beta1, beta2, eps * wide), False
+            )
+        else:
+            kernels.adaptive_step(values, update, self.moments, (signed, beta1, beta2, eps), kind == "fedyogi")
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `load` needs, as plain values and arrays."""
+        return {"kind": self.settings.kind, "steps": self.steps, "moments": self.moments}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken; ConfigError when it is another kind's."""
+        if state["kind"] != self.settings.kind or state["moments"].shape != self.moments.shape:
+            raise ConfigError(f"the checkpoint was made with optimizer {state['kind']!r}, not {self.settings.kind!r}")
+        self.steps, self.moments = int(state["steps"]), np.array(state["moments"], np.float32)

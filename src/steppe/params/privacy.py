@@ -1,0 +1,278 @@
+"""Differential privacy for whole clients: deltas clipped in float64, summed alike, noised once, divided by a fixed number.
+
+Every release is charged to a ledger on disk before anyone sees it, and refused once the budget would be passed. ε is
+dp-accounting's. Who may take part is left to the server; amplification is claimed only for clients that it drew itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core import durable
+from steppe.core.errors import BudgetSpent, ConfigError, Conflict, DamagedFile, MissingExtra, UsageError
+from steppe.params import kernels
+
+FORMAT = 1
+_SHRINK = 1.0 - 2.0**-40  # keeps a clipped norm below its limit whatever the last bits do
+_MOST_ROUNDS = 10_000_000
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What is promised: (`epsilon`, `delta`) for each client, over all releases that `ledger` has ever recorded.
+
+    `clip_norm`: the largest L2 norm of a client's delta that counts. `expected_clients`: what a round's sum is divided by,
+    however many came. `sampling_rate` below 1: the server draws each round's clients itself, which costs less of ε.
+    """
+
+    ledger: str | Path
+    epsilon: float
+    expected_clients: int
+    delta: float = 1e-5
+    clip_norm: float = 1.0
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.epsilon < math.inf or not 0.0 < self.delta < 1.0:
+            raise ConfigError(f"epsilon={self.epsilon}, delta={self.delta}: epsilon above 0, delta between 0 and 1")
+        if self.expected_clients < 1 or not 0.0 < self.clip_norm < math.inf:
+            raise ConfigError("expected_clients is at least 1, and clip_norm above 0")
+        if not 0.0 < self.sampling_rate <= 1.0:
+            raise ConfigError(f"sampling_rate={self.sampling_rate} must be above 0 and at most 1")
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """Releases of one kind: Gaussian noise of `noise_multiplier` × clip_norm on clients drawn with `sampling_rate`."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    releases: int
+
+
+def epsilon_of(charges: Iterable[Charge], delta: float) -> float:
+    """ε of all these releases together: the exact form where every client took part, Rényi accounting otherwise."""
+    accounting = _accounting()
+    made = [charge for charge in charges if charge.releases]
+    if not made:
+        return 0.0
+    if all(charge.sampling_rate == 1.0 for charge in made):
+        precision = sum(charge.releases / charge.noise_multiplier**2 for charge in made)
+        return float(accounting.get_epsilon_gaussian(1.0 / math.sqrt(precision), delta))
+    accountant = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for charge in made:
+        noise = accounting.GaussianDpEvent(charge.noise_multiplier)
+        event = accounting.PoissonSampledDpEvent(charge.sampling_rate, noise)
+        accountant.compose(event if charge.sampling_rate < 1.0 else noise, charge.releases)
+    return float(accountant.get_epsilon(delta))
+
+
+def epsilon_after(noise_multiplier: float, releases: int, delta: float, sampling_rate: float = 1.0) -> float:
+    """ε of so many equal releases."""
+    return epsilon_of([Charge(noise_multiplier, sampling_rate, releases)], delta)
+
+
+def releases_within(noise_multiplier: float, epsilon: float, delta: float, sampling_rate: float = 1.0) -> int:
+    """How many equal releases stay within ε."""
+
+    def fits(releases: int) -> bool:
+        return epsilon_after(noise_multiplier, releases, delta, sampling_rate) <= epsilon
+
+    low, high = 0, 1
+    while high < _MOST_ROUNDS and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def noise_needed(releases: int, epsilon: float, delta: float, sampling_rate: float = 1.0) -> float:
+    """The smallest noise multiplier, to a thousandth, with which so many releases stay within ε."""
+
+    def fits(thousandths: int) -> bool:
+        return epsilon_after(thousandths / 1000, releases, delta, sampling_rate) <= epsilon
+
+    low, high = 0, 1000
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > 2**40:
+            raise UsageError(f"no noise brings {releases} releases within epsilon={epsilon}")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high / 1000
+
+
+class Ledger:
+    """All charges ever made, in a file that only one process holds. `released` is the newest charge whose result is out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.charges: list[Charge] = []
+        self.count = 0
+        self.released = 0
+        self._lock: int | None = _held(path)
+        try:
+            if path.exists():
+                self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def charge(self, noise_multiplier: float, sampling_rate: float, plan: PrivacyPlan) -> int:
+        """Put one release on disk before it is made; BudgetSpent, with nothing written, if it would pass the budget."""
+        if self._lock is None:
+            raise UsageError(f"the ledger {self.path} was closed: nothing can be released any more")
+        charges = _with_one_more(self.charges, noise_multiplier, sampling_rate)
+        spent = epsilon_of(charges, plan.delta)
+        if not spent <= plan.epsilon:
+            raise BudgetSpent(
+                f"the next release would bring epsilon to {spent:.4g}, above the budget of {plan.epsilon:g} "
+                f"(delta={plan.delta:g}, {self.count} releases so far): stop here, or decide on a larger budget"
+            )
+        self._write(charges, self.count + 1, self.released)
+        return self.count
+
+    def mark_released(self, number: int) -> None:
+        """From now on no checkpoint from before this release is accepted."""
+        self._write(self.charges, self.count, number)
+
+    def require(self, released: int) -> None:
+        """UsageError for a checkpoint that does not have the newest release in it."""
+        if released < self.released:
+            raise UsageError(
+                f"the checkpoint has release {released}, but the ledger {self.path} says that release {self.released} is "
+                "out: load a newer checkpoint, or begin again from public parameters with the same ledger"
+            )
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _write(self, charges: list[Charge], count: int, released: int) -> None:
+        body = {"format": FORMAT, "count": count, "released": released, "charges": msgspec.to_builtins(charges)}
+        durable.write_json(self.path, {**body, "sha256": _digest(body)})
+        self.charges, self.count, self.released = charges, count, released
+
+    def _read(self) -> None:
+        found = durable.read_json(self.path)
+        try:
+            digest = found.pop("sha256")
+            if digest != _digest(found) or found["format"] > FORMAT:
+                raise ValueError("its checksum or format does not match")
+            self.charges = msgspec.convert(found["charges"], list[Charge])
+            self.count, self.released = int(found["count"]), int(found["released"])
+            if self.count != sum(charge.releases for charge in self.charges):
+                raise ValueError("its count does not match")
+        except (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(
+                f"the privacy ledger {self.path} is damaged ({error}): what was spent is unknown, so nothing more may be "
+                "released to these clients; bring back an intact copy"
+            ) from None
+
+
+class PrivateSum:
+    """Turns a round's deltas into one release. `noise_multiplier` is z: the sum's noise has deviation z · clip_norm."""
+
+    def __init__(
+        self, plan: PrivacyPlan, noise_multiplier: float, entropy: Callable[[int], bytes] | None = None
+    ) -> None:
+        if not 0.0 < noise_multiplier < math.inf:
+            raise ConfigError(f"noise_scale={noise_multiplier} must be above 0: without noise nothing is private")
+        _accounting()
+        self.plan = plan
+        self.noise_multiplier = noise_multiplier
+        self.ledger = Ledger(Path(plan.ledger))
+        self._entropy = entropy
+
+    def release(self, updates: np.ndarray) -> tuple[np.ndarray, int]:
+        """The mean delta over the expected clients and the number of its charge, which is on disk by then."""
+        number = self.ledger.charge(self.noise_multiplier, self.plan.sampling_rate, self.plan)
+        plan = self.plan
+        size = updates.shape[1]
+        words = np.frombuffer(self._random(8 * (size + size % 2)), np.uint64)
+        out = np.empty(size, np.float32)
+        scales = clip_scales(updates, plan.clip_norm)
+        sigma = self.noise_multiplier * plan.clip_norm
+        kernels.noisy_sum(updates, scales, words, sigma, float(plan.expected_clients), out)
+        return out, number
+
+    def draw(self, workers: Iterable[str]) -> set[str]:
+        """Which of these take part in a round: each with the same chance, on its own."""
+        if self.plan.sampling_rate == 1.0:
+            return set(workers)
+        chance = secrets.SystemRandom().random
+        return {worker for worker in workers if chance() < self.plan.sampling_rate}
+
+    def report(self) -> dict[str, Any]:
+        """What has been spent of the budget; nothing about any one client."""
+        plan = self.plan
+        return {
+            "epsilon_spent": epsilon_of(self.ledger.charges, plan.delta),
+            "epsilon_budget": plan.epsilon,
+            "delta": plan.delta,
+            "releases": self.ledger.count,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": plan.clip_norm,
+            "expected_clients": plan.expected_clients,
+            "sampling_rate": plan.sampling_rate,
+        }
+
+    def _random(self, size: int) -> bytes:
+        return os.urandom(size) if self._entropy is None else self._entropy(size)
+
+
+def clip_scales(updates: np.ndarray, clip_norm: float) -> np.ndarray:
+    """What each delta is multiplied with so that its norm is at most `clip_norm`; a zero delta stays one."""
+    norms = np.array([math.sqrt(kernels.squared_norm(update)) for update in updates])
+    if not np.isfinite(norms).all():
+        raise UsageError("a delta has NaN or infinity: it cannot be clipped")
+    return np.where(norms > clip_norm, clip_norm * _SHRINK / np.maximum(norms, clip_norm), 1.0)
+
+
+def _with_one_more(charges: list[Charge], noise_multiplier: float, sampling_rate: float) -> list[Charge]:
+    last = charges[-1] if charges else None
+    if last is not None and (last.noise_multiplier, last.sampling_rate) == (noise_multiplier, sampling_rate):
+        return [*charges[:-1], Charge(noise_multiplier, sampling_rate, last.releases + 1)]
+    return [*charges, Charge(noise_multiplier, sampling_rate, 1)]
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _held(path: Path) -> int:
+    """The descriptor of the lock beside the ledger; it goes with the process, however that ends."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no directory {path.parent} for the privacy ledger: make it first")
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+        raise Conflict(f"the privacy ledger {path} is in use by another server: one server per ledger") from None
+    return descriptor
+
+
+def _accounting() -> Any:
+    try:
+        import dp_accounting
+    except ImportError as error:
+        raise MissingExtra("differential privacy", "privacy") from error
+    return dp_accounting

@@ -1,0 +1,233 @@
+"""A parameter server on the network: gRPC with packed bytes, one gate for every call, limits, health, back-pressure.
+
+What a call means is the server's; here it is only admitted, read, and answered. Every refusal is counted with its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from steppe.core.codec import encode_weights, pack
+from steppe.core.errors import ConfigError, DamagedFile, MissingExtra, SteppeError, UsageError
+from steppe.params import wire
+from steppe.params.wire import Tls
+
+try:
+    import grpc
+except ImportError as error:  # pragma: no cover
+    raise MissingExtra("the parameter server's network service", "grpc") from error
+
+if TYPE_CHECKING:
+    from steppe.params.server import ParameterServer
+
+THREADS = 8
+WAITING_BYTES = 1 << 30  # of requests that are being read or wait for a thread; more are asked to come again
+_NONE = type(None)
+_WHO: dict[str, tuple[type, ...]] = {"worker": (str,)}
+_REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "Register": _WHO,
+    "Unregister": _WHO,
+    "Pull": {**_WHO, "newer_than": (int,)},
+    "Push": {
+        **_WHO,
+        "update": (dict,),
+        "weight": (float, int),
+        "round_number": (int, _NONE),
+        "version": (int, _NONE),
+    },
+    "Stats": {},
+    "Checkpoint": {},
+}
+
+
+class Service:
+    """One gRPC server around a ParameterServer. `token`: one for all, or one per worker, which then speaks only for itself."""
+
+    def __init__(
+        self, server: ParameterServer, host: str, port: int, token: str | Mapping[str, str] | None, tls: Tls | None
+    ) -> None:
+        self.server = server
+        self.refused: dict[str, int] = {}
+        self._counting = threading.Lock()
+        self._token_file: Path | None = None
+        self.token = _tokens(token, host, tls, private=server.is_private)
+        largest = 8 * server.num_parameters + wire.SLACK  # float64 is the widest that a push may have
+        options = [
+            ("grpc.max_receive_message_length", largest),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_metadata_size", 16 << 10),
+        ]
+        at_once = max(THREADS, min(256, WAITING_BYTES // largest))
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="params")
+        self._grpc = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=at_once)
+        self._grpc.add_generic_rpc_handlers((_Methods(self),))
+        try:
+            self.port = self._bind(host, port, tls)
+        except BaseException:
+            self.stop(0.0)
+            raise
+        if token is None:
+            self._token_file = wire.leave_token(self.port, str(self.token))
+        self._grpc.start()
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """Take no more calls, let those under way end within `grace_s`."""
+        self._grpc.stop(grace_s).wait()
+        self._pool.shutdown()
+        if self._token_file is not None:
+            with contextlib.suppress(OSError):
+                self._token_file.unlink()
+
+    def answer(self, method: str, data: bytes, context: Any) -> bytes:
+        """Gate, read, carry out."""
+        name = self._identity(context)
+        if context.time_remaining() is not None and context.time_remaining() <= 0:
+            self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
+        try:
+            request = wire.read_request(data, _REQUESTS[method])
+        except DamagedFile as error:
+            self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        worker = request.get("worker")
+        if name is not None and worker is not None and worker != name:
+            words = "this token is another worker's"
+            self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
+        try:
+            return _CALLS[method](self.server, request, context)
+        except SteppeError as error:
+            status = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UsageError) else grpc.StatusCode.ABORTED
+            context.abort(status, str(error))
+            raise  # not reached: abort raises
+
+    def _bind(self, host: str, port: int, tls: Tls | None) -> int:
+        address = f"{host}:{port}"
+        try:
+            if tls is None:
+                bound = self._grpc.add_insecure_port(address)
+            else:
+                pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+                bound = self._grpc.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        except RuntimeError:
+            bound = 0
+        except OSError as error:
+            raise ConfigError(f"the TLS file {error.filename} cannot be read: {error.strerror}") from None
+        if not bound:
+            raise UsageError(
+                f"the parameter server cannot listen on {address}: is the port in use, or TLS's key wrong?"
+            )
+        return int(bound)
+
+    def _identity(self, context: Any) -> str | None:
+        """Whose token came with the call: a worker's name, or None for everyone's; refuses the call otherwise."""
+        given = dict(context.invocation_metadata()).get("authorization", "")
+        presented = given.encode() if isinstance(given, str) else given
+        known = {None: self.token} if isinstance(self.token, str) else self.token
+        found = [name for name, token in known.items() if hmac.compare_digest(presented, f"Bearer {token}".encode())]
+        if not found:
+            words = f"a wrong or missing token: give the client the server's, or set {wire.TOKEN_VARIABLE}"
+            self._refuse(context, "bad_token", grpc.StatusCode.UNAUTHENTICATED, words)
+        return found[0]
+
+    def _refuse(self, context: Any, reason: str, status: Any, words: str) -> NoReturn:
+        with self._counting:
+            self.refused[reason] = self.refused.get(reason, 0) + 1
+        context.abort(status, words)
+        raise AssertionError("abort raises")
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Names to handlers; nothing is decoded before the gate."""
+
+    def __init__(self, service: Service) -> None:
+        self._handlers = {
+            wire.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method)) for method in _REQUESTS
+        }
+        self._handlers[wire.HEALTH] = grpc.unary_unary_rpc_method_handler(lambda _, __: wire.SERVING)
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _bound(service: Service, method: str) -> Callable[[bytes, Any], bytes]:
+    return lambda data, context: service.answer(method, data, context)
+
+
+def _register(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
+    new = server.register_worker(request["worker"])
+    return pack({"new": new, **server.standing(request["worker"])})
+
+
+def _unregister(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
+    return pack({"was": server.unregister_worker(request["worker"])})
+
+
+def _pull(server: ParameterServer, request: dict[str, Any], context: Any) -> bytes:
+    """The newest weights, or no bytes when the caller has them."""
+    standing = server.standing(request["worker"])
+    context.set_trailing_metadata(((wire.ROUND, str(standing["round_number"])),))
+    if standing["version"] <= request["newer_than"]:
+        return b""
+    return encode_weights(server.pull(request["worker"]))
+
+
+def _push(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
+    receipt = server.push_gradients(
+        request["worker"],
+        request["update"],
+        float(request["weight"]),
+        round_number=request["round_number"],
+        version=request["version"],
+    )
+    return pack(msgspec.to_builtins(receipt))
+
+
+def _stats(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
+    return pack(server.get_server_stats())
+
+
+def _checkpoint(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
+    """Where the server was told to keep it: a client names no path."""
+    return pack({"path": str(server.save_checkpoint())})
+
+
+_CALLS: dict[str, Callable[[ParameterServer, dict[str, Any], Any], bytes]] = {
+    "Register": _register,
+    "Unregister": _unregister,
+    "Pull": _pull,
+    "Push": _push,
+    "Stats": _stats,
+    "Checkpoint": _checkpoint,
+}
+
+
+def _tokens(
+    token: str | Mapping[str, str] | None, host: str, tls: Tls | None, *, private: bool
+) -> str | dict[str, str]:
+    """The tokens that are accepted; ConfigError where they would protect nothing."""
+    local = wire.is_loopback(host)
+    if not local and (token is None or tls is None):
+        raise ConfigError(f"{host!r} can be reached by other machines: give token=… and tls=Tls(certificate, key)")
+    if private and not isinstance(token, Mapping):
+        raise ConfigError(
+            "a private server needs to know who pushes: give token={worker: token} with one for each client"
+        )
+    if token is None:
+        return wire.new_token()
+    found = token if isinstance(token, str) else dict(token)
+    values = [found] if isinstance(found, str) else list(found.values())
+    if (
+        not values
+        or len(set(values)) < len(values)
+        or min(map(len, values)) < 16
+        or not all(v.isascii() for v in values)
+    ):
+        raise ConfigError("a token has at least 16 ASCII characters, and no two workers have the same")
+    return found

@@ -1,0 +1,103 @@
+"""What service and client agree on: method names, how calls are named and secured, and where a local token lies.
+
+A request is one packed tree (core/codec.py), so arrays travel as raw bytes behind their shapes, checked and never pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steppe.core.codec import Buffer, unpack
+from steppe.core.errors import ConfigError, DamagedFile
+
+SERVICE = "steppe.ParameterServer"
+HEALTH = "/grpc.health.v1.Health/Check"  # the standard protocol, whose two messages are small enough to write by hand
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+ROUND = "steppe-round"  # trailing metadata of a pull
+TOKEN_VARIABLE = "STEPPE_PARAMS_TOKEN"
+SLACK = 1 << 20  # names, shapes and counters beside the numbers of the largest message
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files of a server: its certificate chain and its key."""
+
+    certificate: str | Path
+    key: str | Path
+
+
+def path_of(method: str) -> str:
+    """A method's full name on the wire."""
+    return f"/{SERVICE}/{method}"
+
+
+def read_request(data: Buffer, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """A request with exactly these fields, each of one of its types; DamagedFile says what is wrong."""
+    tree = unpack(data, copy=False)
+    if not isinstance(tree, dict) or set(tree) != set(fields):
+        raise DamagedFile(f"a request has the fields {', '.join(fields)}, and this one does not")
+    for name, kinds in fields.items():
+        if not isinstance(tree[name], kinds) or (isinstance(tree[name], bool) and bool not in kinds):
+            raise DamagedFile(f"the request's {name!r} is a {type(tree[name]).__name__}")
+    return tree
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def token_file(port: int) -> Path:
+    """Where a server on loopback leaves its token for clients of the same user."""
+    home = os.environ.get("STEPPE_HOME")
+    return (Path(home) if home else Path.home() / ".steppe") / "params" / f"{port}.token"
+
+
+def leave_token(port: int, token: str) -> Path:
+    """Write the token where only this user reads it."""
+    path = token_file(port)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # of a server that was killed; its permissions are not trusted
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+    return path
+
+
+def find_token(host: str, port: int) -> str | None:
+    """From the environment, or the file that a local server left."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given:
+        return given
+    if not is_loopback(host):
+        return None
+    try:
+        return token_file(port).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def address_of(url: str) -> tuple[bool, str, int]:
+    """(TLS, host, port) of `grpc://host:port` or `grpcs://host:port`."""
+    scheme, _, rest = url.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme not in ("grpc", "grpcs") or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{url!r} is no address of a parameter server: say grpc://HOST:PORT, or grpcs:// with TLS")
+    return scheme == "grpcs", host, int(port)
