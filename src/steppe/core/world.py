@@ -25,6 +25,9 @@ class World(Protocol):
     spec: EnvSpec
     num_envs: int
     starts: np.ndarray  # bool [B]
+    masks: (
+        np.ndarray | None
+    )  # bool [B, A]: which actions are allowed now, where numbered states are asked for; None: all
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere and write the first observations into `obs` [B, …].

@@ -18,6 +18,7 @@ from steppe.core.timing import Phases
 from steppe.core.world import ResumeKind, World
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
+from steppe.roles.evaluation import acted
 from steppe.roles.gates import Gate
 from steppe.roles.trail import KeepFault, Trail
 
@@ -86,6 +87,8 @@ class Actor:
             self.context.beat()
             if self.context.ending:
                 return None
+        if "mask" in segment.columns:
+            segment["mask"][-1] = True if self.world.masks is None else self.world.masks
         self.phases.switch("other")
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
@@ -150,7 +153,7 @@ class Actor:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
         try:
             self.phases.switch("policy")
-            for name, values in self.policy.act(segment["obs"][t], self.world.starts).items():
+            for name, values in acted(self.policy, self.world, segment["obs"][t]).items():
                 segment.columns[name][t] = values
             self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)
