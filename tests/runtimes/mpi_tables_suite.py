@@ -16,7 +16,7 @@ def train(kind, steps, batch_size, sync_frequency):
 
     runtime = DistAsyncQLearning(
         OptimalQLearning, batch_size=batch_size, sync_frequency=sync_frequency, discount_factor=0.8, epsilon=1.0,
-        epsilon_decay=1.0, learning_rate=LinearSchedule(0.4, 0.0, steps), seed=4,
+        epsilon_decay=1.0, learning_rate=LinearSchedule(0.05, 0.0, steps), seed=4,
     )  # fmt: skip
     env = Uneven() if kind == "uneven" else Maze()
     shares = {}

@@ -12,14 +12,16 @@ has changed. All tables here are [rows, actions]. Where memory is shared, the ca
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 
 
 @numba.njit(cache=True, nogil=True)
-def changed_rows(local: np.ndarray, base: np.ndarray, candidates: np.ndarray, found: np.ndarray) -> int:
+def changed_rows(local: np.ndarray, base: np.ndarray, candidates: np.ndarray, found: np.ndarray) -> Any:
     """Write the numbers of the rows that differ into `found`, and return how many; looks at all rows if no candidates."""
-    count = 0
+    count = np.int64(0)
     for k in range(len(candidates) if len(candidates) > 0 else len(local)):
         row = np.uint64(candidates[k]) if len(candidates) > 0 else np.uint64(k)
         differs = False
@@ -58,9 +60,8 @@ def merge_rows(
         log[head % size] = rows[k]
         head += 1
     if behind - seen + len(rows) > size:  # some of what others logged is gone: look at everything
-        for row in range(np.uint64(len(shared))):
-            for action in range(actions):
-                local[row, action] = base[row, action] = shared[row, action]
+        local[...] = shared
+        base[...] = shared
         return head
     for k in range(seen, behind):
         row = np.uint64(log[k % size])

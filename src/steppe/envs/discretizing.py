@@ -44,7 +44,7 @@ class DiscretizeWrapper(gym.ObservationWrapper[int, Any, Any]):
                 f"component {open_ended[0]} of {space} has no finite bounds: wrap it in a function of your own that returns "
                 "DiscretizeWrapper(env, bins=…, low=[…], high=[…])"
             )
-        self.observation_space = spaces.Discrete(math.prod(self.bins.tolist()))
+        self.observation_space: spaces.Space[Any] = spaces.Discrete(math.prod(self.bins.tolist()))
 
     def observation(self, observation: Any) -> int:
         """The number of the cell that an observation lies in."""

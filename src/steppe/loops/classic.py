@@ -111,7 +111,7 @@ class _Shared:
         self, env: str, steps: int, workers: int, settings: Mapping[str, Any], observers: Sequence[Observer]
     ) -> None:
         room = Path(tempfile.mkdtemp(prefix="steppe-classic-"))
-        sizes = {name: self.kwargs[name] for name in ("state_size", "action_size") if name in self.kwargs}
+        sizes = {name: int(size) for name, size in self.kwargs.items() if name in ("state_size", "action_size")}
         options = {name: _plain(value) for name, value in self.kwargs.items() if name not in sizes}
         seed = {"seed": int(options["seed"])} if options.get("seed") is not None else {"seed": _any_seed()}
         layer = {
@@ -151,11 +151,11 @@ class _Shared:
         """Take over what the run learned and went through."""
         directory = RunDirectory.open(result.path)
         made: Any = loop.agent.agent
-        weights = made.weights()
         self.algorithm, self.result = made.algorithm, result
         adopt(self.algorithm, storage_of(self.algorithm).copy())
-        self.algorithm.step_count, self.algorithm.episode_count = weights.env_steps, weights.episodes
+        self.algorithm.step_count, self.algorithm.episode_count = result.summary["env_steps"], 0
         for report in _reports(directory, ACTORS, ActorReport):
+            self.algorithm.episode_count += report.num_episodes
             for score, length in report.episodes:
                 self.training_stats.record_episode(score, length)
         for verdict in _reports(directory, EVALUATIONS, EvaluationReport):
@@ -292,14 +292,11 @@ def validate(algorithm: BaseAlgorithm, env: Any, episodes: int) -> list[float]:
     """Returns of whole episodes with the best actions, which learn nothing. With two agents in turns, as the first's."""
     _require_positive(episodes=episodes)
     in_turns, limit = takes_turns(env), step_limit(env)
-    returns = []
     explored, algorithm.epsilon = algorithm.epsilon, 0.0
     try:
-        for _ in range(episodes):
-            returns.append(_play(algorithm, env, limit, in_turns=in_turns))
+        return [_play(algorithm, env, limit, in_turns=in_turns) for _ in range(episodes)]
     finally:
         algorithm.epsilon = explored
-    return returns
 
 
 def _play(algorithm: BaseAlgorithm, env: Any, limit: float, *, in_turns: bool) -> float:

@@ -15,7 +15,7 @@ from steppe.core.links import ACTORS
 from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
-from steppe.core.world import ResumeKind, World
+from steppe.core.world import ResumeKind, World, masks_of
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
 from steppe.roles.evaluation import acted
@@ -88,7 +88,8 @@ class Actor:
             if self.context.ending:
                 return None
         if "mask" in segment.columns:
-            segment["mask"][-1] = True if self.world.masks is None else self.world.masks
+            masks = masks_of(self.world)
+            segment["mask"][-1] = True if masks is None else masks
         self.phases.switch("other")
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]

@@ -21,7 +21,7 @@ from steppe.core.config import EnvConfig
 from steppe.core.experience import Batch, Segment
 from steppe.core.links import Totals
 from steppe.core.specs import SegmentSpec
-from steppe.core.world import World
+from steppe.core.world import World, masks_of
 from steppe.envs.finite import require_finite
 from steppe.envs.making import compiled_game
 
@@ -71,7 +71,7 @@ class _Crew:
 
     def _visit(self, states: np.ndarray, actions: np.ndarray) -> None:
         """Remember the updates of a run, in place of those of the run before."""
-        num_states, num_actions = self.agent.spec.num_states or 0, self.kept.shape[1]
+        num_states, num_actions = self.agent.spec.num_states or 0, len(self.kept[0])
         tables = self.kept.reshape(-1, num_states * num_actions)
         tables[:, self._visited] = 1.0
         self._visited, counts = np.unique(states * num_actions + actions, return_counts=True)
@@ -109,10 +109,11 @@ class WorldCrew(_Crew):
         rows = min(segment.spec.num_steps, max(1, math.ceil(num_steps / world.num_envs)))
         segment["obs"][0] = self._obs
         for t in range(rows):
-            noted = self.agent.act(segment["obs"][t], world.starts, masks=world.masks)
+            noted = self.agent.act(segment["obs"][t], world.starts, masks=masks_of(world))
             segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
             world.step(segment["action"][t], segment, t)
-        segment["mask"][rows] = True if world.masks is None else world.masks
+        masks = masks_of(world)
+        segment["mask"][rows] = True if masks is None else masks
         require_finite(segment, rows, "worker")
         self._obs[...] = segment["obs"][rows]
         more = ("obs", "mask")

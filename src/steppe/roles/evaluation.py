@@ -11,7 +11,7 @@ from steppe.core import seeding
 from steppe.core.agent import Policy
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
-from steppe.core.world import World
+from steppe.core.world import World, masks_of
 
 
 @dataclass
@@ -92,9 +92,10 @@ class Judge:
 
 def acted(policy: Policy, world: World, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
     """What a policy does in a world now; where the world says what is allowed, the policy is told."""
-    if world.masks is None:
+    masks = masks_of(world)
+    if masks is None:
         return policy.act(obs, world.starts, explore=explore)
     choose: Callable[..., Mapping[str, np.ndarray]] = (
         policy.act
     )  # that it takes masks goes with asking for numbered states
-    return choose(obs, world.starts, explore=explore, masks=world.masks)
+    return choose(obs, world.starts, explore=explore, masks=masks)

@@ -26,7 +26,8 @@ from steppe.core.weights import Layout, Weights
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm as Comm
-    from mpi4py.MPI import Message, Request, Status
+    from mpi4py.MPI import Message, Request
+    from mpi4py.MPI import Status as Status
 else:
     Comm = Message = Request = Status = Any
 

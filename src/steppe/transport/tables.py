@@ -82,7 +82,8 @@ class LocalTable:
     def create(
         self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
     ) -> None:
-        shape = _Shape(*values.shape, values.dtype.itemsize, num_workers)
+        rows, actions = values.shape
+        shape = _Shape(rows, actions, values.dtype.itemsize, num_workers)
         memory = _Memory(self._allocate(shape), shape)
         memory.words[: _WORKERS + 1] = shape
         memory.words[_LIMIT] = -1 if limit is None else limit

@@ -146,7 +146,8 @@ class TabularAgent:
         if len(unknown):
             allowed = None if masks is None else masks[unknown]
             following[unknown] = self.algorithm.select_actions(columns[3][unknown], allowed)
-        return np.maximum(following, 0)
+        known: np.ndarray = np.maximum(following, 0)
+        return known
 
     def gradients(self, batch: Batch) -> NoReturn:
         """A table has none."""
