@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 STEPPE = Path(sys.executable).with_name("steppe")
 TABULAR = [name for name, kind in ALGORITHMS.items() if kind.in_table]
 QUICK = {"evaluation.episodes": 5, "evaluation.every_steps": 10**9}
-TAXI = {"steps": 4_000, "envs": 4, "segment_steps": 16, **QUICK}
+TAXI = {"steps": 2_000, "envs": 4, "segment_steps": 16, **QUICK}
 
 
 def steppe(*words, code=0):
@@ -74,17 +74,15 @@ print(load("workers").act(3), "torch" in sys.modules)
 
 
 @pytest.mark.parametrize("algo", TABULAR)
-def test_every_algorithm_learns_a_game_in_every_mode(algo):
-    """Blackjack at its best pays −0.045 on average; choosing at random −0.4 (20,000 steps, seed 1)."""
-    returns = {}
-    for mode, actors in (("single", 1), ("sync", 2), ("async", 2), ("workers", 2)):
+def test_every_algorithm_learns_to_say_what_it_sees(algo):
+    """Random answers are right 4 times in 16, after 3,000 steps nearly all are (seed 1); every mode with one of them."""
+    modes = {"sync": 2, "workers": 2} | ({"single": 1, "async": 2} if algo == "q-learning" else {})
+    for mode, actors in modes.items():
         result = train(
-            "Blackjack-v1", algo=algo, mode=mode, actors=actors, runtime="inline", steps=20_000, seed=1, gamma=1.0,
-            **{"evaluation.episodes": 500, "evaluation.every_steps": 10**9},
-        )  # fmt: skip
+            "steppe/Identity-v0", algo=algo, mode=mode, actors=actors, runtime="inline", steps=3_000, seed=1, gamma=0.5, **QUICK
+        )
         assert result.state == "SUCCEEDED", result.message
-        returns[mode] = result.eval_return_mean
-    assert min(returns.values()) > -0.25, returns
+        assert result.eval_return_mean > 14.0, mode
 
 
 def test_the_same_weights_on_every_runtime():
@@ -108,14 +106,13 @@ def test_the_same_weights_on_every_runtime():
 def test_a_resumed_run_ends_as_one_that_never_stopped(algo):
     settings = {"algo": algo, "mode": "sync", "actors": 2, "runtime": "inline", "seed": 5}
     whole = train("Taxi-v4", **settings, **TAXI)
-    train("Taxi-v4", **settings, name="half", **{**TAXI, "steps": 2_000})
-    half = resume("half", steps=4_000)
-    # A run's rates go by its length: the first half of a longer run is another one. So compare with one resumed twice.
+    train("Taxi-v4", **settings, name="half", **{**TAXI, "steps": 1_000})
+    half = resume("half", steps=2_000)
     assert half.env_steps == whole.env_steps
     assert half.resume == "exact"
 
     def stopping(view):
-        return view.env_steps >= 1_000
+        return view.env_steps >= 500
 
     stopped = train("Taxi-v4", **settings, name="stopped", callbacks=[stopping], **TAXI)
     assert stopped.state == "STOPPED" or stopped.env_steps == whole.env_steps
@@ -127,11 +124,11 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(algo):
 
 def test_workers_go_on_from_a_checkpoint():
     first = train("Taxi-v4", algo="q-learning", mode="workers", actors=2, name="run", **TAXI)
-    assert first.env_steps >= 4_000
-    again = resume("run", steps=9_000)
+    assert first.env_steps >= 2_000
+    again = resume("run", steps=5_000)
     assert again.state == "SUCCEEDED"
     assert again.resume == "episode-boundary"
-    assert 9_000 <= again.env_steps < 9_000 + 2 * 16 * 4
+    assert 5_000 <= again.env_steps < 5_000 + 2 * 16 * 4
     newest = Checkpoints(RunDirectory.open("run").checkpoints).latest()
     assert newest.counters["env_steps"] == again.env_steps
     assert newest.weights.sha256() == again.weights_sha256
@@ -142,7 +139,7 @@ def test_a_run_that_is_interrupted_keeps_what_its_workers_learned():
     command += ["--steps", "1000000000", "--name", "run"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not ((path := Path(os.environ["STEPPE_RUNS"], "run")) / "run.sqlite").exists() or not _trained(path):
+    while not ((path := Path(os.environ["STEPPE_RUNS"], "run")) / "run.json").exists() or not _trained(path):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -206,6 +203,8 @@ def test_what_is_refused_is_one_sentence():
         (["--algo", "ppo", "--mode", "workers"], "mode 'workers' shares a table"),
         (["--algo", "q-learning", "--mode", "workers", "--actors", "0"], "actors=0"),
         (["--algo", "q-learning", "--device", "cuda"], "on the CPU"),
+        (["--algo", "q-learning", "-s", "flow.threads=2"], "flow.threads is for torch"),
+        (["--algo", "q-learning", "-s", "flow.refresh_every=2"], "flow.refresh_every is for mode 'workers'"),
     ):
         done = steppe("train", "Taxi-v4", *words, code=2)
         assert message in done.stderr, done.stderr

@@ -212,7 +212,7 @@ def test_alone_without_mpiexec():
     runtime.train(env, 500, validation_episodes=3)
     assert runtime.algorithm.step_count >= 500
     assert runtime.validation[-1][1] == 1.0
-    np.testing.assert_allclose(runtime.q_table[3, 1], 1.0, atol=0.05)
+    np.testing.assert_allclose(runtime.q_table[3, 1], 1.0, atol=0.2)
 
 
 def test_the_environment_of_the_seed_is_taken_by_all():

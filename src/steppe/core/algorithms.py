@@ -41,7 +41,7 @@ class AgentConfig(Frozen):
     )
     gamma: Fraction = Field(0.99, description="Discount per step.")
     segment_steps: Positive | None = Field(
-        None, description="Steps an actor takes before it hands over; chosen to fit if absent."
+        None, description="Steps an actor takes before it hands over, or a worker before it merges; chosen if absent."
     )
     max_grad_norm: PositiveFloat = Field(0.5, description="Gradients longer than this are scaled back to it.")
     network: str = Field(

@@ -88,9 +88,6 @@ class FlowConfig(Frozen):
         None, description="Segments one actor may have under way; 2 for a lone async actor, else 1, if absent."
     )
     publish_every: Positive = Field(50, description="Async replay: updates between publications, at most.")
-    merge_steps: Positive = Field(
-        32, description="Workers: steps of its environments after which a worker merges what it learned into the table."
-    )
     refresh_every: Positive = Field(
         1, description="Workers on mpi: merges after which a worker hears what the others have learned."
     )
@@ -205,6 +202,10 @@ class RunConfig(Frozen):
             object.__setattr__(self, "environment", world)
         if mode == "workers":
             self._require_table()
+        elif self.flow.refresh_every != 1:
+            raise ConfigError(f"flow.refresh_every is for mode 'workers', not {mode!r}: leave it out")
+        if self.agent.in_table:
+            self._require_plain()
         if self.flow.ahead is None:
             ahead = 1 if mode == "sync" else 0
             object.__setattr__(self, "flow", self.flow.model_copy(update={"ahead": ahead}))
@@ -218,6 +219,14 @@ class RunConfig(Frozen):
             raise ConfigError(
                 f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
             )
+
+    def _require_plain(self) -> None:
+        """What is for torch means nothing to an agent without it."""
+        for key, device in (("device", self.device), ("flow.actor_device", self.flow.actor_device)):
+            if device.startswith("cuda"):
+                raise ConfigError(f"{key}={device!r}: {self.algo} learns in a table, on the CPU; leave {key} out")
+        if self.flow.threads != 1:
+            raise ConfigError(f"flow.threads is for torch, which {self.algo} does not use: leave it out")
 
     def _require_table(self) -> None:
         """Workers learn in one table; an agent with a network would need gradients that are merged."""

@@ -156,6 +156,7 @@ class _Shared:
         self.algorithm.step_count, self.algorithm.episode_count = result.summary["env_steps"], 0
         for report in _reports(directory, ACTORS, ActorReport):
             self.algorithm.episode_count += report.num_episodes
+            self.training_stats.count_unlisted(report.num_episodes - len(report.episodes))
             for score, length in report.episodes:
                 self.training_stats.record_episode(score, length)
         for verdict in _reports(directory, EVALUATIONS, EvaluationReport):
@@ -202,7 +203,7 @@ class ParallelQLearning(_Shared):
         _require_positive(steps=steps, steps_per_sync=steps_per_sync, validation_every=validation_every)
         settings = {
             "runtime": runtime,
-            "flow.merge_steps": steps_per_sync,
+            "agent.segment_steps": steps_per_sync,
             "evaluation.every_steps": validation_every or NEVER,
             "evaluation.episodes": validation_episodes,
         }
@@ -261,7 +262,7 @@ class DistAsyncQLearning(_Shared):
         mpi.join(runtime)
         settings = {
             "runtime": runtime,
-            "flow.merge_steps": self.batch_size,
+            "agent.segment_steps": self.batch_size,
             "flow.refresh_every": self.sync_frequency,
             "evaluation.every_steps": validation_every or NEVER,
             "evaluation.episodes": validation_episodes,

@@ -26,14 +26,12 @@ from steppe.envs.finite import require_finite
 from steppe.envs.making import compiled_game
 
 ESTIMATE_EVERY = 16  # runs
-SHOWN = 1_000  # episodes that are reported one by one; of more, their means
-
 NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass
 class Taken:
-    """What a stretch of work was: steps, and the returns and lengths of the episodes that ended in it."""
+    """What a stretch of work was: steps, and the returns and lengths of the episodes that ended in it, or their means."""
 
     steps: int
     episodes: int
@@ -121,7 +119,7 @@ class WorldCrew(_Crew):
         valid, finished = segment["valid"][:rows], world.take_finished()
         self._visit(segment["obs"][:rows][valid], segment["action"][:rows][valid])
         self._own_episodes += len(finished)
-        return Taken(int(np.count_nonzero(valid)), len(finished), summed(finished))
+        return Taken(int(np.count_nonzero(valid)), len(finished), finished)
 
     def close(self) -> None:
         self.world.close()
@@ -183,7 +181,7 @@ class EpisodeCrew(_Crew):
             finished.append((total, algorithm.step_count - start - taken))
         self._visit(*self._env.take())
         self._own_episodes += len(finished)
-        return Taken(algorithm.step_count - start, len(finished), summed(finished))
+        return Taken(algorithm.step_count - start, len(finished), finished)
 
     def close(self) -> None:
         close = getattr(self._env, "close", None)
@@ -229,14 +227,6 @@ def left_of(pulls: np.ndarray) -> np.ndarray:
     """What is left of a value after updates whose rates add up to `pulls`: about exp(−pulls), without the time for it."""
     left: np.ndarray = 1.0 / (1.0 + pulls + 0.5 * pulls * pulls)
     return left
-
-
-def summed(finished: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """The episodes themselves if they are few, else one that stands for their means."""
-    if len(finished) <= SHOWN:
-        return finished
-    scores, lengths = zip(*finished, strict=True)
-    return [(sum(scores) / len(finished), round(sum(lengths) / len(finished)))]
 
 
 def game_of(agent: TabularAgent, env: str, config: EnvConfig, num_games: int, seed: int) -> GameTrainer | None:

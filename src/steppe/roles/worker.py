@@ -9,9 +9,10 @@ from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
 from steppe.roles.context import PAUSE, Context
-from steppe.roles.crews import SHOWN, Crew, summed
+from steppe.roles.crews import Crew
 
 REPORT_EVERY_S = 0.5
+SHOWN = 1_000  # episodes of one report that are listed, the newest
 
 
 class Worker:
@@ -53,7 +54,7 @@ class Worker:
         self.env_steps += taken.steps
         self.merges += 1
         self._episodes += taken.episodes
-        self._finished = summed(self._finished + taken.finished) if taken.finished else self._finished
+        self._finished = (self._finished + taken.finished)[-SHOWN:]
         self.context.span("work", started_s, merge=self.merges)
         if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
             self._report("running")
@@ -97,7 +98,7 @@ class Worker:
             version=self.merges,
             sequence=self.merges,
             env_steps=self.env_steps,
-            episodes=self._finished[-SHOWN:],
+            episodes=self._finished,
             num_episodes=self._episodes,
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),

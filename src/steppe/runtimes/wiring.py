@@ -124,7 +124,7 @@ def _worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
     names = ("worker", role.index, context.epoch, life)
     agent = _agent(plan, _device(plan, config.device))
     crew = _crew(plan, agent, names)
-    chunk_steps = config.flow.merge_steps * (1 if isinstance(config.agent, ClassicConfig) else plan.num_envs)
+    chunk_steps = plan.segment.num_steps * (1 if isinstance(config.agent, ClassicConfig) else plan.num_envs)
     chunk_steps = max(chunk_steps, crew.least_steps)
     worker = Worker(role.index, crew, chunk_steps, config.steps, context)
     worker.claim_chunks = config.flow.refresh_every
@@ -137,7 +137,7 @@ def _crew(plan: Plan, agent: Any, names: tuple[str | int, ...]) -> Crew:
     """Environments and agent together: compiled where the game and the algorithm are, else in the fastest way there is."""
     from steppe.roles.crews import EpisodeCrew, GameCrew, WorldCrew, game_of
 
-    config, rows = plan.config, plan.config.flow.merge_steps
+    config, rows = plan.config, plan.segment.num_steps
     agent.begin(plan.num_envs, seeding.generator(config.seed, *names, "policy"))
     seeds = seeding.sequence(config.seed, *names, "env")
     game = game_of(agent, config.env, config.environment, plan.num_envs, seeding.integer(config.seed, *names, "games"))

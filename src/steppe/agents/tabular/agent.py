@@ -79,7 +79,11 @@ class TabularAgent:
                 self._sink = np.ones((len(obs), *self.spec.action.sizes), np.bool_)
             masks = self._sink
         flags = None if masks.all() else masks
-        return {"action": self.algorithm.select_actions(obs, flags, deterministic=not explore), "mask": masks}
+        return {"action": self._choose(obs, flags, explore=explore), "mask": masks}
+
+    def _choose(self, states: np.ndarray, masks: np.ndarray | None, *, explore: bool) -> np.ndarray:
+        chosen: np.ndarray = self.algorithm.select_actions(states, masks, deterministic=not explore)
+        return chosen
 
     def acting_state(self) -> Tree:
         """Where the stream of chance is."""
@@ -282,6 +286,19 @@ class ClassicAgent(TabularAgent):
             given.setdefault("seed", seed)
         made: BaseAlgorithm = kind(num_states, num_actions, **given)
         return made
+
+    def _choose(self, states: np.ndarray, masks: np.ndarray | None, *, explore: bool) -> np.ndarray:
+        """One after the other by a learner that only knows single states."""
+        algorithm = self.algorithm
+        if isinstance(algorithm, TableAlgorithm):
+            return super()._choose(states, masks, explore=explore)
+        epsilon, algorithm.epsilon = algorithm.epsilon, algorithm.epsilon if explore else 0.0
+        try:
+            more = [()] * len(states) if masks is None or not algorithm.takes_masks else [(mask,) for mask in masks]
+            rows = zip(states, more, strict=True)
+            return np.array([algorithm.select_action(int(state), *mask) for state, mask in rows], np.int64)
+        finally:
+            algorithm.epsilon = epsilon
 
     def follow(self, progress: Progress) -> None:
         """Rates are the learner's own business: by its schedules, or by its episodes."""
