@@ -27,15 +27,19 @@ if TYPE_CHECKING:
     from steppe.core.games import TurnGame, exact_return, worst_return
     from steppe.envs.bandit import TwoArmedBanditEnv
     from steppe.envs.classic import DistClassicRLEnv
+    from steppe.envs.discretizing import DiscretizeWrapper
     from steppe.envs.flattening import FlattenMultiDiscreteWrapper
     from steppe.envs.tictactoe import TicTacToeEnv, tictactoe
     from steppe.envs.tictactoe_vector import TicTacToeVectorEnv
+    from steppe.loops.classic import DistAsyncQLearning, ParallelQLearning, SingleThreadQLearning
     from steppe.records.statistics import TrainingStatistics
     from steppe.replay.buffer import ExperienceBuffer
 
 _HOMES = {
     "BaseAlgorithm": "agents.tabular.algorithm",
     "ConstantSchedule": "agents.tabular.schedules",
+    "DiscretizeWrapper": "envs.discretizing",
+    "DistAsyncQLearning": "loops.classic",
     "DistClassicRLEnv": "envs.classic",
     "DoubleQLearning": "agents.tabular.double_q",
     "ExpectedSARSA": "agents.tabular.sarsa",
@@ -51,9 +55,11 @@ _HOMES = {
     "NStepQLearning": "agents.tabular.multistep",
     "NumpyQLearning": "agents.tabular.q_learning",
     "OptimalQLearning": "agents.tabular.q_learning",
+    "ParallelQLearning": "loops.classic",
     "QLambda": "agents.tabular.multistep",
     "SARSA": "agents.tabular.sarsa",
     "Schedule": "agents.tabular.schedules",
+    "SingleThreadQLearning": "loops.classic",
     "TableAlgorithm": "agents.tabular.table",
     "TicTacToeEnv": "envs.tictactoe",
     "TicTacToeVectorEnv": "envs.tictactoe_vector",
@@ -70,6 +76,8 @@ __all__ = [
     "SARSA",
     "BaseAlgorithm",
     "ConstantSchedule",
+    "DiscretizeWrapper",
+    "DistAsyncQLearning",
     "DistClassicRLEnv",
     "DoubleQLearning",
     "ExpectedSARSA",
@@ -85,8 +93,10 @@ __all__ = [
     "NStepQLearning",
     "NumpyQLearning",
     "OptimalQLearning",
+    "ParallelQLearning",
     "QLambda",
     "Schedule",
+    "SingleThreadQLearning",
     "TableAlgorithm",
     "TicTacToeEnv",
     "TicTacToeVectorEnv",

@@ -10,7 +10,6 @@ import pytest
 from tabular_oracles import RandomMDP
 
 from steppe.agents.tabular import memory
-from steppe.agents.tabular.kernels import merge
 from steppe.classic import (
     SARSA,
     BaseAlgorithm,
@@ -219,32 +218,6 @@ def test_a_table_may_live_in_memory_of_others():
     for wrong in (np.zeros((4, 10), np.float32), np.zeros((10, 4)), [[0.0] * 4] * 10, np.zeros((4, 10), np.float32).T):
         with pytest.raises(ConfigError, match="the table must"):
             agent.q_table = wrong
-
-
-def test_a_lone_worker_merges_as_if_the_table_were_its_own():
-    stream = np.random.default_rng(0)
-    local, shared = (stream.normal(size=300).astype(np.float32) for _ in range(2))  # adding a difference would round
-    base = shared.copy()
-    expected = local.copy()
-    assert merge(shared, local, base) == 300
-    for array in (shared, local, base):
-        np.testing.assert_array_equal(array, expected)
-    assert merge(shared, local, base) == 0
-
-
-def test_two_workers_merge_the_sum_of_what_they_learned():
-    stream = np.random.default_rng(0)
-    shared = stream.normal(size=300).astype(np.float32)
-    begin = shared.copy()
-    workers = [(shared.copy(), shared.copy()) for _ in range(2)]
-    moves = [np.where(stream.random(300) < 0.5, stream.normal(size=300), 0).astype(np.float32) for _ in range(2)]
-    for (local, base), move in zip(workers, moves, strict=True):
-        local += move
-        merge(shared, local, base)
-        np.testing.assert_array_equal(local, shared)
-    merge(shared, *workers[0])
-    np.testing.assert_array_equal(workers[0][0], shared)
-    np.testing.assert_allclose(shared, begin + moves[0] + moves[1], rtol=1e-5, atol=1e-6)
 
 
 def test_the_pool_lends_each_array_once():

@@ -28,7 +28,16 @@ BESIDE = {"cli": {"control"}}  # rooms of one level that may look at each other
 # Package → where it may be imported: rooms, or files. A file with "()" only inside functions.
 HOMES = {
     "torch": {"agents", "runtimes/turns.py()", "cli/doctor.py()"},
-    "numba": {"agents", "envs", "replay", "params/kernels.py", "core/play.py", "runtimes/preload.py"},
+    "numba": {
+        "agents",
+        "envs",
+        "replay",
+        "params/kernels.py",
+        "core/play.py",
+        "core/merging.py",
+        "runtimes/preload.py",
+        "runtimes/preload_tables.py",
+    },
     "gymnasium": {"envs", "loops/loading.py", "cli/info.py()", "cli/doctor.py()", "testing"},
     "pettingzoo": {"envs"},
     "PIL": {"envs", "records"},

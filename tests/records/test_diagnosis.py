@@ -69,6 +69,9 @@ CASES = [
     ("environment", replace(SYNC, ahead=True, waits=0.4, env=0.8), "the learner waits 40 % for experience"),
     ("balanced", replace(ASYNC, waits=0.1, learn=0.85, blocked=0.1), "nothing stands out"),
     ("balanced", replace(SINGLE, waits=0.5, cores=1), "nothing stands out"),
+    ("workers", replace(ASYNC, mode="workers", merge=0.3), "merging takes 30 % of the workers' time: longer stretches"),
+    ("workers", replace(ASYNC, mode="workers", merge=0.05, actors=1), "a faster environment, or more workers (--actors)"),
+    ("workers", replace(ASYNC, mode="workers", merge=0.05, actors=8), "as the run already uses all 8 cores"),
 ]  # fmt: skip
 
 

@@ -49,7 +49,8 @@ class Policy(Protocol):
         """Actions `[B, …]` for observations `[B, …]` under "action", and the columns that the config declares.
 
         `starts[b]` is True on the first step of an episode (recurrent state is cleared there). The arrays may be
-        reused by the next call.
+        reused by the next call. A policy that asks for numbered states is also given `masks` [B, A], or None: what is
+        allowed.
         """
 
     def acting_state(self) -> Tree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,13 +33,15 @@ class AgentConfig(Frozen):
     implementation: ClassVar[str] = ""  # "module:Class" of the agent
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "rollout"
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
+    observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
+    in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
 
     learning_rate: PositiveFloat | None = Field(
         None, description="Adam's step size at the start of the run; chosen to fit if absent."
     )
     gamma: Fraction = Field(0.99, description="Discount per step.")
     segment_steps: Positive | None = Field(
-        None, description="Steps an actor takes before it hands over; chosen to fit if absent."
+        None, description="Steps an actor takes before it hands over, or a worker before it merges; chosen if absent."
     )
     max_grad_norm: PositiveFloat = Field(0.5, description="Gradients longer than this are scaled back to it.")
     network: str = Field(
@@ -76,6 +78,8 @@ class AgentConfig(Frozen):
 
     def require(self, spec: EnvSpec, name: str) -> None:
         """Raise unless this algorithm can act in that world."""
+        if (spec.num_states is None) == (self.observations == "index"):
+            raise ConfigError(f"{name} takes environment.observations={self.observations!r}: leave that key out")
         if spec.action.kind not in self.actions:
             able = [other for other, kind in ALGORITHMS.items() if spec.action.kind in kind.actions]
             raise WorldError(
@@ -188,7 +192,106 @@ class DQNConfig(AgentConfig):
         return fitted, envs
 
 
-ALGORITHMS: dict[str, type[AgentConfig]] = {"dqn": DQNConfig, "ppo": PPOConfig}
+class TabularConfig(AgentConfig):
+    """What every algorithm over a table of numbered states has; rates move in a straight line over the run's steps."""
+
+    memory = "rollout"
+    actions = ("discrete",)
+    observations = "index"
+    in_table = True
+
+    # What only networks have is no field here, so setting it is an error.
+    max_grad_norm: ClassVar[float] = 0.5  # type: ignore[misc]
+    network: ClassVar[str] = "auto"  # type: ignore[misc]
+    hidden: ClassVar[tuple[int, ...] | None] = None  # type: ignore[misc]
+    normalize_obs: ClassVar[bool | None] = False  # type: ignore[misc]
+    normalize_reward: ClassVar[bool | None] = False  # type: ignore[misc]
+
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Part of the error that an update takes away, at the start of the run; 0.1 if absent."
+    )
+    learning_rate_end: Fraction | None = Field(
+        None, description="What the learning rate falls to at the end of the run; as at the start if absent."
+    )
+    epsilon: Fraction = Field(1.0, description="Share of random actions at the start.")
+    epsilon_end: Fraction = Field(0.05, description="Share of random actions after the exploration phase.")
+    exploration_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="Part of the run over which the share falls (of 100,000 steps where it has no fixed number)."
+    )
+
+    def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        return (FieldSpec("mask", spec.action.sizes, "bool"),)
+
+    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+        """A thousand environments where compiled code steps them, 8 elsewhere; segments of 32 steps."""
+        envs = num_envs or (1024 if spec.native_vector else 8)
+        return self._chosen(spec, segment_steps=32, learning_rate=0.1), envs
+
+
+class QLearningConfig(TabularConfig):
+    """Q-learning over a table: towards the best value of the next state (Watkins 1989)."""
+
+    implementation = "steppe.agents.tabular.agent:QLearningAgent"
+
+
+class SarsaConfig(TabularConfig):
+    """SARSA over a table: towards the value of the action taken next (Rummery and Niranjan 1994)."""
+
+    implementation = "steppe.agents.tabular.agent:SarsaAgent"
+
+
+class ExpectedSarsaConfig(TabularConfig):
+    """Expected SARSA over a table: towards the mean over the next action (van Seijen et al. 2009)."""
+
+    implementation = "steppe.agents.tabular.agent:ExpectedSarsaAgent"
+
+
+class DoubleQConfig(TabularConfig):
+    """Double Q-learning: two tables, one chooses and the other judges (van Hasselt 2010)."""
+
+    implementation = "steppe.agents.tabular.agent:DoubleQAgent"
+
+
+class NStepQConfig(TabularConfig):
+    """n-step Q-learning over a table: towards several rewards and the best value after them (Watkins 1989)."""
+
+    implementation = "steppe.agents.tabular.agent:NStepQAgent"
+
+    n_step: Positive = Field(3, description="Rewards summed before bootstrapping.")
+
+
+class QLambdaConfig(TabularConfig):
+    """Watkins's Q(λ) over a table: each error also moves the steps that led to it (Watkins 1989)."""
+
+    implementation = "steppe.agents.tabular.agent:QLambdaAgent"
+
+    trace_decay: Fraction = Field(0.9, description="λ: what is left of an error one step further back, besides gamma.")
+
+
+class ClassicConfig(TabularConfig):
+    """A learner of `steppe.classic` by its class, with the constructor's own options: its rates are its own business."""
+
+    learning_rate: ClassVar[float | None] = 0.1  # type: ignore[misc]
+    learning_rate_end: ClassVar[float | None] = None  # type: ignore[misc]
+    gamma: ClassVar[float] = 0.99  # type: ignore[misc]
+    epsilon: ClassVar[float] = 0.1  # type: ignore[misc]
+    epsilon_end: ClassVar[float] = 0.1  # type: ignore[misc]
+    exploration_fraction: ClassVar[float] = 1.0  # type: ignore[misc]
+
+    learner: str = Field(description="`module:Class` of a learner with a table.")
+    options: dict[str, Any] = Field({}, description="Keyword arguments for its constructor, besides the sizes.")
+
+
+ALGORITHMS: dict[str, type[AgentConfig]] = {
+    "dqn": DQNConfig,
+    "ppo": PPOConfig,
+    "q-learning": QLearningConfig,
+    "sarsa": SarsaConfig,
+    "expected-sarsa": ExpectedSarsaConfig,
+    "double-q": DoubleQConfig,
+    "n-step-q": NStepQConfig,
+    "q-lambda": QLambdaConfig,
+}
 
 
 def config_class(algo: str) -> type[AgentConfig]:

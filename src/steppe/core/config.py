@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from steppe.core import factory
-from steppe.core.algorithms import AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
+from steppe.core.algorithms import ALGORITHMS, AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
 from steppe.core.errors import ConfigError, nearest
 
 PREFIX = "STEPPE_"
@@ -57,6 +57,10 @@ class EnvConfig(Frozen):
     vector: Literal["auto", "native", "loop"] = Field(
         "auto", description="Gymnasium's own vector version, our loop over copies, or whichever there is."
     )
+    observations: Literal["values", "index"] | None = Field(
+        None,
+        description="Discrete observations as one-hot vectors, or as one number; what the algorithm takes, if absent.",
+    )
 
     def fitted(self, env: str) -> Self:
         """This configuration with every absent choice made for an environment, by its name alone."""
@@ -84,9 +88,12 @@ class FlowConfig(Frozen):
         None, description="Segments one actor may have under way; 2 for a lone async actor, else 1, if absent."
     )
     publish_every: Positive = Field(50, description="Async replay: updates between publications, at most.")
+    refresh_every: Positive = Field(
+        1, description="Workers on mpi: merges after which a worker hears what the others have learned."
+    )
     max_restarts: Annotated[int, Field(ge=0)] = Field(
         10,
-        description="How often an actor or the manager is started again after it was killed or hung, before the run fails.",
+        description="How often an actor, a worker or the manager is started again after it was killed or hung, before the run fails.",
     )
     hang_s: PositiveFloat = Field(
         120.0, description="An actor or manager that takes longer than this for one step counts as hung."
@@ -146,8 +153,10 @@ class RunConfig(Frozen):
     runtime: str = Field(
         "processes", description="Where the roles live: inline, processes, mpi, or `module:function` of your own."
     )
-    mode: Literal["single", "sync", "async"] | None = Field(None, description="How they take turns; sync if absent.")
-    actors: Positive = Field(1, description="Actors that collect experience; auto tries what suits.")
+    mode: Literal["single", "sync", "async", "workers"] | None = Field(
+        None, description="How they take turns; sync if absent."
+    )
+    actors: Positive = Field(1, description="Actors that collect experience, or workers; auto tries what suits.")
     envs: Positive | None = Field(
         None, description="Environments per actor; chosen to fit if absent, auto tries what suits."
     )
@@ -188,6 +197,15 @@ class RunConfig(Frozen):
     def model_post_init(self, _: Any) -> None:
         mode = self.mode or "sync"
         object.__setattr__(self, "mode", mode)
+        if self.environment.observations is None:
+            world = self.environment.model_copy(update={"observations": self.agent.observations})
+            object.__setattr__(self, "environment", world)
+        if mode == "workers":
+            self._require_table()
+        elif self.flow.refresh_every != 1:
+            raise ConfigError(f"flow.refresh_every is for mode 'workers', not {mode!r}: leave it out")
+        if self.agent.in_table:
+            self._require_plain()
         if self.flow.ahead is None:
             ahead = 1 if mode == "sync" else 0
             object.__setattr__(self, "flow", self.flow.model_copy(update={"ahead": ahead}))
@@ -201,6 +219,24 @@ class RunConfig(Frozen):
             raise ConfigError(
                 f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
             )
+
+    def _require_plain(self) -> None:
+        """What is for torch means nothing to an agent without it."""
+        for key, device in (("device", self.device), ("flow.actor_device", self.flow.actor_device)):
+            if device.startswith("cuda"):
+                raise ConfigError(f"{key}={device!r}: {self.algo} learns in a table, on the CPU; leave {key} out")
+        if self.flow.threads != 1:
+            raise ConfigError(f"flow.threads is for torch, which {self.algo} does not use: leave it out")
+
+    def _require_table(self) -> None:
+        """Workers learn in one table; an agent with a network would need gradients that are merged."""
+        if not self.agent.in_table:
+            able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.in_table)
+            raise ConfigError(f"mode 'workers' shares a table, which {self.algo} does not learn in; these do: {able}")
+        plain = FlowConfig()
+        for name in ("window_s", "max_lag", "slots_per_actor", "publish_every"):
+            if getattr(self.flow, name) != getattr(plain, name):
+                raise ConfigError(f"flow.{name} means nothing in mode 'workers', where nothing is sent: leave it out")
 
 
 @dataclass(frozen=True)

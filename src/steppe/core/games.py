@@ -109,6 +109,16 @@ class TurnGame:
         return np.where(self.legal_table, after, 0)
 
     @cached_property
+    def reachable(self) -> np.ndarray:
+        """Which states come up at all [S], ends included."""
+        found = np.zeros(self.num_states, np.bool_)
+        frontier = np.zeros(1, np.int64)
+        while len(frontier):
+            found[frontier] = True
+            frontier = np.unique(self.following[frontier][self.legal_table[frontier]])
+        return found
+
+    @cached_property
     def reward(self) -> np.ndarray:
         """What the mover gets for each move at once [S, A]: 1 for a win, else 0."""
         won = self.outcome[self.following] == self.mover[:, None] + 1

@@ -6,7 +6,9 @@ topics of the same names on Kafka.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from steppe.core.experience import Segment
 from steppe.core.weights import Weights
@@ -53,6 +55,54 @@ class WeightStore(Protocol):
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
         """The newest weights if their version is above `version`, never torn; None otherwise. The copy is the caller's."""
+
+
+class Totals(NamedTuple):
+    """What all workers together have merged into a table."""
+
+    steps: int
+    episodes: int
+    started_s: float  # the run's clock when the first step was given out; 0 before
+    merged_s: float  # and at the newest merge
+    lost_steps: int = 0  # given out to workers that were killed before they merged them; given out again since
+
+
+class Change(NamedTuple):
+    """What a worker has done since its last merge."""
+
+    candidates: np.ndarray  # int64: the rows that it may have changed; none: any
+    kept: (
+        np.ndarray
+    )  # [rows, actions]: how much of the value before is left in the entries that it changed (core/merging.py)
+    steps: int
+    episodes: int
+
+
+class Table(Protocol):
+    """One table [rows, actions] that workers learn together. Each learns in a copy of its own and merges what it added."""
+
+    def begin(self, worker: int, local: np.ndarray) -> int | None:
+        """Take the table over into a worker's copy, which it merges from then on; None while there is no table yet.
+
+        Returns the steps that an earlier worker of this number was given and did not bring; they are given out again.
+        """
+
+    def claim(self, worker: int, num_steps: int, now_s: float) -> int | None:
+        """How many of so many steps the worker is to take now: 0 when all are taken, None while the answer is under way."""
+
+    def merge(self, worker: int, change: Change, now_s: float) -> None:
+        """Put what the worker's copy learned into the table, and count what it took for that."""
+
+    def totals(self) -> Totals:
+        """As far as is known here."""
+
+    def create(
+        self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
+    ) -> None:
+        """By the role that keeps it: let workers begin with these values, and give out steps up to `limit` in total."""
+
+    def read(self, values: np.ndarray) -> Totals:
+        """By the role that keeps it: copy the table as all have merged it so far."""
 
 
 class Board(Protocol):

@@ -56,7 +56,8 @@ class ActorReport(Report, kw_only=True):
     version: int
     sequence: int
     env_steps: int
-    episodes: list[tuple[float, int]] = []  # (return, length)
+    episodes: list[tuple[float, int]] = []  # (return, length); of very many the newest, or their means
+    num_episodes: int | None = None  # how many there were; as many as are listed if absent
     phases: dict[str, float] = {}  # seconds in env, policy, blocked, other
     rss_bytes: int | None = None
     cpu_s: float | None = None  # of the process, since it began

@@ -52,10 +52,12 @@ class EnvSpec:
     """What an agent needs to know of a world. Observations are flattened or images by declared rules (envs/spaces.py)."""
 
     id: str
-    obs: FieldSpec  # "obs": float32 vector (d,), or uint8 image (channels, height, width)
+    obs: FieldSpec  # "obs": float32 vector (d,), uint8 image (channels, height, width), or one int64 number ()
     action: ActionSpec
     native_vector: bool = False  # the world steps many copies in one call
     max_episode_steps: int | None = None
+    num_states: int | None = None  # observations are numbers below this, for agents that look them up in a table
+    in_turns: bool = False  # two agents move in turns: what follows a step is the opponent's
 
     @property
     def is_image(self) -> bool:
@@ -66,8 +68,8 @@ class EnvSpec:
 class SegmentSpec:
     """The memory of one segment: T steps of B environments, column after column in one buffer.
 
-    `obs` has T + 1 rows, the last being what the actor saw after its last step. `final_obs` is meaningful only where
-    `terminated | truncated`: untouched pages of it cost nothing.
+    `obs` has T + 1 rows, the last being what the actor saw after its last step; so has `mask`, what was allowed there, for
+    agents that declare it. `final_obs` is meaningful only where `terminated | truncated`: untouched pages of it cost nothing.
     """
 
     num_steps: int
@@ -90,7 +92,7 @@ class SegmentSpec:
         object.__setattr__(self, "fields", base + self.extras)
 
     def shape(self, column: FieldSpec) -> tuple[int, ...]:
-        rows = self.num_steps + (column.name == "obs")
+        rows = self.num_steps + (column.name in ("obs", "mask"))
         return (rows, self.num_envs, *column.shape)
 
     @cached_property

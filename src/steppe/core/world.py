@@ -20,6 +20,7 @@ class World(Protocol):
 
     `starts[b]` says whether the observation written last is the first of an episode. A world may reset within the step
     that ended an episode, or spend the next step on it; in the second case that row is written with `valid == False`.
+    A world of numbered states also has `masks`, bool [B, A]: which actions are allowed now.
     """
 
     spec: EnvSpec
@@ -66,3 +67,8 @@ class World(Protocol):
 
     def close(self) -> None:
         """Close every environment."""
+
+
+def masks_of(world: World) -> np.ndarray | None:
+    """Which actions a world allows now [B, A]; None where it does not say."""
+    return getattr(world, "masks", None)

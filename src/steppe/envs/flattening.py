@@ -132,6 +132,11 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
         return getattr(self.env, name)
 
 
+def as_environment(env: Any) -> gym.Env[Any, Any]:
+    """The environment itself if it is Gymnasium's, else one around whatever has `reset`, `step` and numbers of choices."""
+    return env if isinstance(env, gym.Env) else FlattenMultiDiscreteWrapper(env)
+
+
 def _several(space: Any) -> bool:
     return isinstance(space, spaces.MultiDiscrete | spaces.Tuple)
 

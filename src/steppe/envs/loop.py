@@ -43,6 +43,7 @@ class LoopWorld:
         self.spec = spec
         self.num_envs = len(envs)
         self.starts = np.ones(len(envs), np.bool_)
+        self.masks = np.ones((len(envs), *spec.action.sizes), np.bool_) if spec.num_states is not None else None
         self.seeds = seeds
         self._envs = envs
         self._snapshots = LoopSnapshots(envs)
@@ -53,7 +54,8 @@ class LoopWorld:
         self._ledger = ledger
         self._seeded = False
         frames = observations.memory if isinstance(observations, Frames) else None
-        self._state = WorldState(self, self._snapshots, ledger, {"starts": self.starts, "frames": frames})
+        arrays = {"starts": self.starts, "frames": frames, "masks": self.masks}
+        self._state = WorldState(self, self._snapshots, ledger, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
@@ -71,11 +73,14 @@ class LoopWorld:
         """Act once everywhere; see the contract in core/world.py."""
         columns = segment.columns
         following, rewards, put = columns["obs"][t + 1], self._ledger.rewards, self._put
+        masks = self.masks
         ended: list[tuple[int, bool, bool]] = []
         index, action = 0, None
         try:
             for index, action in enumerate(self._actions.each(actions)):
-                raw, rewards[index], terminated, truncated, _ = self._steps[index](action)
+                raw, rewards[index], terminated, truncated, info = self._steps[index](action)
+                if masks is not None:
+                    masks[index] = info.get("action_mask", True)
                 if terminated or truncated:
                     ended.append((index, bool(terminated), bool(truncated)))
                     put(columns["final_obs"][t], index, raw)
@@ -128,8 +133,10 @@ class LoopWorld:
 
     def _begin(self, index: int, obs: np.ndarray, seed: int | None) -> None:
         try:
-            raw, _ = self._resets[index]() if seed is None else self._resets[index](seed=seed)
+            raw, info = self._resets[index]() if seed is None else self._resets[index](seed=seed)
             self._put_first(obs, index, raw)
+            if self.masks is not None:
+                self.masks[index] = info.get("action_mask", True)
         except Exception as error:
             raise self._fault(error, index, 0, None) from error
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,17 +18,20 @@ from gymnasium.envs.registration import load_env_creator
 from steppe.core import factory
 from steppe.core.config import EnvConfig
 from steppe.core.errors import ConfigError, SteppeError, UsageError, WorldError
+from steppe.core.games import TurnGame
 from steppe.core.seeding import env_seeds
 from steppe.core.specs import EnvSpec
 from steppe.core.world import World
 from steppe.envs.finding import Source, find, is_atari
+from steppe.envs.flattening import FlattenMultiDiscreteWrapper
 from steppe.envs.frames import Frames
 from steppe.envs.loop import Env, LoopWorld
 from steppe.envs.native import NativeWorld, require_native
 from steppe.envs.rewards import Ledger
-from steppe.envs.spaces import ActionRule, ObservationRule, action_rule, observation_rule
+from steppe.envs.spaces import ActionRule, ObservationRule, action_rule, index_rule, observation_rule
 
 Made = TypeVar("Made")
+_SEVERAL = (gym.spaces.MultiDiscrete, gym.spaces.Tuple)
 
 
 def make_world(
@@ -57,6 +60,24 @@ def make_world(
     return _loop(env, source, config, num_envs, seed, render=render)
 
 
+class CompiledGame(NamedTuple):
+    """The tables of a game, and who plays against the agent in it."""
+
+    rules: TurnGame
+    opponent: Any
+
+
+def compiled_game(env: str, config: EnvConfig) -> CompiledGame | None:
+    """The game behind an environment, for learners that train in it directly; None where it is not such a game."""
+    source = find(env)
+    if _no_native(source, config) is not None or not isinstance(source, Registration):
+        return None
+    made = _made(env, config.kwargs, lambda: gym.make_vec(source, 1, "vector_entry_point", **config.kwargs))
+    made.close()
+    game = getattr(made, "game", None)
+    return CompiledGame(game, made.opponent) if isinstance(game, TurnGame) else None  # type: ignore[attr-defined]
+
+
 def probe(env: str, config: EnvConfig) -> EnvSpec:
     """What an agent will meet in the worlds that `make_world` makes; makes one environment and closes it."""
     world = make_world(env, config, 1, np.random.SeedSequence(0))
@@ -77,8 +98,7 @@ def _loop(
         if len({id(made) for made in envs}) < num_envs:
             raise WorldError(f"{env} gave the same environment twice: it must make a new one at each call")
         limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
-        spaces = envs[0].observation_space, envs[0].action_space
-        spec, observations, actions = _rules(env, config, num_envs, *spaces, native=False, limit=limit)
+        spec, observations, actions = _rules(env, config, num_envs, envs[0], native=False, limit=limit)
         ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None)
         world = LoopWorld(envs, spec, observations, actions, ledger, env_seeds(seed, num_envs))
         on_error.pop_all()
@@ -99,10 +119,9 @@ def _native(
     vector = _made(env, kwargs, lambda: gym.make_vec(source, num_envs, "vector_entry_point", **kwargs))
     with ExitStack() as on_error:
         on_error.callback(vector.close)
-        require_native(vector, env)
+        require_native(vector, env, numbered=config.observations == "index")
         limit = config.time_limit or source.max_episode_steps
-        spaces = vector.single_observation_space, vector.single_action_space
-        spec, observations, actions = _rules(env, config, num_envs, *spaces, native=True, limit=limit)
+        spec, observations, actions = _rules(env, config, num_envs, vector, native=True, limit=limit)
         ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None)
         world = NativeWorld(vector, spec, observations, actions, ledger, env_seeds(seed, 1)[0])
         on_error.pop_all()
@@ -124,21 +143,28 @@ def _no_native(source: Source, config: EnvConfig) -> str | None:
 
 
 def _rules(
-    env: str,
-    config: EnvConfig,
-    num_envs: int,
-    observation_space: gym.Space[Any],
-    action_space: gym.Space[Any],
-    *,
-    native: bool,
-    limit: int | None,
+    env: str, config: EnvConfig, num_envs: int, made: Any, *, native: bool, limit: int | None
 ) -> tuple[EnvSpec, ObservationRule | Frames, ActionRule]:
-    rule = observation_rule(observation_space, env, grayscale=bool(config.grayscale), resize=config.resize or None)
-    stacked = config.frame_stack or 1
+    """What an agent meets in `made`, a single environment or, if `native`, a vector of them."""
+    names = ("single_observation_space", "single_action_space") if native else ("observation_space", "action_space")
+    observation_space, action_space = (getattr(made, name) for name in names)
+    stacked, num_states = config.frame_stack or 1, None
+    if config.observations == "index":
+        rule, num_states = index_rule(observation_space, env)
+        _require_plain(config)
+    else:
+        rule = observation_rule(observation_space, env, grayscale=bool(config.grayscale), resize=config.resize or None)
     observations = Frames(num_envs, rule, stacked) if stacked > 1 else rule
     actions = action_rule(action_space, env)
-    spec = EnvSpec(env, observations.field, actions.spec, native_vector=native, max_episode_steps=limit)
+    in_turns = getattr(made.unwrapped, "num_agents", 1) == 2
+    spec = EnvSpec(env, observations.field, actions.spec, native, limit, num_states, in_turns)
     return spec, observations, actions
+
+
+def _require_plain(config: EnvConfig) -> None:
+    for name, plain in (("frame_stack", 1), ("grayscale", False), ("resize", 0)):
+        if getattr(config, name) not in (None, plain):
+            raise ConfigError(f"environment.{name} is for observations that are no numbers: leave it out")
 
 
 def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = False) -> Env:
@@ -162,6 +188,16 @@ def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = Fals
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(made, name, None), gym.Space):
             raise WorldError(f"{env} has no {name}: set it to a gymnasium space in its constructor")
+    return _numbered(made, config) if config.observations == "index" else made
+
+
+def _numbered(made: Env, config: EnvConfig) -> Env:
+    """An environment as agents with tables take it: several choices as one number, and episodes that come to an end."""
+    if any(isinstance(space, _SEVERAL) for space in (made.observation_space, made.action_space)):
+        made = FlattenMultiDiscreteWrapper(made)
+    limit = getattr(made.unwrapped, "max_episode_steps", None)
+    if isinstance(limit, int) and config.time_limit is None and getattr(made.spec, "max_episode_steps", None) is None:
+        made = gym.wrappers.TimeLimit(made, limit)
     return made
 
 

@@ -26,12 +26,14 @@ from steppe.envs.snapshots import Snapshots, WorldState
 from steppe.envs.spaces import ActionRule, ObservationRule
 
 
-def require_native(env: VectorEnv[Any, Any, Any], whose: str) -> None:
-    """Raise WorldError unless this world's rows can be written from `env`."""
+def require_native(env: VectorEnv[Any, Any, Any], whose: str, *, numbered: bool = False) -> None:
+    """Raise WorldError unless this world's rows can be written from `env`; `numbered` where states are to be numbers."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         raise WorldError(f"the vector version of {whose} resets by {mode}, not on the next step: use vector='loop'")
     space = env.single_observation_space
+    if numbered and isinstance(space, gym.spaces.Discrete):
+        return
     if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
         raise WorldError(f"the vector version of {whose} observes {space}, not a plain vector: use vector='loop'")
 
@@ -48,10 +50,11 @@ class NativeWorld:
         ledger: Ledger,
         seed: int,
     ) -> None:
-        require_native(env, spec.id)
+        require_native(env, spec.id, numbered=spec.num_states is not None)
         self.spec = spec
         self.num_envs = env.num_envs
         self.starts = np.ones(env.num_envs, np.bool_)
+        self.masks = np.ones((env.num_envs, *spec.action.sizes), np.bool_) if spec.num_states is not None else None
         self.seeds = [seed]
         self.ended = np.zeros(env.num_envs, np.bool_)  # the next step of these is their reset
         self.steps = 0  # since the last `reset` of all
@@ -62,7 +65,8 @@ class NativeWorld:
         self._seeded = False
         self._snapshots = Snapshots([env])
         frames = self._frames.memory if self._frames else None
-        arrays = {"starts": self.starts, "ended": self.ended, "frames": frames}
+        arrays = {"starts": self.starts, "ended": self.ended, "frames": frames, "masks": self.masks}
+        self._start = int(getattr(env.single_observation_space, "start", 0))
         self._state = WorldState(self, self._snapshots, ledger, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
@@ -74,12 +78,13 @@ class NativeWorld:
         self.starts.fill(True)
         self.steps = 0
         try:
-            batch, _ = self._env.reset() if self._seeded else self._env.reset(seed=self.seeds[0])
+            batch, info = self._env.reset() if self._seeded else self._env.reset(seed=self.seeds[0])
         except Exception as error:
             raise self._fault(error, None) from error
         if not self._seeded:
             self._snapshots.settle()
         self._seeded = True
+        self._allow(info)
         self._write(obs, batch)
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
@@ -87,7 +92,7 @@ class NativeWorld:
         columns, ledger = segment.columns, self._ledger
         self.steps += 1
         try:
-            batch, rewards, terminated, truncated, _ = self._env.step(self._actions.batch(actions))
+            batch, rewards, terminated, truncated, info = self._env.step(self._actions.batch(actions))
         except Exception as error:
             raise self._fault(error, actions) from error
         resetting = self.ended
@@ -104,6 +109,7 @@ class NativeWorld:
             ended = np.flatnonzero(self.ended)
             columns["final_obs"][t, ended] = following[ended]
             ledger.end(ended)
+        self._allow(info)
 
     def take_finished(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call."""
@@ -136,9 +142,15 @@ class NativeWorld:
         """Close the environments."""
         self._env.close()
 
+    def _allow(self, info: dict[str, Any]) -> None:
+        """What may be done now; of an episode that has ended anything, as its next action is ignored."""
+        if self.masks is not None:
+            self.masks[...] = info.get("action_mask", True)
+            self.masks[self.ended] = True
+
     def _write(self, obs: np.ndarray, batch: np.ndarray) -> None:
         if self._frames is None:
-            obs[...] = batch
+            obs[...] = batch if not self._start else batch - self._start
         else:
             self._frames.put_all(obs, batch, self.starts)
 

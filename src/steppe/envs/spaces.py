@@ -3,7 +3,8 @@
 Observations. An image (Box of uint8 from 0 to 255 with 2 or 3 axes) stays uint8 as (channels, height, width); of 3 axes
 the shorter of first and last is taken for channels, the last if equal. Everything else becomes one float32 vector: Box
 flattened, Discrete and MultiDiscrete one-hot, MultiBinary as 0 and 1, Dict (in the space's key order) and Tuple as their
-parts joined, images among them scaled to [0, 1]. Making and stepping environments is for making.py and loop.py.
+parts joined, images among them scaled to [0, 1]. An agent with a table gets Discrete as one number, from 0. Making and
+stepping environments is for making.py and loop.py.
 """
 
 from __future__ import annotations
@@ -73,6 +74,30 @@ def observation_rule(
         write(target[index], raw)
 
     return ObservationRule(field, put, space.shape if isinstance(space, spaces.Box) else None)
+
+
+def index_rule(space: Space, whose: str) -> tuple[ObservationRule, int]:
+    """The rule for agents that look states up in a table, and how many states there are; WorldError for other spaces."""
+    if not isinstance(space, spaces.Discrete):
+        raise WorldError(f"{whose} observes {space}, but a table needs numbered states{_how_to_number(space)}")
+    start, size = int(space.start), int(space.n)
+
+    def put(target: np.ndarray, index: int, raw: Any) -> None:
+        number = operator.index(raw) - start
+        if not 0 <= number < size:
+            raise ValueError(f"the observation {raw} is not in {space}")
+        target[index] = number
+
+    return ObservationRule(FieldSpec("obs", (), "int64"), put), size
+
+
+def _how_to_number(space: Space) -> str:
+    if isinstance(space, spaces.Box):
+        return (
+            ': cut it into bins with -s environment.wrappers=["steppe.classic:DiscretizeWrapper"] (for bins of your own, a '
+            "function that returns one), or use an algorithm with a network"
+        )
+    return ": FlattenMultiDiscreteWrapper numbers MultiDiscrete and Tuples of Discrete; wrap it into one of these"
 
 
 def action_rule(space: Space, whose: str) -> ActionRule:

@@ -49,6 +49,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**type(self).metadata, "autoreset_mode": autoreset_mode}
         self.num_agents = 2 if opponent == "self" else 1
+        self.opponent = opponent
         self.opening_moves = opening_moves
         self.opponent_moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
         self.starts = tictactoe().starts(self.opponent_moves, opening_moves)

@@ -139,14 +139,18 @@ class DistributedAgent:
     def agent(self) -> Agent:
         """The agent itself, in this process; built here if it was not, with the weights of the last run if there was one."""
         if self._agent is None:
-            from steppe.agents import make_agent, resolve_device
+            from steppe.agents import make_agent
 
             spec, world = self.spec, self._world
             workers = (
                 (world.num_workers, world.envs_per_worker) if isinstance(world, DistributedEnvironment) else (1, None)
             )
             self.config, _ = self.config.fitted(spec, *workers)
-            seed, device = seeding.integer(self.seed or 0, "agent"), resolve_device(self.device)
+            seed, device = seeding.integer(self.seed or 0, "agent"), self.device
+            if not self.config.in_table:
+                from steppe.agents import resolve_device
+
+                device = resolve_device(device)
             self._agent = make_agent(self.algo, self.config, spec, seed=seed, device=device)
         if self._source is not None:
             source, self._source = self._source, None
@@ -166,7 +170,7 @@ class DistributedAgent:
         Replay agents take flat transitions (obs, action, reward, next_obs, terminated), and answer with `priorities` if the
         batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value.
         """
-        with borrowed_torch(THREADS):
+        with borrowed_torch(THREADS, self.config):
             if self.config.memory == "rollout":
                 return self._learn_rollout(batch)
             self._pass_time(self._batch_size() / float(getattr(self.config, "samples_per_insert", 1.0)))
@@ -178,7 +182,7 @@ class DistributedAgent:
         A replay agent goes through them once, in minibatches of its batch size, shuffled.
         """
         columns = columns_of(experiences)
-        with borrowed_torch(THREADS):
+        with borrowed_torch(THREADS, self.config):
             if self.config.memory == "rollout":
                 return self._learn_rollout(columns)
             self._observe(segment_of(columns, self.spec, self.config.columns(self.spec)))
@@ -201,7 +205,7 @@ class DistributedAgent:
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The gradient of the loss on a batch by parameter, unclipped; the weights stay as they are."""
         agent = self.agent
-        with borrowed_torch(THREADS):
+        with borrowed_torch(THREADS, self.config):
             gradient = agent.gradients(
                 self._rollout(batch) if self.config.memory == "rollout" else self._transitions(batch)
             )
@@ -210,7 +214,7 @@ class DistributedAgent:
     def apply_gradients(self, gradients: Mapping[str, np.ndarray]) -> None:
         """One optimizer step with gradients by parameter."""
         agent = self.agent
-        with borrowed_torch(THREADS):
+        with borrowed_torch(THREADS, self.config):
             agent.apply(flat_gradient(agent.weights(), gradients))
         self._tally.updates += 1
 
@@ -278,7 +282,7 @@ class DistributedAgent:
 
     def observe(self, experiences: Sequence[Mapping[str, Any]]) -> None:
         """Let running statistics, exploration and target network follow new experiences, without learning from them."""
-        with borrowed_torch(THREADS):
+        with borrowed_torch(THREADS, self.config):
             self._observe(segment_of(columns_of(experiences), self.spec, self.config.columns(self.spec)))
         self._paid_steps += len(experiences)
 

@@ -23,6 +23,7 @@ from steppe.core.specs import EnvSpec
 from steppe.core.world import World
 from steppe.envs.making import make_world, probe
 from steppe.replay.making import make_memory
+from steppe.roles.evaluation import acted
 from steppe.runtimes.plan import segment_spec
 from steppe.runtimes.turns import borrowed_torch
 
@@ -55,14 +56,27 @@ def calibrated(resolved: Resolved) -> Resolved:
     config = resolved.config
     spec = probe(config.env, config.environment)
     config.agent.require(spec, config.algo)
+    if config.mode == "workers":
+        return _for_workers(resolved, spec)
     overlap = config.mode != "single"
-    with borrowed_torch(config.flow.threads):
+    with borrowed_torch(config.flow.threads, config.agent):
         pace = (
             _best_pace(config, spec, overlap=overlap) if "envs" in resolved.auto else _pace(config, spec, config.envs)
         )
     chosen = {"envs": pace.envs} if "envs" in resolved.auto else {}
     if "actors" in resolved.auto:
         chosen["actors"] = choose_actors(pace, usable_cores()) if overlap else 1
+    sources = resolved.sources | dict.fromkeys(chosen, "calibration")
+    return replace(resolved, config=config.model_copy(update=chosen), sources=sources, auto=())
+
+
+def _for_workers(resolved: Resolved, spec: EnvSpec) -> Resolved:
+    """A worker keeps a core busy by itself: as many workers as cores, and what suits the world for each."""
+    config = resolved.config
+    actors = usable_cores() if "actors" in resolved.auto else config.actors
+    chosen: dict[str, int] = {"actors": actors} if "actors" in resolved.auto else {}
+    if "envs" in resolved.auto:
+        chosen["envs"] = config.agent.fitted(spec, actors, None)[1]
     sources = resolved.sources | dict.fromkeys(chosen, "calibration")
     return replace(resolved, config=config.model_copy(update=chosen), sources=sources, auto=())
 
@@ -131,7 +145,7 @@ def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
         t = steps % last
         if steps and t == 0:
             segment["obs"][0] = segment["obs"][last]
-        for name, values in agent.act(segment["obs"][t], world.starts).items():
+        for name, values in acted(agent, world, segment["obs"][t]).items():
             segment.columns[name][t] = values
         world.step(segment["action"][t], segment, t)
         steps += 1

@@ -87,7 +87,7 @@ def judge_weights(
 
     judging = config.evaluation.model_copy(update={"episodes": episodes})
     plan = make_plan(config.model_copy(update={"evaluation": judging, "runtime": "inline"}), spec)
-    with borrowed_torch(config.flow.threads):
+    with borrowed_torch(config.flow.threads, config.agent):
         policy = make_agent(config.algo, plan.config.agent, spec, seed=seeding.integer(config.seed, "agent"))
         policy.load(weights)
         judge = make_judge(plan, policy, render=record)

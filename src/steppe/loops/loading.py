@@ -18,7 +18,7 @@ from steppe.core.weights import Weights
 from steppe.envs.finding import find
 from steppe.envs.frames import Frames
 from steppe.envs.making import make_env
-from steppe.envs.spaces import action_rule, observation_rule
+from steppe.envs.spaces import action_rule, index_rule, observation_rule
 from steppe.loops.evaluation import result_weights
 from steppe.records.directory import RunDirectory
 
@@ -44,10 +44,14 @@ class LoadedPolicy:
             env.close()
         world = config.environment.fitted(config.env)
         grayscale, resize = bool(world.grayscale), world.resize or None
-        self._rule = observation_rule(self._space, config.env, grayscale=grayscale, resize=resize)
+        num_states = None
+        if world.observations == "index":
+            self._rule, num_states = index_rule(self._space, config.env)
+        else:
+            self._rule = observation_rule(self._space, config.env, grayscale=grayscale, resize=resize)
         self._stacked = world.frame_stack or 1
         field = Frames(1, self._rule, self._stacked).field if self._stacked > 1 else self._rule.field
-        self.spec = EnvSpec(config.env, field, self._actions.spec)
+        self.spec = EnvSpec(config.env, field, self._actions.spec, num_states=num_states)
         agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
         self._policy: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
         self._policy.load(weights)
@@ -55,8 +59,11 @@ class LoadedPolicy:
         self._width = 0
         self._starts = np.ones(0, np.bool_)
 
-    def act(self, obs: Any, *, explore: bool = False) -> Any:
-        """The action for one raw observation, or an array of actions for a batch of them; the best ones, or sampled."""
+    def act(self, obs: Any, *, explore: bool = False, action_mask: Any = None) -> Any:
+        """The action for one raw observation, or an array of actions for a batch of them; the best ones, or sampled.
+
+        `action_mask` says what is allowed, as `info["action_mask"]` does, to an agent that learned with masks.
+        """
         size = _batch_size(self._space, obs)
         rows = [obs] if size is None else [_row(self._space, obs, index) for index in range(size)]
         if len(rows) != self._width:
@@ -64,12 +71,22 @@ class LoadedPolicy:
         seen = np.zeros((len(rows), *self.spec.obs.shape), self.spec.obs.dtype)
         for index, raw in enumerate(rows):
             self._put(seen, index, raw)
-        chosen = self._policy.act(seen, self._starts, explore=explore)["action"]
+        chosen = self._choose(seen, action_mask, explore=explore)
         self._starts = np.zeros(len(rows), np.bool_)
         actions = self._actions.batch(chosen)
         if size is not None:
             return actions
         return int(actions[0]) if self._discrete else actions[0]
+
+    def _choose(self, seen: np.ndarray, mask: Any, *, explore: bool) -> np.ndarray:
+        if mask is None:
+            return self._policy.act(seen, self._starts, explore=explore)["action"]
+        if self.spec.num_states is None:
+            raise UsageError("this agent has a network and did not learn with masks: leave action_mask out")
+        choose: Any = self._policy.act
+        masks = np.asarray(mask, np.bool_).reshape(len(seen), -1)
+        chosen: np.ndarray = choose(seen, self._starts, explore=explore, masks=masks)["action"]
+        return chosen
 
     def reset(self) -> None:
         """Say that the next observation is the first of an episode, everywhere."""

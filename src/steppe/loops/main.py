@@ -260,7 +260,9 @@ class MainLoop:
 
     def _plan(self, config: RunConfig) -> Plan:
         if config.runtime == "processes":
-            processes.warm_up()  # imports torch over there while this process looks at the world
+            processes.warm_up(
+                torch=not config.agent.in_table
+            )  # imports it over there while this one looks at the world
         for device in (config.device, config.flow.actor_device):
             if device.startswith("cuda"):
                 from steppe.agents.device import resolve_device

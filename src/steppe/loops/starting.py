@@ -24,7 +24,7 @@ def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, An
     except DamagedFile as error:
         raise ConfigError(f"init_from={run!r}: {error}") from None
     agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
-    with borrowed_torch(plan.config.flow.threads):
+    with borrowed_torch(plan.config.flow.threads, plan.config.agent):
         made = agent.agent
         weights.require(made.weights().layout, f"{plan.config.algo} for {plan.spec.id} (init_from={run!r})")
         made.load(weights.stamped(version=0, updates=0, env_steps=0))

@@ -169,7 +169,7 @@ class Supervisor:
 
     def _hurry(self) -> None:
         """On the first signal, at once: roles may be deep inside a long step, in this very process."""
-        for kind in ("actor", "learner", "manager"):
+        for kind in ("actor", "worker", "learner", "manager"):
             self.handle.ask(kind, STOP)
 
     def _look(self) -> Outcome | None:
@@ -194,7 +194,7 @@ class Supervisor:
         if self._pause_wanted == self._paused:
             return
         self._paused = self._pause_wanted
-        for kind in ("actor", "learner"):
+        for kind in ("actor", "worker", "learner"):
             self.handle.ask(kind, PAUSE if self._paused else RUN)
         self._say("PAUSED" if self._paused else "RUNNING")
 
@@ -207,6 +207,9 @@ class Supervisor:
     def _wind_up(self, outcome: Outcome, deadline: float, observers: Sequence[Observer]) -> Outcome:
         """Actors stop, the learner writes its checkpoint, and a run that is complete gets its last evaluation."""
         self.handle.ask("actor", STOP)
+        if self.config.mode == "workers":  # what they bring last is in the table before it is written down
+            self.handle.ask("worker", STOP)
+            self._wait_for("worker", deadline, observers)
         self.handle.ask("learner", STOP)
         complete = outcome.judge
         self._wait_for("learner", deadline, observers)

@@ -15,6 +15,7 @@ DROPPED, CHECKPOINTS, EVALUATION = 0.10, 0.10, 0.20  # shares from which on a pa
 WAITING, BLOCKED = 0.30, 0.30  # where both go on at once: from which on one side starves
 MOSTLY = 0.60  # taking turns: from which on one side is the slower one
 FULL = 0.90  # of all cores
+MERGING = 0.20  # workers: from which on merges are too many
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Measured:
     policy: float = 0.0
     blocked: float = 0.0
     handing: float = 0.0  # everything else: segments handed over, reports
+    merge: float = 0.0  # workers: waiting for the table and putting into it what they learned
     # learner
     waits: float = 0.0  # for experience; where it shares its thread with the actors, what of the two is acting
     sample: float = 0.0
@@ -111,6 +113,7 @@ def measure(view: RunView) -> Measured:
         policy=actor.get("policy", 0.0),
         blocked=actor.get("blocked", 0.0),
         handing=actor.get("other", 0.0),
+        merge=actor.get("merge", 0.0),
         waits=waits,
         sample=learner.get("sample", 0.0),
         learn=learner.get("learn", 0.0),
@@ -208,6 +211,19 @@ def _balanced(m: Measured) -> str:
     )
 
 
+def _workers(m: Measured) -> str:
+    if m.merge >= MERGING:
+        return f"merging takes {percent(m.merge)} of the workers' time: longer stretches between merges (segment_steps)"
+    more = (
+        f"as the run already uses all {m.cores} cores"
+        if m.full or m.actors >= m.cores
+        else "or more workers (--actors)"
+    )
+    return (
+        f"the workers are never held up, and merge for {percent(m.merge)} of their time: a faster environment, {more}"
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "too_short",
@@ -249,6 +265,7 @@ RULES: tuple[Rule, ...] = (
             "(--actors, --envs)"
         ),
     ),
+    Rule("workers", lambda m: m.mode == "workers", _workers),
     Rule("environment", lambda m: m.starving and m.env >= max(m.policy, m.handing), _env),
     Rule("policy", lambda m: m.starving and m.policy >= m.handing, _policy),
     Rule("handing_over", lambda m: m.starving, _handing),

@@ -16,6 +16,7 @@ class TrainingStatistics:
         self.start_time = time.monotonic()
         self.episode_rewards: list[float] = []
         self.episode_lengths: list[int] = []
+        self.unlisted_episodes = 0  # that ended besides those above
         self.step_times: list[float] = []
         self.metrics: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -24,6 +25,10 @@ class TrainingStatistics:
         self.episode_rewards.append(float(reward))
         if length is not None:
             self.episode_lengths.append(int(length))
+
+    def count_unlisted(self, num_episodes: int) -> None:
+        """Episodes of which no more is known than that there were so many: of very many, only some are listed."""
+        self.unlisted_episodes += num_episodes
 
     def record_step_time(self, step_time: float) -> None:
         """Seconds that one step took."""
@@ -39,7 +44,7 @@ class TrainingStatistics:
             return {}
         rewards = np.asarray(self.episode_rewards)
         return {
-            "total_episodes": len(rewards),
+            "total_episodes": len(rewards) + self.unlisted_episodes,
             "mean_reward": float(rewards.mean()),
             "std_reward": float(rewards.std()),
             "min_reward": float(rewards.min()),

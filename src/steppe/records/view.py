@@ -270,7 +270,7 @@ class RunView:
         self.actors[report.actor] = report
         self.spent.take(f"actor-{report.actor}", report.phases, report.cpu_s)
         self.actors = dict(sorted(self.actors.items()))
-        self.episodes += len(report.episodes)
+        self.episodes += len(report.episodes) if report.num_episodes is None else report.num_episodes
         self._recent.extend(report.episodes)
 
     def _take_evaluation(self, report: EvaluationReport) -> None:

@@ -15,9 +15,10 @@ from steppe.core.links import ACTORS
 from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
-from steppe.core.world import ResumeKind, World
+from steppe.core.world import ResumeKind, World, masks_of
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
+from steppe.roles.evaluation import acted
 from steppe.roles.gates import Gate
 from steppe.roles.trail import KeepFault, Trail
 
@@ -86,6 +87,9 @@ class Actor:
             self.context.beat()
             if self.context.ending:
                 return None
+        if "mask" in segment.columns:
+            masks = masks_of(self.world)
+            segment["mask"][-1] = True if masks is None else masks
         self.phases.switch("other")
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
@@ -150,7 +154,7 @@ class Actor:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
         try:
             self.phases.switch("policy")
-            for name, values in self.policy.act(segment["obs"][t], self.world.starts).items():
+            for name, values in acted(self.policy, self.world, segment["obs"][t]).items():
                 segment.columns[name][t] = values
             self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)

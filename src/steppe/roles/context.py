@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from steppe.core.links import EVENTS, Board, Channel, WeightStore
+from steppe.core.links import EVENTS, Board, Channel, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.timing import RunClock
 
@@ -27,6 +27,7 @@ class Context:
     trace_spans: int = 0
     epoch: int = 0  # how often the role has been started again
     beat: Callable[[], object] = lambda: None  # called at least once a step, so that a hung one is found
+    table: Table | None = None  # what workers learn together
     _spans: list[EventReport] = field(default_factory=list)
 
     @property

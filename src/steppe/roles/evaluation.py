@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from steppe.core import seeding
 from steppe.core.agent import Policy
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
-from steppe.core.world import World
+from steppe.core.world import World, masks_of
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Judge:
 
     def _step(self, *, explore: bool) -> np.ndarray:
         obs = self._row["obs"]
-        action = self.policy.act(obs[0], self.world.starts, explore=explore)["action"]
+        action = acted(self.policy, self.world, obs[0], explore=explore)["action"]
         self.world.step(action, self._row, 0)
         obs[0] = obs[1]
         return np.flatnonzero(self._row.cut[0] & self._row["valid"][0])
@@ -88,3 +88,14 @@ class Judge:
             if left and length:  # an episode that has not begun says nothing
                 result.returns.append(total)
                 result.lengths.append(length)
+
+
+def acted(policy: Policy, world: World, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
+    """What a policy does in a world now; where the world says what is allowed, the policy is told."""
+    masks = masks_of(world)
+    if masks is None:
+        return policy.act(obs, world.starts, explore=explore)
+    choose: Callable[..., Mapping[str, np.ndarray]] = (
+        policy.act
+    )  # that it takes masks goes with asking for numbered states
+    return choose(obs, world.starts, explore=explore, masks=masks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 
-from steppe.core.links import Role
+from steppe.core.links import Role, Table
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
 from steppe.records.sampling import Sampler
@@ -26,20 +26,25 @@ class InlineHandle:
     """The roles of a run in this process. Time that the manager takes is left out of the run's clock."""
 
     def __init__(self, plan: Plan, directory: RunDirectory, parts: Parts | None = None) -> None:
-        self._asked = dict.fromkeys(("actor", "learner", "manager"), RUN)
+        self._asked = dict.fromkeys(("actor", "worker", "learner", "manager"), RUN)
         self._clock = RunClock()
         self._roles: dict[str, list[Role]] = {}
-        self._threads = plan.config.flow.threads
-        with borrowed_torch(self._threads):
+        self._torch = plan.config.flow.threads, plan.config.agent
+        with borrowed_torch(*self._torch):
             self._build(plan, directory, parts)
         self._sampler = self._watch(directory) if plan.config.flow.profile else None
-        self._training = Turns([*self._roles["actor"], *self._roles.get("learner", ())])
+        self._training = Turns([role for kind in ("actor", "worker", "learner") for role in self._roles.get(kind, ())])
         self._beside = Turns(self._roles.get("manager", []))
 
     def _build(self, plan: Plan, directory: RunDirectory, parts: Parts | None) -> None:
-        self.channel = LocalChannel(plan.segment, plan.config.actors, plan.slots_per_actor)
+        self.channel = LocalChannel(plan.segment, plan.num_writers, plan.slots_per_actor)
         self.weights = LocalWeights()
         prime(self.channel, plan, directory)
+        table: Table | None = None
+        if plan.config.mode == "workers":
+            from steppe.transport.tables import LocalTable  # compiled parts, which only these runs need
+
+            table = LocalTable()
         for spec in plan.roles:
             context = Context(
                 directory.id,
@@ -50,6 +55,7 @@ class InlineHandle:
                 lambda kind=spec.kind: self._asked[kind],  # type: ignore[misc]
                 self._clock,
                 plan.config.flow.trace_spans,
+                table=table,
             )
             self._roles.setdefault(spec.kind, []).append(build_role(plan, spec, directory, context, parts))
 
@@ -61,7 +67,7 @@ class InlineHandle:
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         before = self._num_live()
-        with borrowed_torch(self._threads), self._sampler or nullcontext():
+        with borrowed_torch(*self._torch), self._sampler or nullcontext():
             while time.monotonic() < until and self._num_live() == before:
                 busy = self._training.once()
                 started = time.monotonic()
@@ -71,7 +77,7 @@ class InlineHandle:
                     sleep_briefly()
 
     def await_segment(self, timeout_s: float) -> None:
-        with borrowed_torch(self._threads):
+        with borrowed_torch(*self._torch):
             self._training.once()
 
     def ended(self, kind: str) -> bool:
@@ -86,7 +92,7 @@ class InlineHandle:
     def close(self, timeout_s: float) -> None:
         for kind in self._asked:
             self.ask(kind, STOP)
-        with borrowed_torch(self._threads), self._sampler or nullcontext():
+        with borrowed_torch(*self._torch), self._sampler or nullcontext():
             self._training.close()
             self._beside.close()
         if self._sampler is not None:

@@ -1,7 +1,7 @@
 """The life of one rank of an MPI world: build the roles of one place, let them take turns, end.
 
-The first rank learns and directs the others (mpi_world.py), the second is the manager, the rest are actors. Between them
-are messages (transport/mpi.py) and the run's directory, which all of them must see.
+The first rank learns and directs the others (mpi_world.py), the second is the manager, the rest are actors. Where workers
+share a table, every rank is one, and the first is the rest besides. Between them are messages (transport/mpi.py) and the run's directory, which all of them must see.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -35,13 +35,21 @@ from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
 from steppe.transport.mpi import Comm, MpiChannel, MpiWeights, MpiWords, library
 
-KINDS = ("actor", "learner", "manager")
+if TYPE_CHECKING:
+    from steppe.transport.mpi_tables import MpiTable
+
+KINDS = ("actor", "worker", "learner", "manager")
 BEGIN, END = "begin", "end"  # words besides those for kinds: build the roles; let go, everything is over
 ORDER = 1  # the tag of orders, in the world's own communicator; an empty one is farewell
 BEAT_S = 0.5
 LOOK_S = 0.001  # how often a role that is at work looks for messages
 SPIN_S = 0.00005
-LONGEST_S = {"learner": 0.001, "actor": 0.001, "manager": 0.02}  # between two looks of one that has nothing to do
+LONGEST_S = {
+    "learner": 0.001,
+    "actor": 0.001,
+    "worker": 0.001,
+    "manager": 0.02,
+}  # between two looks of one that has nothing to do
 SHM = Path("/dev/shm")
 
 
@@ -82,7 +90,9 @@ class Order(msgspec.Struct, frozen=True):
 
 def seats(plan: Plan) -> list[str]:
     """The place on each rank, the first rank's first."""
-    return ["learner", "manager", *(place for place in plan.places() if place not in ("learner", "manager"))]
+    places = list(plan.places())
+    first = [place for place in ("learner", "manager") if place in places]
+    return [*first, *(place for place in places if place not in first)]
 
 
 class Pause:
@@ -120,12 +130,23 @@ class Seat:
         self.channel = MpiChannel(world, self.plan.segment, order.run, writers, self.plan.slots_per_actor)
         self.weights = MpiWeights(world, self._others)
         self.words = MpiWords(world, (*KINDS, BEGIN, END))
+        self.table = self._make_table(world, places) if self.plan.config.mode == "workers" else None
         self.turns = Turns([])
         self._stack = contextlib.ExitStack()
         self.run: RunDirectory | None = None
         self.over = False
         self._host: Role | None = None
         self._looked_s = self._beat_s = 0.0
+
+    def _make_table(self, world: Comm, places: list[str]) -> MpiTable:
+        from steppe.transport.mpi_tables import MpiTable  # compiled parts, which only these runs need
+
+        return MpiTable(world, [places.index(role.place) for role in self.plan.roles if role.kind == "worker"])
+
+    @property
+    def settled(self) -> bool:
+        """Whether no segment, and nothing for a table, is under way from here."""
+        return self.channel.settled and (self.table is None or self.table.settled)
 
     def build(self, run: Callable[[], RunDirectory]) -> None:
         """Build the roles in the run's directory. One that cannot be built is told like one that failed later."""
@@ -162,13 +183,16 @@ class Seat:
         """Let messages come and go. The last weights come before the word that there will be no more."""
         self.channel.progress()
         self.weights.progress()
+        if self.table is not None:
+            self.table.progress()
         if not self.weights.receiving:
             self.words.progress(hold=self._hold())
 
     def close(self) -> None:
         """Let go of the links, together with the other ranks."""
-        for link in (self.channel, self.weights, self.words):
-            link.close()
+        for link in (self.channel, self.weights, self.words, self.table):
+            if link is not None:
+                link.close()
 
     def _hold(self) -> list[int]:
         if not self.first or all(self.words.get(kind) != FINISH for kind in KINDS):
@@ -178,12 +202,13 @@ class Seat:
     def _roles(self, run: RunDirectory) -> list[Role]:
         from steppe.runtimes.wiring import build_role
 
-        prepare_torch(self.plan.config.flow.threads)
+        prepare_torch(self.plan.config)
         clock, spans = self.order.clock(), self.plan.config.flow.trace_spans
         roles = []
         for spec in self.plan.places()[self.place]:
             links = (self.channel, self.weights, run.board)
-            context = Context(run.id, spec.name, *links, self._asker(spec.kind), clock, spans, beat=self.beat)
+            asked = self._asker(spec.kind)
+            context = Context(run.id, spec.name, *links, asked, clock, spans, beat=self.beat, table=self.table)
             roles.append(build_role(self.plan, spec, run, context))
         return roles
 
@@ -250,7 +275,7 @@ def _carry_out(world: Comm, order: Order) -> None:
             seat.pause.over()
         else:
             seat.pause.wait()
-    _until(seat, lambda: seat.channel.settled)
+    _until(seat, lambda: seat.settled)
     seat.words.tell({"ended": True, "faults": [asdict(fault) for fault in seat.turns.faults]})
     _until(seat, lambda: bool(seat.words.get(END)))
     seat.close()

@@ -58,6 +58,11 @@ def require_size(plan: Plan) -> None:
     needed, size = len(seats(plan)), world().Get_size()
     if needed != size:
         num = plan.config.actors
+        if plan.config.mode == "workers":
+            ranks = f"{size} {'rank' if size == 1 else 'ranks'}"
+            raise UsageError(
+                f"mpiexec started {ranks}, but this run takes {num}, one for each worker: use mpiexec -n {num}, or --actors {size}"
+            )
         actors = "" if needed == 2 else f", {num} for actors" if num > 1 else ", 1 for the actor"
         raise UsageError(
             f"mpiexec started {size} {'rank' if size == 1 else 'ranks'}, but this run takes {needed} (1 for the learner, "
@@ -137,7 +142,7 @@ class WorldHandle:
         while not all(seat.weights.delivered(rank) for rank in range(1, self._comm.Get_size())):
             seat.progress()
         seat.words.set(END, 1)
-        while not (seat.words.settled and seat.channel.settled):
+        while not (seat.words.settled and seat.settled):
             seat.progress()
         seat.close()
 

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,7 +36,11 @@ from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
 from steppe.transport.shm import Bell, Control, ShmChannel, ShmWeights
 
-IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05}  # bells wake actors; windows and evaluations go by time
+if TYPE_CHECKING:
+    from steppe.transport.tables import ShmTable
+
+IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05, "worker": 0.002}  # bells wake actors; the rest go by time
+KEEPER_IDLE_S = 0.02  # of a learner's place that only watches workers
 FAULT_EXIT = 70
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WHERE_SIGNAL = signal.SIGUSR1  # asks for a traceback into the log: what a hung process is doing
@@ -85,25 +89,28 @@ def _work(order: Order, run: RunDirectory, turns: Turns) -> None:
     told = msgspec.json.decode(order.plan)
     plan = make_plan(unflatten(told["config"]), msgspec.convert(told["spec"], EnvSpec))
     plan = replace(plan, resume=order.resume)
-    prepare_torch(plan.config.flow.threads)
+    prepare_torch(plan.config)
     room = Path(order.room)
     control = Control(room / "control")
     into = run.profile if plan.config.flow.profile else None
     with sampled(_roles(plan, order, room, run, control), into, waiting=order.place) as turns.live:
         host = next(role for role in turns.live if role.name == order.place)  # when it is done, its guests are too
         bell = Bell(room / f"bell-{order.place}")
+        idle_s = IDLE_S[order.place.partition("-")[0]]
+        if plan.config.mode == "workers" and order.place == "learner":
+            idle_s = KEEPER_IDLE_S
         while not host.done and not turns.faults:
             control.beat(order.number)
             if not turns.once():
-                bell.wait(IDLE_S[order.place.partition("-")[0]])
+                bell.wait(idle_s)
         turns.close()
 
 
 def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Control) -> list[Any]:
     from steppe.runtimes.wiring import build_role
 
-    channel = ShmChannel(room, plan.segment, run.id, plan.config.actors, plan.slots_per_actor)
-    weights, clock = ShmWeights(room, plan.readers), RunClock()
+    channel = ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
+    weights, clock, table = ShmWeights(room, plan.readers), RunClock(), table_in(room, plan)
     roles = []
     for spec in plan.places()[order.place]:
         context = Context(
@@ -117,9 +124,19 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
             trace_spans=plan.config.flow.trace_spans,
             epoch=order.epoch,
             beat=lambda: control.beat(order.number),
+            table=table,
         )
         roles.append(build_role(plan, spec, run, context))
     return roles
+
+
+def table_in(room: Path, plan: Plan) -> ShmTable | None:
+    """What workers learn together; nothing in other modes."""
+    if plan.config.mode != "workers":
+        return None
+    from steppe.transport.tables import ShmTable  # compiled parts, which only these runs need
+
+    return ShmTable(room)
 
 
 def _asker(control: Control, kind: str) -> Callable[[], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steppe.core import factory
-from steppe.core.algorithms import AgentConfig
+from steppe.core.algorithms import AgentConfig, ClassicConfig
 from steppe.core.config import RunConfig
 from steppe.core.specs import EnvSpec, SegmentSpec
 
@@ -14,13 +14,13 @@ from steppe.core.specs import EnvSpec, SegmentSpec
 class RoleSpec:
     """One role, and the name of the place it shares with others: one place is one process, taking turns."""
 
-    kind: str  # actor | learner | manager
+    kind: str  # actor | worker | learner | manager
     index: int
     place: str
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.index}" if self.kind == "actor" else self.kind
+        return f"{self.kind}-{self.index}" if self.kind in ("actor", "worker") else self.kind
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,12 @@ class Plan:
 
     @property
     def channel_bytes(self) -> int:
-        return self.segment.nbytes * self.slots_per_actor * self.config.actors
+        return self.segment.nbytes * self.slots_per_actor * self.num_writers
+
+    @property
+    def num_writers(self) -> int:
+        """The actors that send segments; workers send none."""
+        return sum(role.kind == "actor" for role in self.roles)
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -65,6 +70,8 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
         _require_portable(config, agent)
     lockstep = config.mode != "async"
     lone_async = config.actors == 1 and not lockstep
+    if agent.in_table:
+        _require_memory(agent, spec)
     return Plan(
         config=config,
         spec=spec,
@@ -83,6 +90,8 @@ def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpe
 
 
 def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
+    if config.mode == "workers":
+        return _workers(config)
     together = config.mode == "single"
     actors = tuple(
         RoleSpec("actor", index, "learner" if together else f"actor-{index}") for index in range(config.actors)
@@ -90,9 +99,30 @@ def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
     return (*actors, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
 
 
+def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:
+    """Workers, and in the learner's place the keeper of their table. On mpi a rank is a worker: the first one is besides
+    what the others have places of their own for."""
+    on_mpi = config.runtime == "mpi"
+    workers = tuple(
+        RoleSpec("worker", index, "learner" if on_mpi and index == 0 else f"worker-{index}")
+        for index in range(config.actors)
+    )
+    return (*workers, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "learner" if on_mpi else "manager"))
+
+
+def _require_memory(agent: AgentConfig, spec: EnvSpec) -> None:
+    """Raise, before anything is made, where the machine could not hold the table."""
+    from steppe.agents.tabular.memory import require_room
+
+    assert spec.num_states is not None, "agents with tables ask for numbered states"
+    require_room(spec.num_states, spec.action.sizes[0], 4)
+
+
 def _require_portable(config: RunConfig, agent: AgentConfig) -> None:
     factory.require_portable(config.env, "the environment")
     factory.require_portable(config.algo, "the algorithm")
+    if isinstance(agent, ClassicConfig):
+        factory.require_portable(agent.learner, "the learner")
     factory.require_portable(agent.network, "the network")
     for wrapper in config.environment.wrappers:
         factory.require_portable(wrapper, "a wrapper")

@@ -1,7 +1,7 @@
 """One process per place, linked by shared memory, started from a preloaded fork server.
 
-The supervisor (this process) never imports torch: it starts the processes, watches them, starts actors and the manager
-again when they are killed or hang, and tells all of them when to end. Their side is place.py.
+The supervisor (this process) never imports torch: it starts the processes, watches them, starts actors, workers and the
+manager again when they are killed or hang, and tells all of them when to end. Their side is place.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from steppe.core.process import in_mib, oom_kills, rss_bytes
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
-from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, fault_file, live
+from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, fault_file, live, table_in
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault
@@ -40,12 +40,12 @@ START_S = 120.0  # how long a process may take to its first heartbeat: imports o
 WHERE_S = 2.0  # how long a hung process has to write down where it hangs
 
 
-def warm_up() -> None:
-    """Start the fork server and its imports now, while the caller does something else."""
+def warm_up(*, torch: bool = True) -> None:
+    """Start the fork server and its imports now, while the caller does something else; with torch, or only for tables."""
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
-    _context().set_forkserver_preload(["steppe.runtimes.preload"])
+    _context().set_forkserver_preload(["steppe.runtimes.preload" if torch else "steppe.runtimes.preload_tables"])
     resource_tracker.ensure_running()  # here already: starting it unblocks the signals that are blocked below
     # Stop signals reach the whole group. The server inherits this mask: it must outlive the end it helps to bring about,
     # and while it imports it has no handlers of its own yet.
@@ -71,6 +71,7 @@ class ProcessHandle:
         self._processes: dict[str, BaseProcess] = {}
         self._faults: dict[str, Fault] = {}
         self._epochs: Counter[str] = Counter()
+        self._lost: set[str] = set()  # workers that the others go on without
         self._sizes: dict[str, int | None] = {}
         self._oom_kills = oom_kills()
         self._asked = RUN
@@ -87,13 +88,13 @@ class ProcessHandle:
     def _open(self, plan: Plan) -> None:
         self._places = plan.places()
         self._control = Control(self._room / "control", create=True, num_places=len(self._places))
-        actors, slots = plan.config.actors, plan.slots_per_actor
-        self.channel = ShmChannel(self._room, plan.segment, self._directory.id, actors, slots, create=True)
+        writers, slots = plan.num_writers, plan.slots_per_actor
+        self.channel = ShmChannel(self._room, plan.segment, self._directory.id, writers, slots, create=True)
         self.weights = ShmWeights(self._room, plan.readers)
         self._links = [self.channel, self.weights]
         self._bells = [Bell(self._room / f"bell-{role.name}") for role in plan.roles]
         prime(self.channel, plan, self._directory)
-        warm_up()
+        warm_up(torch=not plan.config.agent.in_table)
 
     def _start(self, place: str) -> None:
         order = Order(
@@ -140,7 +141,7 @@ class ProcessHandle:
     def close(self, timeout_s: float) -> None:
         try:
             if self._processes:
-                for kind in ("actor", "learner", "manager"):
+                for kind in ("actor", "worker", "learner", "manager"):
                     self.ask(kind, STOP)
             deadline = time.monotonic() + timeout_s
             for process in self._processes.values():
@@ -160,15 +161,30 @@ class ProcessHandle:
         """Look after every process: find the hung, start the killed again, note what cannot be mended."""
         for place, process in list(self._processes.items()):
             hung = self._end_if_hung(place, process)
-            if process.exitcode in (None, 0) or place in self._faults:
+            if process.exitcode in (None, 0) or place in self._faults or place in self._lost:
                 continue
             fault = hung or self._explain(place, process)
             if (process.exitcode or 0) < 0 and self._may_start_again(place):
                 self._epochs[place] += 1
                 self._note("restart", place, {"message": fault.message, **fault.details, "epoch": self._epochs[place]})
                 self._start(place)
+            elif (process.exitcode or 0) < 0 and self._others_work(place):
+                self._let_go(place, fault)
             else:
                 self._faults[place] = fault
+
+    def _others_work(self, place: str) -> bool:
+        """Whether this is a worker that was killed, and others are left to do its share."""
+        crowd = [name for name in self._processes if name.startswith("worker-") and name != place]
+        return place.startswith("worker-") and any(self._processes[name].exitcode in (None, 0) for name in crowd)
+
+    def _let_go(self, place: str, fault: Fault) -> None:
+        """Go on without a worker: what it had not merged is lost, and given out again."""
+        self._lost.add(place)
+        table = table_in(self._room, self._plan)
+        lost = table.forfeit(int(place.rpartition("-")[2])) if table is not None else 0
+        message = f"{fault.message}; the others go on, and take the {lost:,} steps that it had not merged"
+        self._note("warning", place, {**fault.details, "message": message, "lost_steps": lost})
 
     def _may_start_again(self, place: str) -> bool:
         """The learner's place cannot be: what it knew is in its checkpoints. A run that is ending starts nothing."""

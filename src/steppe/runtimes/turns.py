@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from steppe.core import blas
+from steppe.core.algorithms import AgentConfig
+from steppe.core.config import RunConfig
 from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError
 from steppe.core.links import Channel, Role, WeightStore
 from steppe.core.process import in_mib, rss_bytes
@@ -113,8 +115,16 @@ class Turns:
             self.faults.append(Fault.of(role.name, error))
 
 
-def prepare_torch(threads: int) -> None:
-    """What every role needs for equal results: thread counts, and no denormals (Adam's step would take 13 × as long)."""
+def prepare_torch(config: RunConfig) -> None:
+    """What every role needs for equal results: thread counts, and no denormals (Adam's step would take 13 × as long).
+
+    Agents with tables do without torch, so it is not imported for them.
+    """
+    if not config.agent.in_table:
+        _prepare(config.flow.threads)
+
+
+def _prepare(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
@@ -126,12 +136,15 @@ _lenders: list[tuple[int, list[int]]] = []  # the thread counts to give back, in
 
 
 @contextlib.contextmanager
-def borrowed_torch(threads: int) -> Iterator[None]:
+def borrowed_torch(threads: int, agent: AgentConfig | None = None) -> Iterator[None]:
     """`prepare_torch` for a process that is not ours: settings are given back. May be nested."""
+    if agent is not None and agent.in_table:
+        yield
+        return
     import torch
 
     _lenders.append((torch.get_num_threads(), blas.get_threads()))
-    prepare_torch(threads)
+    _prepare(threads)
     try:
         yield
     finally:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from steppe.agents import make_agent
-from steppe.agents.device import resolve_device
 from steppe.core import seeding
 from steppe.core.agent import Agent, Memory, Tree
+from steppe.core.algorithms import ClassicConfig
 from steppe.core.durable import noticing_full_disk
 from steppe.core.links import Role
 from steppe.core.weights import Weights
 from steppe.envs import make_world
+from steppe.envs.finding import find
+from steppe.envs.making import make_env
 from steppe.records.arrivals import ArrivalLog, Mark
 from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory
@@ -27,6 +30,9 @@ from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
 from steppe.roles.scripting import Follower, Script, Scripted
 from steppe.runtimes.plan import Plan, RoleSpec
+
+if TYPE_CHECKING:
+    from steppe.roles.crews import Crew
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,10 @@ def build_role(
 ) -> Role:
     """The role that a plan describes, ready to step."""
     parts = parts or Parts()
+    if role.kind == "worker":
+        return _worker(plan, role, context)
+    if role.kind == "learner" and plan.config.mode == "workers":
+        return _keeper(plan, parts, directory, context)
     if role.kind == "learner":
         return _learner(plan, parts, directory, context)
     if role.kind == "actor":
@@ -56,10 +66,19 @@ def _agent(plan: Plan, device: str) -> Agent:
     return make_agent(config.algo, config.agent, plan.spec, seed=seed, device=device)
 
 
+def _device(plan: Plan, device: str) -> str:
+    """Where an agent computes; a table needs no torch to say so."""
+    if plan.config.agent.in_table:
+        return device
+    from steppe.agents.device import resolve_device
+
+    return resolve_device(device)
+
+
 def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDirectory, context: Context) -> Actor:
     config = plan.config
     world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
-    policy = _agent(plan, resolve_device(config.flow.actor_device))
+    policy = _agent(plan, _device(plan, config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_envs, stream, actor=role.index, num_actors=config.actors)
     gate: Gate = Lockstep(plan.ahead) if plan.lockstep else Free()
@@ -77,7 +96,7 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
 
 def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
     config = plan.config
-    agent = parts.agent or begun(_agent(plan, resolve_device(config.device)), directory)
+    agent = parts.agent or begun(_agent(plan, _device(plan, config.device)), directory)
     memory = parts.memory or make_memory(
         config.agent,
         plan.segment,
@@ -97,6 +116,52 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
     if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
     return learner
+
+
+def _worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
+    from steppe.roles.worker import Worker  # compiled parts, which only these runs need
+
+    config, life = plan.config, 0 if plan.resume is None else plan.resume + 1
+    names = ("worker", role.index, context.epoch, life)
+    agent = _agent(plan, _device(plan, config.device))
+    crew = _crew(plan, agent, names)
+    chunk_steps = plan.segment.num_steps * (1 if isinstance(config.agent, ClassicConfig) else plan.num_envs)
+    chunk_steps = max(chunk_steps, crew.least_steps)
+    worker = Worker(role.index, crew, chunk_steps, config.steps, context)
+    worker.claim_chunks = config.flow.refresh_every
+    if plan.resume is not None:
+        context.event("resume", how="episode-boundary")
+    return worker
+
+
+def _crew(plan: Plan, agent: Any, names: tuple[str | int, ...]) -> Crew:
+    """Environments and agent together: compiled where the game and the algorithm are, else in the fastest way there is."""
+    from steppe.roles.crews import EpisodeCrew, GameCrew, WorldCrew, game_of
+
+    config, rows = plan.config, plan.segment.num_steps
+    agent.begin(plan.num_envs, seeding.generator(config.seed, *names, "policy"))
+    seeds = seeding.sequence(config.seed, *names, "env")
+    game = game_of(agent, config.env, config.environment, plan.num_envs, seeding.integer(config.seed, *names, "games"))
+    if game is not None:
+        return GameCrew(agent, game)
+    if isinstance(config.agent, ClassicConfig):
+        env = make_env(config.env, find(config.env), config.environment)
+        return EpisodeCrew(agent, env, seeding.integer(config.seed, *names, "env"))
+    return WorldCrew(agent, make_world(config.env, config.environment, plan.num_envs, seeds), rows, seeds)
+
+
+def _keeper(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Role:
+    from steppe.roles.keeper import Keeper
+
+    config = plan.config
+    agent: Any = parts.agent or begun(_agent(plan, _device(plan, config.device)), directory)
+    checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
+    save = _saver(checkpoints, directory, context, None)
+    keeper = Keeper(agent, config.actors, _limits(plan, None), save, context)
+    if plan.resume is not None:
+        checkpoint = checkpoints.at(plan.resume)
+        keeper.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
+    return keeper
 
 
 def _intake(plan: Plan, script: Script | None, context: Context, log: ArrivalLog | None) -> Intake:

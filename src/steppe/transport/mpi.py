@@ -26,7 +26,8 @@ from steppe.core.weights import Layout, Weights
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm as Comm
-    from mpi4py.MPI import Message, Request, Status
+    from mpi4py.MPI import Message, Request
+    from mpi4py.MPI import Status as Status
 else:
     Comm = Message = Request = Status = Any
 
@@ -46,7 +47,7 @@ def library() -> Any:
     return MPI
 
 
-class _Outbox:
+class Outbox:
     """Sends under way, kept with what they send until they are complete."""
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ class MpiChannel:
             actor: self._in[actor * slots_per_actor : (actor + 1) * slots_per_actor] for actor in range(len(writers))
         }
         self._arriving: list[_Packet] = []  # in the order in which they came
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._status: Status = self._mpi.Status()
 
     def blank(self, actor: int) -> Segment | None:
@@ -417,7 +418,7 @@ class MpiWords:
         self._names = tuple(names)
         self._table = np.zeros(len(self._names), np.int64)
         self._told = {rank: self._table.copy() for rank in range(1, self._comm.Get_size())}
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._notes: deque[tuple[int, dict[str, Any]]] = deque()
         self._status: Status = self._mpi.Status()
 

@@ -4,9 +4,10 @@
     <room>/channel        see ShmChannel
     <room>/state-A-S      actor A just after its segment S
     <room>/weights-NAME   see ShmWeights
+    <room>/table          see tables.py
     <room>/bell-ROLE      a FIFO: a byte in it wakes the role
 
-Every word has one writer at a time and no lock is ever held, so kill -9 of any process leaves the others working.
+Every word has one writer at a time and no lock is ever held (but for the table's), so kill -9 of any process leaves the others working.
 Plain files (in /dev/shm where there is one) are used instead of `multiprocessing.shared_memory`, which unlinks a segment
 when any process that attached to it exits. Whoever makes the room removes it.
 """
@@ -94,7 +95,7 @@ def sweep(base: Path) -> None:
             remove_room(path.parent)
 
 
-def _map(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
+def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
     """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched, unless they
     are reserved: then a full filesystem is an OSError here and not a bus error later."""
     flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0)
@@ -141,7 +142,7 @@ class Control:
 
     def __init__(self, path: Path, *, create: bool = False, num_places: int = 0) -> None:
         size = -(-(self._BEATS + num_places) * 8 // _PAGE) * _PAGE
-        self._words = np.frombuffer(_map(path, size if create else None), np.int64)
+        self._words = np.frombuffer(map_file(path, size if create else None), np.int64)
 
     def set(self, kind: str, value: int) -> None:
         self._words[self.KINDS.index(kind)] = value
@@ -190,9 +191,9 @@ class ShmChannel:
         self._room, self._run, self._slots = room, run, slots_per_actor
         self._held: dict[int, int] = {}  # actor → the slot it is filling
         num_slots = num_actors * slots_per_actor
-        table_bytes = -(-num_slots * 64 // _PAGE) * _PAGE
+        table_bytes = max(1, -(-num_slots * 64 // _PAGE)) * _PAGE
         stride = -(-spec.nbytes // _PAGE) * _PAGE
-        view = memoryview(_map(room / "channel", table_bytes + num_slots * stride if create else None))
+        view = memoryview(map_file(room / "channel", table_bytes + num_slots * stride if create else None))
         self._table = np.frombuffer(view, np.int64, num_slots * 8).reshape(num_slots, 8)
         self._started = self._table.view(np.float64)
         self._segments = [
@@ -326,7 +327,7 @@ class ShmWeights:
     def _open(self, policy: str) -> _WeightsFile | None:
         if policy not in self._files:
             try:
-                self._files[policy] = _WeightsFile(_map(self._room / f"weights-{policy}"))
+                self._files[policy] = _WeightsFile(map_file(self._room / f"weights-{policy}"))
             except FileNotFoundError:
                 return None
         return self._files[policy]
@@ -337,7 +338,7 @@ class ShmWeights:
         layout = msgspec.json.encode(weights.layout.entries)
         size = _PAGE + -(-len(layout) // _PAGE) * _PAGE + self._SLOTS * -(-weights.layout.nbytes // _PAGE) * _PAGE
         try:
-            mapped = _map(draft, size, reserve=True)
+            mapped = map_file(draft, size, reserve=True)
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise UsageError(f"{size >> 20} MiB of shared memory for weights: {error.strerror}; free some") from None

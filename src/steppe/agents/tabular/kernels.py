@@ -286,21 +286,3 @@ def vectorized_q_update(
         raise ConfigError(
             "a state or action is outside the table, a reward is not finite, or the columns differ in length; nothing was learned"
         )
-
-
-@numba.njit(cache=True, nogil=True)
-def merge(shared: np.ndarray, local: np.ndarray, base: np.ndarray) -> int:
-    """Add what `local` learned since `base` to `shared`, then make all three equal; returns how many entries had changed.
-
-    Flat views of equal length. Where nobody else wrote, `shared` becomes `local` bit for bit, so a lone worker learns as if
-    the table were its own.
-    """
-    changed = 0
-    for i in range(len(shared)):
-        mine, old, theirs = local[i], base[i], shared[i]
-        if mine != old:
-            changed += 1
-            shared[i] = mine if theirs == old else theirs + (mine - old)
-        if mine != old or theirs != old:
-            local[i] = base[i] = shared[i]
-    return changed

@@ -1,0 +1,311 @@
+"""Learners over tables as the house's agents: they act in many environments at once, learn from rollouts, and their
+weights are the table. What each learns towards is in its algorithm's own file. Axes are [T, B, …]."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from steppe.agents.tabular.algorithm import BaseAlgorithm
+from steppe.agents.tabular.chance import Words
+from steppe.agents.tabular.double_q import DoubleQLearning
+from steppe.agents.tabular.multistep import MultiStep, NStepQLearning, QLambda
+from steppe.agents.tabular.q_learning import OptimalQLearning
+from steppe.agents.tabular.sarsa import SARSA, ExpectedSARSA
+from steppe.agents.tabular.schedules import from_plain
+from steppe.agents.tabular.table import TableAlgorithm
+from steppe.core import factory
+from steppe.core.agent import Learned, Progress, Tree
+from steppe.core.algorithms import SCHEDULE_STEPS, ClassicConfig
+from steppe.core.errors import ConfigError, UsageError
+from steppe.core.experience import Batch, Segment
+from steppe.core.specs import EnvSpec
+from steppe.core.weights import Layout, Weights
+
+
+class TabularAgent:
+    """One table that acts and learns. Its rates follow the run's progress, and exploration goes along with the weights."""
+
+    algorithm_class: ClassVar[type[TableAlgorithm]]
+    options: ClassVar[tuple[str, ...]] = ()  # fields of the configuration that the algorithm's constructor takes
+
+    def __init__(self, config: Any, spec: EnvSpec, *, seed: int, device: str = "cpu") -> None:
+        if device not in ("cpu", "auto"):
+            raise ConfigError(f"device={device!r}: tables are learned on the CPU, leave device out")
+        assert spec.num_states is not None, "a table needs numbered states"
+        self.config, self.spec, self.version = config, spec, -1
+        self.algorithm: Any = self._make(spec.num_states, spec.action.sizes[0], seed)
+        storage = storage_of(self.algorithm)
+        self._weights = Weights.from_arrays({"q_table": storage, "epsilon": np.array([self.algorithm.epsilon])})
+        arrays = self._weights.arrays()
+        adopt(self.algorithm, arrays["q_table"])
+        self._epsilon = arrays["epsilon"]
+        self._sink = np.ones((0, *spec.action.sizes), np.bool_)
+
+    def _make(self, num_states: int, num_actions: int, seed: int) -> BaseAlgorithm:
+        config = self.config
+        chosen = {name: getattr(config, name) for name in self.options}
+        rates = {"learning_rate": config.learning_rate or 0.1, "discount_factor": config.gamma}
+        quiet = {"epsilon": config.epsilon, "epsilon_decay": 1.0, "epsilon_min": 0.0}
+        return self.algorithm_class(num_states, num_actions, **rates, **quiet, **chosen, seed=seed)
+
+    @property
+    def table(self) -> np.ndarray:
+        """All that is learned, one row per state (and table), sharing this agent's memory."""
+        storage = storage_of(self.algorithm)
+        return storage.reshape(-1, storage.shape[-1])
+
+    @property
+    def pull(self) -> float:
+        """How much of its error one visit takes away from a value, over all the updates that follow it."""
+        algorithm = self.algorithm
+        if isinstance(algorithm, QLambda):
+            return float(algorithm.learning_rate / max(1e-3, 1.0 - algorithm.discount_factor * algorithm.trace_decay))
+        return float(algorithm.learning_rate)
+
+    def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
+        """Take all chance from `stream` from now on."""
+        self.algorithm.words = Words(int(stream.integers(2**63)))
+
+    def act(
+        self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, masks: np.ndarray | None = None
+    ) -> Mapping[str, np.ndarray]:
+        """An action for each state; `masks` [B, A] says what is allowed, and is noted beside it."""
+        if masks is None:
+            if len(self._sink) != len(obs):
+                self._sink = np.ones((len(obs), *self.spec.action.sizes), np.bool_)
+            masks = self._sink
+        flags = None if masks.all() else masks
+        return {"action": self._choose(obs, flags, explore=explore), "mask": masks}
+
+    def _choose(self, states: np.ndarray, masks: np.ndarray | None, *, explore: bool) -> np.ndarray:
+        chosen: np.ndarray = self.algorithm.select_actions(states, masks, deterministic=not explore)
+        return chosen
+
+    def acting_state(self) -> Tree:
+        """Where the stream of chance is."""
+        return {"words": self.algorithm.words.state()}
+
+    def restore_acting(self, state: Tree) -> None:
+        """Go where the stream was."""
+        self.algorithm.words.restore(state["words"])
+
+    def load(self, weights: Weights) -> None:
+        """Take over a table and the exploration that goes with it."""
+        weights.require(self._weights.layout, f"this {type(self).__name__}")
+        np.copyto(self._weights.buffer, weights.buffer)
+        counts = (weights.version, weights.updates, weights.env_steps, weights.episodes)
+        version, updates, env_steps, episodes = counts
+        self._weights = self._weights.stamped(
+            version=version, updates=updates, env_steps=env_steps, episodes=episodes, train_s=weights.train_s
+        )
+        self.algorithm.epsilon = float(self._epsilon[0])
+        self.version = version
+
+    def observe(self, segment: Segment, progress: Progress) -> None:
+        """Let the rates follow the run's steps."""
+        self.follow(progress)
+
+    def follow(self, progress: Progress) -> None:
+        """Set the rates to what they are so far into the run."""
+        config, steps = self.config, progress.total_steps or SCHEDULE_STEPS
+        begun = min(1.0, progress.env_steps / (config.exploration_fraction * steps))
+        done = min(1.0, progress.env_steps / steps)
+        rate = config.learning_rate or 0.1
+        end = rate if config.learning_rate_end is None else config.learning_rate_end
+        self.algorithm.step_count = progress.env_steps
+        self.algorithm.learning_rate = rate + (end - rate) * done
+        self.explore_at(config.epsilon + (config.epsilon_end - config.epsilon) * begun)
+
+    def explore_at(self, epsilon: float) -> None:
+        """Take this share of random actions, here and in whoever adopts the weights."""
+        self.algorithm.epsilon = float(epsilon)
+        self._epsilon[0] = epsilon
+
+    def learn(self, batch: Batch) -> Learned:
+        """One pass over a rollout, step by step in the order in which they happened.
+
+        Trajectories are followed to the rollout's end and bootstrapped there.
+        """
+        columns, more = rows_of(batch, self.spec.num_states or 0)
+        algorithm = self.algorithm
+        more["turn_based"] = self.spec.in_turns
+        truncated, streams, following = (more.pop(name) for name in ("truncated", "streams", "following"))
+        if isinstance(algorithm, MultiStep):
+            more |= {"truncated": truncated, "streams": streams}
+        elif isinstance(algorithm, SARSA):
+            more["next_actions"] = self._next_actions(columns, following, more.pop("next_masks"))
+        algorithm.learn(*columns, **more)
+        stats = {"epsilon": algorithm.epsilon, "learning_rate": algorithm.learning_rate}
+        return Learned(len(columns[0]), stats)
+
+    def _next_actions(
+        self, columns: tuple[np.ndarray, ...], following: np.ndarray, masks: np.ndarray | None
+    ) -> np.ndarray:
+        """What was done next; where that is not in the rollout, what would be done now."""
+        unknown = np.flatnonzero((following < 0) & ~columns[4])
+        if len(unknown):
+            allowed = None if masks is None else masks[unknown]
+            following[unknown] = self.algorithm.select_actions(columns[3][unknown], allowed)
+        known: np.ndarray = np.maximum(following, 0)
+        return known
+
+    def gradients(self, batch: Batch) -> NoReturn:
+        """A table has none."""
+        raise UsageError("a table is learned without gradients: share it with mode 'workers'")
+
+    def apply(self, gradient: np.ndarray) -> NoReturn:
+        """A table takes none."""
+        raise UsageError("a table is learned without gradients: share it with mode 'workers'")
+
+    def weights(self) -> Weights:
+        """The table as it is now, sharing this agent's memory."""
+        return self._weights
+
+    @property
+    def layout(self) -> Layout:
+        """How the weights lie in memory."""
+        return self._weights.layout
+
+    def state(self) -> Tree:
+        """Chance and rates; steps that wait for their return never outlive a rollout."""
+        algorithm = self.algorithm
+        counts = {"steps": algorithm.step_count, "episodes": algorithm.episode_count}
+        return {"words": algorithm.words.state(), "learning_rate": algorithm.learning_rate, **counts}
+
+    def restore(self, state: Tree) -> None:
+        """Take over what `state` returned."""
+        algorithm = self.algorithm
+        algorithm.words.restore(state["words"])
+        algorithm.learning_rate = float(state["learning_rate"])
+        algorithm.step_count, algorithm.episode_count = int(state["steps"]), int(state["episodes"])
+
+
+def rows_of(batch: Batch, num_states: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
+    """A rollout as the columns that algorithms learn from, time-major, and what some of them need besides.
+
+    Nobody says what is allowed in the last state of a truncated episode. Where masks matter, such a step is left out, and
+    its trajectory ends a step earlier.
+    """
+    obs, action, terminated, valid = batch["obs"], batch["action"], batch["terminated"], batch["valid"].copy()
+    cut = terminated | batch["truncated"]
+    after = np.where(cut, batch["final_obs"], obs[1:])
+    masks = None if batch["mask"].all() else batch["mask"][1:]
+    ends = cut & ~terminated
+    if masks is not None:
+        valid &= ~ends
+        ends[:-1], ends[-1] = ends[1:], False
+    ends[-1] |= ~terminated[-1]
+    following = np.full(action.shape, -1, np.int64)
+    following[:-1] = np.where(cut[:-1], -1, action[1:])
+    keep, width = valid.ravel(), action.shape[1]
+    streams = np.tile(np.arange(width), len(action))
+    flat = (obs[:-1], action, batch["reward"].astype(np.float64), after, terminated)
+    columns = tuple(np.ascontiguousarray(column.ravel()[keep]) for column in flat)
+    more: dict[str, Any] = {
+        "truncated": (ends & ~terminated).ravel()[keep],
+        "streams": streams[keep],
+        "following": following.ravel()[keep],
+        "next_masks": None if masks is None else masks.reshape(-1, masks.shape[-1])[keep],
+    }
+    return columns, more
+
+
+def storage_of(algorithm: BaseAlgorithm) -> np.ndarray:
+    """The array that an algorithm learns in; ConfigError where it has none that can be shared."""
+    storage = getattr(algorithm, "storage", algorithm.q_table)
+    if not isinstance(storage, np.ndarray) or storage.dtype.kind != "f":
+        raise ConfigError(
+            f"a {type(algorithm).__name__} keeps its table in a {type(storage).__name__}, which cannot lie in shared memory: "
+            "use OptimalQLearning, or SingleThreadQLearning"
+        )
+    return storage
+
+
+def adopt(algorithm: BaseAlgorithm, storage: np.ndarray) -> None:
+    """Let an algorithm learn in this memory, with what is in it."""
+    if isinstance(algorithm, TableAlgorithm):
+        algorithm.adopt(storage)
+    else:
+        algorithm.q_table = storage
+
+
+class QLearningAgent(TabularAgent):
+    """Q-learning."""
+
+    algorithm_class = OptimalQLearning
+
+
+class SarsaAgent(TabularAgent):
+    """SARSA."""
+
+    algorithm_class = SARSA
+
+
+class ExpectedSarsaAgent(TabularAgent):
+    """Expected SARSA."""
+
+    algorithm_class = ExpectedSARSA
+
+
+class DoubleQAgent(TabularAgent):
+    """Double Q-learning."""
+
+    algorithm_class = DoubleQLearning
+
+
+class NStepQAgent(TabularAgent):
+    """n-step Q-learning."""
+
+    algorithm_class = NStepQLearning
+    options = ("n_step",)
+
+
+class QLambdaAgent(TabularAgent):
+    """Watkins's Q(λ)."""
+
+    algorithm_class = QLambda
+    options = ("trace_decay",)
+
+
+class ClassicAgent(TabularAgent):
+    """Any learner of `steppe.classic` by its class and the constructor's own options; it minds its rates itself."""
+
+    Config = ClassicConfig
+
+    def _make(self, num_states: int, num_actions: int, seed: int) -> BaseAlgorithm:
+        kind = factory.resolve(self.config.learner)
+        given = {
+            name: from_plain(value) if _is_schedule(value) else value for name, value in self.config.options.items()
+        }
+        takes = inspect.signature(kind).parameters.values()
+        if any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in takes):
+            given.setdefault("seed", seed)
+        made: BaseAlgorithm = kind(num_states, num_actions, **given)
+        return made
+
+    def _choose(self, states: np.ndarray, masks: np.ndarray | None, *, explore: bool) -> np.ndarray:
+        """One after the other by a learner that only knows single states."""
+        algorithm = self.algorithm
+        if isinstance(algorithm, TableAlgorithm):
+            return super()._choose(states, masks, explore=explore)
+        epsilon, algorithm.epsilon = algorithm.epsilon, algorithm.epsilon if explore else 0.0
+        try:
+            more = [()] * len(states) if masks is None or not algorithm.takes_masks else [(mask,) for mask in masks]
+            rows = zip(states, more, strict=True)
+            return np.array([algorithm.select_action(int(state), *mask) for state, mask in rows], np.int64)
+        finally:
+            algorithm.epsilon = epsilon
+
+    def follow(self, progress: Progress) -> None:
+        """Rates are the learner's own business: by its schedules, or by its episodes."""
+        self.algorithm.step_count = progress.env_steps
+        self.algorithm.count_steps(0)
+        self._epsilon[0] = self.algorithm.epsilon
+
+
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, dict) and "kind" in value

@@ -1,0 +1,63 @@
+"""DiscretizeWrapper: observations that are real numbers become one number, for agents that look states up in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from steppe.core.errors import ConfigError, WorldError
+
+
+class DiscretizeWrapper(gym.ObservationWrapper[int, Any, Any]):
+    """Cuts each component of a Box into `bins` equal parts between `low` and `high`, and numbers the cells, last component
+    fastest.
+
+    Bounds that are absent are the space's own. What lies beyond them belongs to the outermost bins.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        bins: int | Sequence[int] = 10,
+        low: Sequence[float] | None = None,
+        high: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, spaces.Box):
+            raise WorldError(f"{space} has no components to cut into bins: DiscretizeWrapper is for Box spaces")
+        size = math.prod(space.shape)
+        self.bins = np.full(size, bins) if isinstance(bins, int) else np.asarray(bins, np.int64)
+        self.low, self.high = _bound(space.low, low), _bound(space.high, high)
+        if any(array.shape != (size,) for array in (self.bins, self.low, self.high)):
+            raise ConfigError(f"{space} has {size} components: give bins, low and high for each of them")
+        if (self.bins < 1).any():
+            raise ConfigError(f"bins={bins}: there must be at least one for each component")
+        open_ended = np.flatnonzero(~np.isfinite(self.low) | ~np.isfinite(self.high) | (self.low >= self.high))
+        if len(open_ended):
+            raise ConfigError(
+                f"component {open_ended[0]} of {space} has no finite bounds: wrap it in a function of your own that returns "
+                "DiscretizeWrapper(env, bins=…, low=[…], high=[…])"
+            )
+        self.observation_space: spaces.Space[Any] = spaces.Discrete(math.prod(self.bins.tolist()))
+
+    def observation(self, observation: Any) -> int:
+        """The number of the cell that an observation lies in."""
+        place = (np.ravel(observation) - self.low) / (self.high - self.low)
+        if not np.isfinite(place).all():
+            raise WorldError(f"the observation {observation} is not finite and lies in no bin")
+        cell = np.clip((place * self.bins).astype(np.int64), 0, self.bins - 1)
+        return int(np.ravel_multi_index(tuple(cell), tuple(self.bins)))
+
+
+def _bound(own: np.ndarray, given: Sequence[float] | None) -> np.ndarray:
+    """The bounds to cut between; half the range of a float32 is how Gymnasium says "anything"."""
+    if given is not None:
+        return np.asarray(given, np.float64)
+    bound = own.ravel().astype(np.float64)
+    return np.where(np.abs(bound) > 1e30, np.inf, bound)

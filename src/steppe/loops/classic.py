@@ -1,0 +1,337 @@
+"""Classic learners at work: on one core, on all cores of a machine, and on the ranks of an MPI world.
+
+One core is a loop over the learner's own `train_episode`. The other two are runs in mode `workers` like any other, on the
+house's roles and runtimes; what such a run leaves behind is read and removed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.agents.tabular.agent import ClassicAgent, adopt, storage_of
+from steppe.agents.tabular.algorithm import BaseAlgorithm, step_limit, takes_turns
+from steppe.agents.tabular.q_learning import ListQLearning, OptimalQLearning
+from steppe.agents.tabular.schedules import Schedule, to_plain
+from steppe.core import factory
+from steppe.core.checked import checked
+from steppe.core.config import resolve
+from steppe.core.errors import ConfigError, UsageError
+from steppe.core.links import ACTORS, EVALUATIONS
+from steppe.core.reports import ActorReport, EvaluationReport
+from steppe.envs.flattening import as_environment
+from steppe.loops.composing import NEVER
+from steppe.loops.main import MainLoop
+from steppe.loops.result import RunResult
+from steppe.records.directory import RunDirectory
+from steppe.records.statistics import TrainingStatistics
+from steppe.runtimes import mpi
+
+Observer = Callable[[Any], object]
+_given: list[Any] = []  # the environment of this process's DistAsyncQLearning
+
+
+@checked
+class SingleThreadQLearning:
+    """Trains one learner in one environment, here. `algorithm` is the learner, `training_stats` what it went through."""
+
+    def __init__(self, algorithm_class: type[BaseAlgorithm] = OptimalQLearning, **kwargs: Any) -> None:
+        self.algorithm = algorithm_class(**kwargs)
+        self.training_stats = TrainingStatistics()
+        self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the best actions)
+
+    def train(
+        self,
+        env: Any,
+        episodes: int | None = None,
+        steps: int | None = None,
+        *,
+        validation_env: Any = None,
+        validation_every: int = 10_000,
+        validation_episodes: int = 20,
+    ) -> TrainingStatistics:
+        """Play whole episodes and learn from every step, until there were so many of them or of their steps.
+
+        With `validation_env`, which must not be `env`, the best actions are judged there every so many steps, and at the end.
+        """
+        if (episodes is None) == (steps is None):
+            raise ConfigError("give either episodes or steps")
+        _require_positive(episodes=episodes, steps=steps, validation_every=validation_every)
+        if validation_env is env:
+            raise ConfigError("validation_env is the environment of training: make another, or learning is disturbed")
+        algorithm, stats = self.algorithm, self.training_stats
+        first, last_step = algorithm.episode_count, algorithm.step_count + (steps or 0)
+        judged = algorithm.step_count
+        while algorithm.episode_count - first < episodes if episodes is not None else algorithm.step_count < last_step:
+            before = algorithm.step_count
+            stats.record_episode(algorithm.train_episode(env), algorithm.step_count - before)
+            if validation_env is not None and algorithm.step_count - judged >= validation_every:
+                judged = algorithm.step_count
+                self._validate(validation_env, validation_episodes)
+        if validation_env is not None and (not self.validation or self.validation[-1][0] < algorithm.step_count):
+            self._validate(validation_env, validation_episodes)
+        return stats
+
+    def _validate(self, env: Any, episodes: int) -> None:
+        mean = float(np.mean(validate(self.algorithm, env, episodes)))
+        self.validation.append((self.algorithm.step_count, mean))
+        self.training_stats.record_metric("validation_return", mean)
+
+
+class _Shared:
+    """What the two runtimes with a shared table have in common: a run in mode `workers`, and what it leaves."""
+
+    def __init__(self, algorithm_class: type[BaseAlgorithm], kwargs: dict[str, Any]) -> None:
+        if issubclass(algorithm_class, ListQLearning):
+            raise ConfigError(
+                f"{algorithm_class.__name__} keeps its table in Python lists, which cannot lie in shared memory: use "
+                "OptimalQLearning, or SingleThreadQLearning"
+            )
+        self.algorithm_class, self.kwargs = algorithm_class, dict(kwargs)
+        self.algorithm: Any = None  # the learner, once it has trained
+        self.training_stats = TrainingStatistics()
+        self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the best actions)
+        self.result: RunResult | None = None
+
+    @property
+    def q_table(self) -> Any:
+        """What was learned."""
+        if self.algorithm is None:
+            raise UsageError("nothing was learned yet: call train first")
+        return self.algorithm.q_table
+
+    def _run(
+        self, env: str, steps: int, workers: int, settings: Mapping[str, Any], observers: Sequence[Observer]
+    ) -> None:
+        room = Path(tempfile.mkdtemp(prefix="steppe-classic-"))
+        sizes = {name: int(size) for name, size in self.kwargs.items() if name in ("state_size", "action_size")}
+        options = {name: _plain(value) for name, value in self.kwargs.items() if name not in sizes}
+        seed = {"seed": int(options["seed"])} if options.get("seed") is not None else {"seed": _any_seed()}
+        layer = {
+            "env": env,
+            "algo": factory.reference(ClassicAgent),
+            "agent.learner": factory.reference(self.algorithm_class),
+            "agent.options": {name: value for name, value in options.items() if name != "seed"},
+            "mode": "workers",
+            "actors": workers,
+            "steps": steps,
+            "run_dir": str(room / "run"),
+            **seed,
+            **settings,
+        }
+        try:
+            loop = MainLoop.of(resolve(("call", layer)))
+            self._begin(loop, sizes)
+            result = loop.run(observers)
+            self._keep(loop, result)
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+        result.raise_for_fault()
+
+    def _begin(self, loop: MainLoop, sizes: dict[str, int]) -> None:
+        """Make the learner here first, so that what is wrong with it is said before anything is started."""
+        made: Any = loop.agent.agent
+        for name, size in sizes.items():
+            if size != getattr(made.algorithm, name):
+                states = "states" if name == "state_size" else "actions"
+                have = getattr(made.algorithm, name)
+                raise ConfigError(f"{name}={size}, but the environment has {have} {states}: leave {name} out")
+        if self.algorithm is not None:
+            made.table[...] = storage_of(self.algorithm).reshape(made.table.shape)
+            made.explore_at(self.algorithm.epsilon)
+
+    def _keep(self, loop: MainLoop, result: RunResult) -> None:
+        """Take over what the run learned and went through."""
+        directory = RunDirectory.open(result.path)
+        made: Any = loop.agent.agent
+        self.algorithm, self.result = made.algorithm, result
+        adopt(self.algorithm, storage_of(self.algorithm).copy())
+        self.algorithm.step_count, self.algorithm.episode_count = result.summary["env_steps"], 0
+        for report in _reports(directory, ACTORS, ActorReport):
+            self.algorithm.episode_count += report.num_episodes
+            self.training_stats.count_unlisted(report.num_episodes - len(report.episodes))
+            for score, length in report.episodes:
+                self.training_stats.record_episode(score, length)
+        for verdict in _reports(directory, EVALUATIONS, EvaluationReport):
+            self.validation.append((verdict.env_steps, verdict.return_mean))
+            self.training_stats.record_metric("validation_return", verdict.return_mean)
+        directory.store.close()
+
+
+@checked
+class ParallelQLearning(_Shared):
+    """Trains one table with as many processes as there are cores; a process that is killed is replaced, and its loss told.
+
+    Whatever the number of processes, what they learn is added up in one table in shared memory, which is gone with the run.
+    """
+
+    def __init__(
+        self,
+        algorithm_class: type[BaseAlgorithm] = OptimalQLearning,
+        num_processes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if num_processes is not None and num_processes < 1:
+            raise ConfigError(f"num_processes={num_processes}: there must be at least one")
+        super().__init__(algorithm_class, kwargs)
+        self.num_processes = num_processes or len(os.sched_getaffinity(0))
+
+    def train(
+        self,
+        env_factory: Callable[..., Any] | str,
+        steps: int,
+        steps_per_sync: int = 1000,
+        *,
+        validation_every: int | None = None,
+        validation_episodes: int = 20,
+        runtime: str = "processes",
+        callbacks: Sequence[Observer] = (),
+    ) -> TrainingStatistics:
+        """Take `steps` steps over all processes together, rounded up to whole episodes, merging every `steps_per_sync`.
+
+        `env_factory` is a function that makes an environment, or an id. Another environment of it judges the best actions
+        every `validation_every` steps, and at the end. Called again, it goes on with what was learned.
+        """
+        factory.stop_if_loading_main()
+        _require_positive(steps=steps, steps_per_sync=steps_per_sync, validation_every=validation_every)
+        settings = {
+            "runtime": runtime,
+            "agent.segment_steps": steps_per_sync,
+            "evaluation.every_steps": validation_every or NEVER,
+            "evaluation.episodes": validation_episodes,
+        }
+        self._run(factory.reference(env_factory), steps, self.num_processes, settings, callbacks)
+        return self.training_stats
+
+
+@checked
+class DistAsyncQLearning(_Shared):
+    """Trains one table on all ranks that `mpiexec -n N python script.py` starts; alone where nobody started others.
+
+    The first rank keeps the table and works too. Every `batch_size` steps a rank sends what it added, and after
+    `sync_frequency` of these messages it hears what the others added. No rank waits for another one's work. Only the first
+    rank returns from `train`; the others serve it until it ends.
+    """
+
+    def __init__(
+        self,
+        algorithm_class: type[BaseAlgorithm] = OptimalQLearning,
+        batch_size: int = 32,
+        sync_frequency: int = 100,
+        **kwargs: Any,
+    ) -> None:
+        _require_positive(batch_size=batch_size, sync_frequency=sync_frequency)
+        mpi.require_library()
+        super().__init__(algorithm_class, kwargs)
+        self.batch_size, self.sync_frequency = batch_size, sync_frequency
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that mpiexec started."""
+        return self._world()[0]
+
+    @property
+    def size(self) -> int:
+        """How many processes mpiexec started."""
+        return self._world()[1]
+
+    def train(
+        self,
+        env: Any,
+        steps: int,
+        *,
+        validation_every: int | None = None,
+        validation_episodes: int = 20,
+        callbacks: Sequence[Observer] = (),
+    ) -> TrainingStatistics:
+        """Take `steps` steps over all ranks together, rounded up to whole episodes, in copies of `env`.
+
+        Another copy judges the best actions every `validation_every` steps, and at the end.
+        """
+        factory.stop_if_loading_main()
+        _require_positive(steps=steps, validation_every=validation_every)
+        _given[:] = [env]
+        runtime = "mpi" if mpi.under_mpiexec() else "inline"
+        mpi.join(runtime)
+        settings = {
+            "runtime": runtime,
+            "agent.segment_steps": self.batch_size,
+            "flow.refresh_every": self.sync_frequency,
+            "evaluation.every_steps": validation_every or NEVER,
+            "evaluation.episodes": validation_episodes,
+        }
+        self._run(factory.reference(given_env), steps, self.size, settings, callbacks)
+        return self.training_stats
+
+    def _world(self) -> tuple[int, int]:
+        if not mpi.under_mpiexec():
+            return 0, 1
+        from steppe.runtimes.mpi_world import world
+
+        return world().Get_rank(), world().Get_size()
+
+
+def given_env() -> Any:
+    """A copy of the environment that this process's DistAsyncQLearning was given."""
+    if not _given:
+        raise UsageError("every rank must call train with an environment: start the same script on all of them")
+    try:
+        env = copy.deepcopy(_given[0])
+    except Exception as error:
+        raise UsageError(f"a {type(_given[0]).__name__} cannot be copied ({error}): give one that can be") from error
+    return as_environment(env)
+
+
+def validate(algorithm: BaseAlgorithm, env: Any, episodes: int) -> list[float]:
+    """Returns of whole episodes with the best actions, which learn nothing. With two agents in turns, as the first's."""
+    _require_positive(episodes=episodes)
+    in_turns, limit = takes_turns(env), step_limit(env)
+    explored, algorithm.epsilon = algorithm.epsilon, 0.0
+    try:
+        return [_play(algorithm, env, limit, in_turns=in_turns) for _ in range(episodes)]
+    finally:
+        algorithm.epsilon = explored
+
+
+def _play(algorithm: BaseAlgorithm, env: Any, limit: float, *, in_turns: bool) -> float:
+    state, info = env.reset()
+    total, sign, length, ended = 0.0, 1.0, 0, False
+    while not ended:
+        mask = (info.get("action_mask"),) if algorithm.takes_masks else ()
+        state, reward, terminated, truncated, info = env.step(algorithm.select_action(state, *mask))
+        total += sign * float(reward)
+        sign, length = -sign if in_turns else sign, length + 1
+        ended = bool(terminated or truncated or length >= limit)
+    return total
+
+
+def _reports(directory: RunDirectory, topic: str, kind: Any) -> list[Any]:
+    found, after = [], 0
+    while page := directory.board.read(topic, after):
+        after = page[-1][0]
+        found += [kind.read(record) for _, record in page]
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """An option of a learner as plain data, which another process can be told."""
+    if isinstance(value, Schedule):
+        return to_plain(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _any_seed() -> int:
+    return int(np.random.SeedSequence().generate_state(1, np.uint32)[0])
+
+
+def _require_positive(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value}: must be at least 1")

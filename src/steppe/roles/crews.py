@@ -1,0 +1,241 @@
+"""What a worker has under it: environments and a learner that acts and learns in them, so many steps at a time.
+
+Three kinds: compiled games, where all of it is one call; a world of ours and an agent; and one environment with a learner
+that plays whole episodes. Sharing what was learned is the worker's business.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from steppe.agents.tabular.agent import TabularAgent
+from steppe.agents.tabular.q_learning import OptimalQLearning
+from steppe.agents.tabular.table import TableAlgorithm
+from steppe.agents.tabular.trainer import GameTrainer
+from steppe.core.agent import Progress
+from steppe.core.config import EnvConfig
+from steppe.core.experience import Batch, Segment
+from steppe.core.links import Totals
+from steppe.core.specs import SegmentSpec
+from steppe.core.world import World, masks_of
+from steppe.envs.finite import require_finite
+from steppe.envs.making import compiled_game
+
+ESTIMATE_EVERY = 16  # runs
+NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass
+class Taken:
+    """What a stretch of work was: steps, and the returns and lengths of the episodes that ended in it, or their means."""
+
+    steps: int
+    episodes: int
+    finished: list[tuple[float, int]]
+
+
+class Crew(Protocol):
+    """`agent.table` is where it learns. `candidates` are the rows that it may have changed in the last run; none: any.
+    `kept` is how much of a value from before it is left there, by the number of updates (core/merging.py)."""
+
+    agent: TabularAgent
+    candidates: np.ndarray
+    kept: np.ndarray
+    least_steps: int  # fewer between two merges would only keep it from working
+
+    def run(self, num_steps: int) -> Taken:
+        """Act and learn for about so many steps over all its environments, at least one."""
+
+    def follow(self, totals: Totals, limit: int | None) -> None:
+        """Set rates to how far all workers together are."""
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+class _Crew:
+    """What all have: rates that go by all workers' steps and episodes, and word of which entries were visited how often."""
+
+    def __init__(self, agent: TabularAgent) -> None:
+        self.agent = agent
+        self.candidates, self.least_steps = NO_ROWS, 1
+        self.kept = np.ones(agent.table.shape, np.float32)
+        self._visited = NO_ROWS
+        self._own_episodes = self._others = 0
+
+    def _visit(self, states: np.ndarray, actions: np.ndarray) -> None:
+        """Remember the updates of a run, in place of those of the run before."""
+        num_states, num_actions = self.agent.spec.num_states or 0, len(self.kept[0])
+        tables = self.kept.reshape(-1, num_states * num_actions)
+        tables[:, self._visited] = 1.0
+        self._visited, counts = np.unique(states * num_actions + actions, return_counts=True)
+        tables[:, self._visited] = left_of(counts * (self.agent.pull / len(tables)))
+        if isinstance(self.agent.algorithm, TableAlgorithm):
+            rows = np.unique(self._visited // num_actions)
+            self.candidates = (rows + num_states * np.arange(len(tables))[:, None]).ravel()
+
+    def follow(self, totals: Totals, limit: int | None) -> None:
+        self.agent.follow(Progress(totals.steps, limit))
+        others = max(0, totals.episodes - self._own_episodes)
+        if others > self._others:
+            self.agent.algorithm.count_episodes(others - self._others)
+            self._others = others
+
+
+class WorldCrew(_Crew):
+    """A world of ours: a rollout of `num_rows` steps of every environment, learned from at once."""
+
+    def __init__(self, agent: TabularAgent, world: World, num_rows: int, seeds: np.random.SeedSequence) -> None:
+        super().__init__(agent)
+        self.world = world
+        columns = agent.config.columns(world.spec)
+        spec = SegmentSpec(num_rows, world.num_envs, world.spec.obs, world.spec.action.field, columns)
+        self._segment = Segment.blank(spec)
+        self._seeds = seeds
+        self._obs = np.zeros(world.num_envs, np.int64)
+        self._begun = False
+
+    def run(self, num_steps: int) -> Taken:
+        if not self._begun:
+            self.world.reset(self._obs, self._seeds)
+            self._begun = True
+        segment, world = self._segment, self.world
+        rows = min(segment.spec.num_steps, max(1, math.ceil(num_steps / world.num_envs)))
+        segment["obs"][0] = self._obs
+        for t in range(rows):
+            noted = self.agent.act(segment["obs"][t], world.starts, masks=masks_of(world))
+            segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
+            world.step(segment["action"][t], segment, t)
+        masks = masks_of(world)
+        segment["mask"][rows] = True if masks is None else masks
+        require_finite(segment, rows, "worker")
+        self._obs[...] = segment["obs"][rows]
+        more = ("obs", "mask")
+        self.agent.learn(Batch({name: column[: rows + (name in more)] for name, column in segment.columns.items()}))
+        valid, finished = segment["valid"][:rows], world.take_finished()
+        self._visit(segment["obs"][:rows][valid], segment["action"][:rows][valid])
+        self._own_episodes += len(finished)
+        return Taken(int(np.count_nonzero(valid)), len(finished), finished)
+
+    def close(self) -> None:
+        self.world.close()
+
+
+class GameCrew(_Crew):
+    """Compiled games of two players: choice, move, reply and update of all games in one call."""
+
+    def __init__(self, agent: TabularAgent, trainer: GameTrainer) -> None:
+        super().__init__(agent)
+        self.trainer, self.least_steps = trainer, 16 * trainer.num_games
+        self.candidates = np.flatnonzero(trainer.game.reachable & (trainer.game.legal > 0))
+        self._seen = np.zeros(len(agent.table))  # how often each state was met at the end of a run
+        self._runs = 0
+
+    def run(self, num_steps: int) -> Taken:
+        tally = self.trainer.run(num_steps)
+        self._estimate(num_steps)
+        self._own_episodes += tally.num_games
+        if not tally.num_games:
+            return Taken(tally.num_steps, 0, [])
+        mean = ((tally.won - tally.lost) / tally.num_games, round(tally.num_steps / tally.num_games))
+        return Taken(tally.num_steps, tally.num_games, [mean])
+
+    def _estimate(self, num_steps: int) -> None:
+        """How often entries are visited in a run, by where the games are at its ends; seldom, for it changes slowly."""
+        self._seen += np.bincount(self.trainer.states, minlength=len(self._seen))
+        self._runs += 1
+        if self._runs & (self._runs - 1) and self._runs % ESTIMATE_EVERY:
+            return
+        rows, algorithm, game = self.candidates, self.agent.algorithm, self.trainer.game
+        chance = self._seen[rows] / self._seen.sum()
+        legal = game.legal_table[rows]
+        best = np.where(legal, self.agent.table[rows], -np.inf).argmax(axis=1)
+        share = legal * (algorithm.epsilon / np.maximum(1, legal.sum(axis=1)))[:, None]
+        share[np.arange(len(rows)), best] += 1.0 - algorithm.epsilon
+        self.kept[rows] = left_of(chance[:, None] * share * (num_steps * self.agent.pull))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class EpisodeCrew(_Crew):
+    """One environment and a learner's own `train_episode`: for learners and environments of the user's."""
+
+    def __init__(self, agent: TabularAgent, env: Any, seed: int) -> None:
+        super().__init__(agent)
+        self._env, self._seed = _Watched(env), seed
+        self._begun = False
+
+    def run(self, num_steps: int) -> Taken:
+        algorithm = self.agent.algorithm
+        if not self._begun:
+            self._env.reset(seed=self._seed)  # every later reset goes on with the stream that this one began
+            self._begun = True
+        start, finished = algorithm.step_count, []
+        while (taken := algorithm.step_count - start) < num_steps:
+            total = algorithm.train_episode(self._env)
+            finished.append((total, algorithm.step_count - start - taken))
+        self._visit(*self._env.take())
+        self._own_episodes += len(finished)
+        return Taken(algorithm.step_count - start, len(finished), finished)
+
+    def close(self) -> None:
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            close()
+
+
+class _Watched:
+    """An environment that remembers which actions were taken where; everything else is its own."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self._state: Any = 0
+        self._states: list[Any] = []
+        self._actions: list[Any] = []
+
+    def reset(self, **options: Any) -> Any:
+        result = self.env.reset(**options)
+        self._state = result[0]
+        return result
+
+    def step(self, action: Any) -> Any:
+        self._states.append(self._state)
+        self._actions.append(action)
+        result = self.env.step(action)
+        self._state = result[0]
+        return result
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """States and actions since the last call."""
+        taken = np.array(self._states, np.int64), np.array(self._actions, np.int64)
+        self._states.clear()
+        self._actions.clear()
+        return taken
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":  # before there is one
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def left_of(pulls: np.ndarray) -> np.ndarray:
+    """What is left of a value after updates whose rates add up to `pulls`: about exp(−pulls), without the time for it."""
+    left: np.ndarray = 1.0 / (1.0 + pulls + 0.5 * pulls * pulls)
+    return left
+
+
+def game_of(agent: TabularAgent, env: str, config: EnvConfig, num_games: int, seed: int) -> GameTrainer | None:
+    """The compiled trainer of an environment's game, where there is one and the configuration changes nothing about it."""
+    plain = config.vector != "loop" and not config.time_limit and not config.reward_clip and config.reward_scale == 1.0
+    if not plain or type(agent.algorithm) is not OptimalQLearning:
+        return None
+    game = compiled_game(env, config)
+    if game is None:
+        return None
+    opponent, opening = game.opponent, config.kwargs.get("opening_moves")
+    return GameTrainer(agent.algorithm, game.rules, opponent, num_games=num_games, opening_moves=opening, seed=seed)

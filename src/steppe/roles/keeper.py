@@ -1,0 +1,167 @@
+"""The keeper: in the learner's place where workers learn. It begins the table, writes it down, shows it, and sees the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from steppe.agents.tabular.agent import TabularAgent
+from steppe.core.agent import Progress, Tree
+from steppe.core.errors import DiskFull
+from steppe.core.links import TRAINING, Table, Totals
+from steppe.core.process import rss_bytes
+from steppe.core.reports import TrainingReport
+from steppe.core.timing import Phases
+from steppe.core.weights import Weights
+from steppe.roles.context import POLICY, Context
+from steppe.roles.learner import REPORT_EVERY_S, Limits, Save
+
+PUBLISH_EVERY_S = 0.1
+PUBLISH_SHARE = 0.05  # of the time, at most, goes into copies of large tables
+
+
+class Keeper:
+    """Copies the table now and then, which is when weights get a version; the steps are counted by those who take them."""
+
+    def __init__(self, agent: TabularAgent, num_workers: int, limits: Limits, save: Save, context: Context) -> None:
+        self.name = context.name
+        self.done = False
+        self.agent, self.num_workers, self.limits = agent, num_workers, limits
+        self.save, self.context = save, context
+        self.version = -1
+        self.totals = Totals(0, 0, 0.0, 0.0)
+        self.phases = Phases("wait", "publish", "other")
+        self._train_base_s = 0.0
+        self._created = False
+        self._publish_s = 0.0  # when the next publication may be
+        self._reported_s = self._saved_s = context.clock()
+        self._saved_episodes = 0
+
+    def step(self) -> bool:
+        """Look how far the workers are; publish, report and write down what is due."""
+        if not self._created:
+            self.announce()
+            return True
+        totals = self._table.totals()
+        if self.context.ending or self._over(totals):
+            self._look()
+            if not self.context.ending:
+                self.publish()
+            self.done = True
+            return False
+        now = self.context.clock()
+        due = totals.steps > self.totals.steps and now >= self._publish_s
+        if due:
+            self._look()
+            self.publish()
+            self._write_if_due(now)
+        self.phases.switch("wait")
+        return due
+
+    def announce(self) -> None:
+        """Let the workers begin, and publish what they begin with."""
+        steps, episodes = self.totals.steps, self.totals.episodes
+        self._table.create(self.agent.table, self.num_workers, self.limits.steps, steps, episodes)
+        self._created = True
+        self.publish()
+
+    def publish(self) -> None:
+        """Give the table as it was last looked at to everyone, under the next version."""
+        self.phases.switch("publish")
+        started, started_s = time.perf_counter(), self.context.clock()
+        self.version += 1
+        self.context.weights.publish(POLICY, self.stamped())
+        spent_s = time.perf_counter() - started
+        self._publish_s = self.context.clock() + max(PUBLISH_EVERY_S, spent_s / PUBLISH_SHARE)
+        self.context.span("publish", started_s, version=self.version)
+        self.phases.switch("other")
+
+    def stamped(self) -> Weights:
+        """The copy of the table with the counters of the workers."""
+        steps, episodes = self.totals.steps, self.totals.episodes
+        return self.agent.weights().stamped(
+            version=self.version, updates=steps, env_steps=steps, episodes=episodes, train_s=self.train_s
+        )
+
+    @property
+    def train_s(self) -> float:
+        """Seconds from the first step that was given out to the newest merge."""
+        return self._train_base_s + max(0.0, self.totals.merged_s - self.totals.started_s)
+
+    def close(self) -> None:
+        """Write everything down one last time."""
+        try:
+            if self._created:
+                self._look()
+                self._save()
+        finally:
+            self._report(final=True)
+
+    def restore(self, weights: Weights, state: Tree, counters: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; the workers begin new episodes."""
+        self.agent.load(weights)
+        self.agent.restore(state["agent"])
+        self.version = int(counters["version"]) - 1  # announced under the version that it had
+        self.totals = Totals(int(counters["env_steps"]), int(counters["episodes"]), 0.0, 0.0)
+        self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.totals.episodes
+
+    @property
+    def _table(self) -> Table:
+        assert self.context.table is not None, "a keeper has a table"
+        return self.context.table
+
+    def _over(self, totals: Totals) -> bool:
+        steps, episodes = self.limits.steps, self.limits.episodes
+        return (steps is not None and totals.steps >= steps) or (episodes is not None and totals.episodes >= episodes)
+
+    def _look(self) -> None:
+        """Copy the table and the counts that belong to it."""
+        self.totals = self._table.read(self.agent.table)
+        self.agent.follow(Progress(self.totals.steps, self.limits.steps))
+
+    def _write_if_due(self, now: float) -> None:
+        every = self.limits.checkpoint_every_episodes
+        due = every is not None and self.totals.episodes - self._saved_episodes >= every
+        if due or now - self._saved_s >= self.limits.checkpoint_every_s:
+            self.phases.switch("other")
+            try:
+                self._save()
+            except DiskFull as error:
+                if self.limits.stop_on_full_disk:
+                    raise
+                self.context.event("warning", message=f"{error}; the checkpoint before stays, and the run goes on")
+            self._saved_s, self._saved_episodes = self.context.clock(), self.totals.episodes
+        if now - self._reported_s >= REPORT_EVERY_S:
+            self._report(final=False)
+
+    def _save(self) -> None:
+        steps, episodes = self.totals.steps, self.totals.episodes
+        counters: dict[str, int | float] = {
+            "version": self.version, "updates": steps, "env_steps": steps, "episodes": episodes, "train_s": self.train_s,
+        }  # fmt: skip
+        state: Tree = {"agent": self.agent.state(), "ledger": {"actors": [], "dropped": {}}}
+        self.save(self.stamped(), state, counters)
+
+    def _report(self, *, final: bool) -> None:
+        self.phases.switch("other")
+        algorithm = self.agent.algorithm
+        stats = {"epsilon": float(algorithm.epsilon), "learning_rate": float(algorithm.learning_rate)}
+        if self.totals.lost_steps:
+            stats["lost_steps"] = float(self.totals.lost_steps)
+        report = TrainingReport(
+            run=self.context.run,
+            version=self.version,
+            updates=self.totals.steps,
+            env_steps=self.totals.steps,
+            train_s=self.train_s,
+            stats=stats,
+            phases=dict(self.phases.seconds),
+            rss_bytes=rss_bytes(),
+            cpu_s=time.process_time(),
+            weights_sha256=self.agent.weights().sha256() if final else None,
+            final=final,
+        )
+        self.context.board.post(TRAINING, report.record())
+        self.context.flush_spans()
+        self._reported_s = self.context.clock()

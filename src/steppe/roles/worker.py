@@ -1,0 +1,111 @@
+"""The worker: acts and learns in a copy of the table that all workers share, and merges what it learned, again and again."""
+
+from __future__ import annotations
+
+import time
+
+from steppe.core.links import ACTORS, Change, Table
+from steppe.core.process import rss_bytes
+from steppe.core.reports import ActorReport
+from steppe.core.timing import Phases
+from steppe.roles.context import PAUSE, Context
+from steppe.roles.crews import Crew
+
+REPORT_EVERY_S = 0.5
+SHOWN = 1_000  # episodes of one report that are listed, the newest
+
+
+class Worker:
+    """One worker's life. It takes no steps but those that the table gives out, so that their sum is what was asked for."""
+
+    def __init__(self, index: int, crew: Crew, chunk_steps: int, limit: int | None, context: Context) -> None:
+        """`chunk_steps` lie between two merges; `limit` is the length that schedules go by."""
+        self.name = context.name
+        self.done = False
+        self.index, self.crew, self.chunk_steps, self.limit = index, crew, chunk_steps, limit
+        self.context = context
+        self.claim_chunks = 1
+        self.env_steps = self.merges = 0
+        self.phases = Phases("work", "merge", "blocked", "other")
+        self._begun = False
+        self._left = 0  # steps that were given out to this worker and not taken yet
+        self._finished: list[tuple[float, int]] = []
+        self._episodes = 0
+        self._reported_s = context.clock()
+
+    def step(self) -> bool:
+        """Take the steps of one chunk and merge; False while there is nothing to take."""
+        if self.context.ending:
+            self.done = True
+            return False
+        if self.context.asked() == PAUSE or not (self._begun or self._begin()) or not self._granted():
+            self.phases.switch("blocked")
+            return False
+        table = self._table
+        self.phases.switch("work")
+        started_s = self.context.clock()
+        self.crew.follow(table.totals(), self.limit)
+        taken = self.crew.run(min(self._left, self.chunk_steps))
+        self.phases.switch("merge")
+        change = Change(self.crew.candidates, self.crew.kept, taken.steps, taken.episodes)
+        table.merge(self.index, change, self.context.clock())
+        self.phases.switch("other")
+        self._left -= taken.steps
+        self.env_steps += taken.steps
+        self.merges += 1
+        self._episodes += taken.episodes
+        self._finished = (self._finished + taken.finished)[-SHOWN:]
+        self.context.span("work", started_s, merge=self.merges)
+        if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
+            self._report("running")
+        self.phases.switch("blocked")  # whatever happens until the next step is not this role's work
+        return True
+
+    def close(self) -> None:
+        """Say goodbye on the board and close the environments."""
+        try:
+            self._report("stopped")
+        finally:
+            self.crew.close()
+
+    @property
+    def _table(self) -> Table:
+        assert self.context.table is not None, "workers have a table"
+        return self.context.table
+
+    def _begin(self) -> bool:
+        lost = self._table.begin(self.index, self.crew.agent.table)
+        if lost is None:
+            return False
+        if lost:
+            words = f"{self.name} was started again; the {lost:,} steps that it had not merged are taken anew"
+            self.context.event("warning", message=words, lost_steps=lost)
+        self._begun = True
+        return True
+
+    def _granted(self) -> bool:
+        if self._left <= 0:
+            wanted = self.chunk_steps * self.claim_chunks
+            self._left = self._table.claim(self.index, wanted, self.context.clock()) or 0
+        return self._left > 0
+
+    def _report(self, state: str) -> None:
+        self.phases.switch("other")
+        report = ActorReport(
+            run=self.context.run,
+            actor=self.index,
+            epoch=self.context.epoch,
+            version=self.merges,
+            sequence=self.merges,
+            env_steps=self.env_steps,
+            episodes=self._finished,
+            num_episodes=self._episodes,
+            phases=dict(self.phases.seconds),
+            rss_bytes=rss_bytes(),
+            cpu_s=time.process_time(),
+            state=state,
+        )
+        self._finished, self._episodes = [], 0
+        self.context.board.post(ACTORS, report.record())
+        self.context.flush_spans()
+        self._reported_s = self.context.clock()

@@ -1,0 +1,254 @@
+"""A table that the workers of one machine learn together: in this process's memory, or in a file that all of them map.
+
+    <room>/table        page 0…  words (see _WORDS), then four words per worker: steps given out, merged, episodes, unused
+                        then     the log of changed rows, one word each (core/merging.py), then the table itself
+    <room>/table-lock   held while a worker merges; the system lets go of it when its holder is killed
+
+A worker that is killed while it merges leaves part of what it learned in the table, and steps that it was given but did
+not bring. These are given out again by whoever notices.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from steppe.core.errors import UsageError
+from steppe.core.links import Change, Totals
+from steppe.core.merging import changed_rows, merge_rows, put_rows
+from steppe.transport.shm import map_file
+
+LOG_ROWS = 1 << 17
+_HEAD = 32  # words before those of the workers
+_ROWS, _ACTIONS, _ITEM, _WORKERS, _LIMIT, _LOGGED, _GIVEN, _STEPS, _EPISODES, _STARTED, _MERGED, _LOST = range(12)
+
+
+class _Shape(NamedTuple):
+    """What a table's memory looks like."""
+
+    rows: int
+    actions: int
+    item: int  # bytes of an entry
+    workers: int
+
+    @property
+    def log_at(self) -> int:
+        return -(-(_HEAD + 4 * self.workers) * 8 // 4096) * 4096
+
+    @property
+    def values_at(self) -> int:
+        return self.log_at + LOG_ROWS * 8
+
+    @property
+    def nbytes(self) -> int:
+        return self.values_at + self.rows * self.actions * self.item
+
+
+class _Memory:
+    """The parts of a table's memory, as arrays."""
+
+    def __init__(self, buffer: memoryview, shape: _Shape) -> None:
+        self.words = np.frombuffer(buffer, np.int64, _HEAD)
+        self.floats = np.frombuffer(buffer, np.float64, _HEAD)
+        self.workers = np.frombuffer(buffer, np.int64, 4 * shape.workers, _HEAD * 8).reshape(-1, 4)
+        self.log = np.frombuffer(buffer, np.int64, LOG_ROWS, shape.log_at)
+        kind = np.float32 if shape.item == 4 else np.float64
+        count = shape.rows * shape.actions
+        self.values = np.frombuffer(buffer, kind, count, shape.values_at).reshape(shape.rows, shape.actions)
+
+
+class _Copy(NamedTuple):
+    """A worker's own table, as it is and as it was at the last merge, and room for the numbers of rows."""
+
+    local: np.ndarray
+    base: np.ndarray
+    found: np.ndarray
+
+
+class LocalTable:
+    """A Table, and its keeper, in this process's memory; turns are taken, so nothing is locked."""
+
+    def __init__(self) -> None:
+        self._memory: _Memory | None = None
+        self._copies: dict[int, _Copy] = {}
+        self._seen: dict[int, int] = {}
+        self._lock: AbstractContextManager[None] = nullcontext()
+
+    def create(
+        self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
+    ) -> None:
+        rows, actions = values.shape
+        shape = _Shape(rows, actions, values.dtype.itemsize, num_workers)
+        memory = _Memory(self._allocate(shape), shape)
+        memory.words[: _WORKERS + 1] = shape
+        memory.words[_LIMIT] = -1 if limit is None else limit
+        memory.words[_GIVEN] = memory.words[_STEPS] = steps
+        memory.words[_EPISODES] = episodes
+        memory.values[...] = values
+        self._memory = self._show(memory)
+
+    def begin(self, worker: int, local: np.ndarray) -> int | None:
+        memory = self._found()
+        if memory is None:
+            return None
+        lost = self.forfeit(worker)
+        with self._lock:
+            local[...] = memory.values
+            self._seen[worker] = int(memory.words[_LOGGED])
+        self._copies[worker] = _Copy(local, local.copy(), np.empty(len(local) + 1, np.int64))
+        return lost
+
+    def claim(self, worker: int, num_steps: int, now_s: float) -> int | None:
+        memory = self._ready()
+        words = memory.words
+        with self._lock:
+            limit, given = int(words[_LIMIT]), int(words[_GIVEN])
+            if limit >= 0:
+                crowd = int(words[_WORKERS])
+                share = limit - given if crowd == 1 else -(-(limit - given) // (2 * crowd))  # all end about together
+                num_steps = max(0, min(num_steps, share))
+            if num_steps and not memory.floats[_STARTED]:
+                memory.floats[_STARTED] = now_s
+            words[_GIVEN] += num_steps
+            memory.workers[worker, 0] += num_steps
+        return num_steps
+
+    def merge(self, worker: int, change: Change, now_s: float) -> None:
+        memory, (local, base, found) = self._ready(), self._copies[worker]
+        rows = found[: changed_rows(local, base, change.candidates, found)]
+        with self._lock:
+            logged, seen = int(memory.words[_LOGGED]), self._seen[worker]
+            head = merge_rows(memory.values, local, base, change.kept, rows, memory.log, logged, seen)
+            memory.words[_LOGGED] = self._seen[worker] = head
+            self.count(worker, change.steps, change.episodes, now_s)
+
+    def put(self, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
+        """Merge rows for a worker that is not here; `count` is to follow."""
+        memory = self._ready()
+        put_rows(memory.values, rows, kept, added)
+        memory.log[(memory.words[_LOGGED] + np.arange(len(rows))) % LOG_ROWS] = rows
+        memory.words[_LOGGED] += len(rows)
+
+    def news(self, seen: int) -> tuple[np.ndarray, int]:
+        """The rows that were changed since the log had `seen` entries, and how many it has now."""
+        memory = self._ready()
+        logged = int(memory.words[_LOGGED])
+        if logged - seen > LOG_ROWS:
+            return np.arange(len(memory.values)), logged
+        return np.unique(memory.log[np.arange(seen, logged) % LOG_ROWS]), logged
+
+    @property
+    def made(self) -> bool:
+        """Whether there is a table yet."""
+        return self._found() is not None
+
+    @property
+    def values(self) -> np.ndarray:
+        """The table itself, for whoever is its only writer."""
+        return self._ready().values
+
+    def count(self, worker: int, steps: int, episodes: int, now_s: float) -> None:
+        """Book what a worker took, under the lock."""
+        memory = self._ready()
+        words, mine = memory.words, memory.workers[worker]
+        mine[1] += steps
+        mine[2] += episodes
+        beyond = max(0, int(mine[1] - mine[0]))  # whole episodes and whole rows of environments end when they end
+        mine[0] += beyond
+        words[_GIVEN] += beyond
+        words[_STEPS] += steps
+        words[_EPISODES] += episodes
+        memory.floats[_MERGED] = now_s
+
+    def forfeit(self, worker: int) -> int:
+        """Give out again what a worker that is gone was given and did not bring; returns how many steps that are."""
+        memory = self._found()
+        if memory is None:
+            return 0
+        with self._lock:
+            mine = memory.workers[worker]
+            lost = int(mine[0] - mine[1])
+            mine[0] = mine[1]
+            memory.words[_GIVEN] -= lost
+            memory.words[_LOST] += lost
+        return lost
+
+    def totals(self) -> Totals:
+        memory = self._found()
+        if memory is None:
+            return Totals(0, 0, 0.0, 0.0)
+        words, floats = memory.words, memory.floats
+        steps, episodes, lost = int(words[_STEPS]), int(words[_EPISODES]), int(words[_LOST])
+        return Totals(steps, episodes, float(floats[_STARTED]), float(floats[_MERGED]), lost)
+
+    def read(self, values: np.ndarray) -> Totals:
+        with self._lock:
+            values[...] = self._ready().values
+            return self.totals()
+
+    def _found(self) -> _Memory | None:
+        return self._memory
+
+    def _ready(self) -> _Memory:
+        memory = self._found()
+        assert memory is not None, "a worker begins before it claims"
+        return memory
+
+    def _allocate(self, shape: _Shape) -> memoryview:
+        return memoryview(bytearray(shape.nbytes))
+
+    def _show(self, memory: _Memory) -> _Memory:
+        return memory
+
+
+class ShmTable(LocalTable):
+    """The same in a file of the run's room, which whoever makes the room removes."""
+
+    def __init__(self, room: Path) -> None:
+        super().__init__()
+        self._path = room / "table"
+        self._lock = _FileLock(room / "table-lock")
+
+    def _found(self) -> _Memory | None:
+        if self._memory is None and self._path.exists():
+            buffer = memoryview(map_file(self._path))
+            self._memory = _Memory(buffer, _Shape(*np.frombuffer(buffer, np.int64, _WORKERS + 1).tolist()))
+        return self._memory
+
+    def _allocate(self, shape: _Shape) -> memoryview:
+        try:
+            return memoryview(map_file(self._draft, shape.nbytes, reserve=True))
+        except OSError as error:
+            self._draft.unlink(missing_ok=True)
+            size = f"{shape.nbytes >> 20} MiB of shared memory for the table"
+            raise UsageError(f"{size}: {error.strerror}; free some, or use fewer states") from None
+
+    def _show(self, memory: _Memory) -> _Memory:
+        os.rename(self._draft, self._path)
+        return memory
+
+    @property
+    def _draft(self) -> Path:
+        return self._path.with_suffix(f".{os.getpid()}")
+
+
+class _FileLock(AbstractContextManager[None]):
+    """A lock between processes that the system lets go of when its holder dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def __enter__(self) -> None:
+        if self._handle is None:
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._handle is not None
+        fcntl.flock(self._handle, fcntl.LOCK_UN)

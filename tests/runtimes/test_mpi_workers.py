@@ -1,0 +1,103 @@
+"""Workers on the ranks of real MPI worlds: sums, unequal work, a killed rank, and the front door."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_mpi_runtime import (
+    PATIENCE_S,
+    STEPPE,
+    files_of,
+    parents,
+    ranks_of,
+    status,
+    trained,
+    under_way,
+    wait_until,
+    world,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+SUITE = Path(__file__).with_name("mpi_tables_suite.py")
+
+
+def told(ranks, *words):
+    done = world(ranks, sys.executable, SUITE, *map(str, words))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_messages_add_up_whoever_ends_first(ranks):
+    found = told(ranks, "table", 40)
+    assert found["sums"] == [7 * 40 * (rank + 1) for rank in range(ranks)]
+    assert found["steps"] == sum(found["sums"])
+
+
+@pytest.mark.parametrize(("ranks", "batch_size", "sync_frequency"), [(2, 32, 20), (4, 8, 3)])
+def test_ranks_come_to_the_values_of_value_iteration(ranks, batch_size, sync_frequency):
+    """40,000 steps in total at random, rate falling to 0 (seed 4): every value within 0.3."""
+    found = told(ranks, "train", "maze", 40_000, batch_size, sync_frequency)
+    assert found["state"] == "SUCCEEDED"
+    assert found["size"] == ranks
+    assert 40_000 <= found["steps"] < 40_000 + 20 * ranks
+    assert found["error"] < 0.3
+    assert found["validated"] >= 1
+    assert 100 <= found["again"] < 100 + 20 * ranks
+    assert not found["torch"]
+
+
+def test_a_slow_rank_holds_nobody_up():
+    found = told(4, "train", "uneven", 3_000, 4, 2)
+    shares = [found["shares"][str(rank)] for rank in range(4)]
+    assert found["state"] == "SUCCEEDED"
+    assert found["steps"] >= 3_000
+    assert shares[0] > shares[3] > 0, shares
+
+
+def test_the_front_door():
+    words = ["train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--runtime", "mpi", "--json"]
+    more = ["--envs", "64", "-s", "evaluation.episodes=5"]
+    done = subprocess.run(
+        [STEPPE, *words, *more, "--actors", "3", "--steps", "100000", "--name", "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["state"], found["mode"], found["actors"]) == ("SUCCEEDED", "workers", 3)
+    assert 100_000 <= found["env_steps"] < 100_000 + 3 * 64
+    wrong = world(2, STEPPE, *words, "--actors", "3")
+    assert wrong.returncode == 2
+    assert (
+        "mpiexec started 2 ranks, but this run takes 3, one for each worker: use mpiexec -n 3, or --actors 2"
+        in wrong.stderr
+    )
+    done = world(2, STEPPE, *words, *more, "--actors", "2", "--steps", "30000")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["env_steps"] >= 30_000
+
+
+def test_a_killed_rank_fails_the_run_and_leaves_nothing():
+    words = ["--actors", "3", "--steps", "1000000000", "-s", "checkpoint.every_s=0.2", "--envs", "8", "--name", "run"]
+    command = [STEPPE, "train", "Taxi-v4", "--algo", "q-learning", "--mode", "workers", "--runtime", "mpi", *words]
+    with under_way(command) as process:
+        wait_until(trained, process)
+        places = ranks_of(process)
+        assert sorted(places.values()) == ["learner", "worker-1", "worker-2"]
+        files = files_of(places)
+        os.kill(next(pid for pid, place in places.items() if place == "worker-2"), signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "the process of worker-2 was killed or crashed" in errors
+        wait_until(lambda: not set(places) & set(parents()))
+    assert not [file for file in files if file.exists()]
+    assert (status().state, status().reason) == ("FAILED", "role_died")
