@@ -21,7 +21,9 @@ def steps(effort: Effort) -> Part:
         tried = effort.of(asked // 50, asked // 500)
         cases.append(peer(original(agents), "dhc", "steps", steps=tried, settings=[f"agents={agents}"]))
     rows = effort.measure(cases)
-    claims = [Claim(f"{agents} agents", asked, rows[own(agents)].median, unit="steps/s") for agents, asked in ASKED.items()]
+    claims = [
+        Claim(f"{agents} agents", asked, rows[own(agents)].median, unit="steps/s") for agents, asked in ASKED.items()
+    ]
     claims += [Claim(f"{agents} agents / DHC", 1, ratio(rows, own(agents), original(agents))) for agents in ASKED]
     return Part(
         "Steps",

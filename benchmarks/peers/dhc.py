@@ -5,8 +5,6 @@ Its repository is no package. `git clone https://github.com/ZiyuanMa/DHC benchma
 
 from __future__ import annotations
 
-import protocol  # first: it orders the module path
-
 import random
 import sys
 import time
@@ -14,6 +12,9 @@ import types
 from pathlib import Path
 from typing import Any
 
+from protocol import Request, Result, run
+
+# isort: split
 import numpy as np
 
 SOURCE = Path(__file__).resolve().parents[1] / ".venvs" / "dhc" / "source"
@@ -48,7 +49,7 @@ def hears(places: np.ndarray, radius: int) -> np.ndarray:
     return mask & (np.abs(apart) <= radius).all(-1)
 
 
-def steps(request: protocol.Request) -> protocol.Result:
+def steps(request: Request) -> Result:
     settings = request.settings(SETTINGS)
     env, count = environment(settings, request.seed), request.steps or 1000
     env.reset()
@@ -58,10 +59,10 @@ def steps(request: protocol.Request) -> protocol.Result:
             began = time.perf_counter()
         (_, places), _, _, _ = env.step(action)
         hears(places, env.obs_radius)
-    return protocol.Result(count, time.perf_counter() - began, {"agents": settings["agents"], "worlds": 1})
+    return Result(count, time.perf_counter() - began, {"agents": settings["agents"], "worlds": 1})
 
 
-def maps(request: protocol.Request) -> protocol.Result:
+def maps(request: Request) -> Result:
     settings = request.settings(SETTINGS)
     env, count = environment(settings, request.seed), request.steps or 10
     began = time.perf_counter()
@@ -69,8 +70,8 @@ def maps(request: protocol.Request) -> protocol.Result:
         env.reset()
     seconds = time.perf_counter() - began
     extra = {"map_ms": 1000 * seconds / count}
-    return protocol.Result(count, seconds, {"agents": settings["agents"], "worlds": 1}, extra)
+    return Result(count, seconds, {"agents": settings["agents"], "worlds": 1}, extra)
 
 
 if __name__ == "__main__":
-    protocol.run("dhc", {"numpy": "numpy"}, {"steps": steps, "maps": maps})
+    run("dhc", {"numpy": "numpy"}, {"steps": steps, "maps": maps})

@@ -61,12 +61,9 @@ class SlowWorld:
         for agent in agents:
             if wanted[agent] not in self.free:
                 revert(agent, "blocked")
-        swapping = [
-            (one, other)
-            for one in agents
-            for other in agents
-            if one < other and wanted[one] == self.at[other] and wanted[other] == self.at[one]
-        ]
+        standing_at = {cell: agent for agent, cell in enumerate(self.at)}
+        pairs = [(agent, standing_at.get(cell, agent)) for agent, cell in enumerate(wanted)]
+        swapping = [(one, other) for one, other in pairs if one < other and wanted[other] == self.at[one]]
         for pair in swapping:
             for agent in pair:
                 revert(agent, "swap")

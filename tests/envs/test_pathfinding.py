@@ -280,7 +280,9 @@ def test_bad_arguments_are_one_sentence():
     refused("at most 32767", 1, 40_000)
     refused("given maps have their own", 1, 1, size=4, maps=[np.zeros((4, 4))])
     refused("17 agents are more than the 16 free cells of a map of 4 × 4", 1, 17, size=4, error=WorldError)
-    refused("64 agents are more than the 50 free cells .* at density 0.5", 1, 64, size=10, density=0.5, error=WorldError)
+    refused(
+        "64 agents are more than the 50 free cells .* at density 0.5", 1, 64, size=10, density=0.5, error=WorldError
+    )
     lonely = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 1], [0, 1, 0]])  # the last cell has no way anywhere
     refused("8 agents are more than the 7 free cells of the map", 1, 8, maps=[lonely], error=WorldError)
     refused("3 agents are more than the 2 tasks of the map", 1, 3, maps=[scene("ab.", "A.B")], error=WorldError)

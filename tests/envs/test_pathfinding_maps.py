@@ -9,7 +9,11 @@ from steppe.envs.pathfinding import PathfindingWorlds, Scenario, load_map, load_
 pytestmark = pytest.mark.unit
 MAP = "type octile\nheight 3\nwidth 5\nmap\n..G@.\n.TSO.\nW....\n"
 # bucket, map, width, height, start x, start y, goal x, goal y, length
-TASKS = [(0, "rooms.map", 5, 3, 0, 0, 2, 1, 3.0), (1, "rooms.map", 5, 3, 4, 0, 1, 2, 5.0), (1, "rooms.map", 5, 3, 2, 2, 0, 1, 4.41)]
+TASKS = [
+    (0, "rooms.map", 5, 3, 0, 0, 2, 1, 3.0),
+    (1, "rooms.map", 5, 3, 4, 0, 1, 2, 5.0),
+    (1, "rooms.map", 5, 3, 2, 2, 0, 1, 4.41),
+]
 
 
 def scen(tasks=TASKS):
@@ -73,7 +77,7 @@ def test_a_bad_map_file(tmp_path, text, match):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(WorldError, match="cannot read .*none.map: No such file"):
+    with pytest.raises(WorldError, match=r"cannot read .*none\.map: No such file"):
         load_map(tmp_path / "none.map")
     (tmp_path / "image.map").write_bytes(bytes(range(256)))
     with pytest.raises(WorldError, match="not a text file"):
@@ -96,7 +100,10 @@ def changed(task, **fields):
         (scen([changed(TASKS[0], start_x=5)]), "does not fit its map: agent 0 starts outside it, in row 0, column 5"),
         (scen([changed(TASKS[0], goal_y=-1)]), "does not fit its map: agent 0 has its goal outside it"),
         (scen([TASKS[0], changed(TASKS[1], goal_x=3, goal_y=1)]), "agent 1 has its goal in an obstacle"),
-        (scen([TASKS[0], changed(TASKS[1], start_x=0, start_y=0)]), "two of the starts .* are the same cell: row 0, column 0"),
+        (
+            scen([TASKS[0], changed(TASKS[1], start_x=0, start_y=0)]),
+            "two of the starts .* are the same cell: row 0, column 0",
+        ),
         (scen([changed(TASKS[0], map="other.map")]), "cannot read .*other.map"),
     ],
 )

@@ -10,7 +10,7 @@ from pathfinding_oracle import SlowWorld, distances
 from steppe.envs.pathfinding import PathfindingWorlds, greedy_walk
 
 pytestmark = pytest.mark.unit
-STEPS = int(os.environ.get("STEPPE_PATHFINDING_STEPS", "6000"))
+STEPS = int(os.environ.get("STEPPE_PATHFINDING_STEPS", "4000"))
 CASES = [  # worlds, agents, size, density, share of all steps
     (3, 1, 10, None, 0.1),
     (4, 4, 10, 0.3, 0.2),

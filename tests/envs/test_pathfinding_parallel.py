@@ -134,7 +134,10 @@ def test_check_says_that_it_has_many_agents():
 
 
 def test_the_vector_is_the_worlds():
-    env, worlds = PathfindingVectorEnv(4, num_agents=3, size=7, max_episode_steps=9), PathfindingWorlds(4, 3, size=7, max_steps=9)
+    env, worlds = (
+        PathfindingVectorEnv(4, num_agents=3, size=7, max_episode_steps=9),
+        PathfindingWorlds(4, 3, size=7, max_steps=9),
+    )
     obs, _ = env.reset(seed=5)
     np.testing.assert_array_equal(obs, worlds.reset(5).obs)
     stream, ends = np.random.default_rng(0), 0
@@ -217,4 +220,7 @@ def test_frames_and_a_film(tmp_path):
 def test_without_pettingzoo_one_sentence():
     code = "import sys; sys.modules['pettingzoo'] = None; import steppe.envs.pathfinding_parallel"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert "MissingExtra: Pathfinding for PettingZoo needs an optional dependency: pip install 'steppe[multiagent]'" in done.stderr
+    assert (
+        "MissingExtra: Pathfinding for PettingZoo needs an optional dependency: pip install 'steppe[multiagent]'"
+        in done.stderr
+    )

@@ -163,7 +163,9 @@ class PathfindingWorlds:
         if scenario.starts is None or scenario.goals is None:
             raise WorldError(f"{scenario.name} has no starts and goals to place agents by")
         if len(scenario.starts) > self.num_agents:
-            raise WorldError(f"{scenario.name} has {len(scenario.starts)} agents, more than the {self.num_agents} made for")
+            raise WorldError(
+                f"{scenario.name} has {len(scenario.starts)} agents, more than the {self.num_agents} made for"
+            )
         height, width = scenario.obstacles.shape
         if height > self.max_size[0] or width > self.max_size[1]:
             raise WorldError(f"{scenario.name} has {height} × {width} cells, more than the worlds were made for")
@@ -177,7 +179,7 @@ class PathfindingWorlds:
 
     def obstacles(self, world: int) -> np.ndarray:
         """The map of one world, bool [height, width]."""
-        return self._within(self._state.cells[world], world) & OBSTACLE == OBSTACLE
+        return (self._within(self._state.cells[world], world) & OBSTACLE).astype(np.bool_)
 
     def positions(self, world: int) -> np.ndarray:
         """Where the agents of one world are [agents, 2]: row and column."""
@@ -207,7 +209,9 @@ class PathfindingWorlds:
             getattr(state, name)[:] = array
         for world in range(self.num_worlds):
             self._lay(world, self._within(obstacles[world], world))
-            ends = np.concatenate([state.at[world, : state.episode[world, 0]], state.goal[world, : state.episode[world, 0]]])
+            ends = np.concatenate(
+                [state.at[world, : state.episode[world, 0]], state.goal[world, : state.episode[world, 0]]]
+            )
             if (state.cells[world, ends] & BLOCKED).any():
                 raise CannotResume("the snapshot has agents or goals where there is no free cell")
             enter(state, self._room, world)
@@ -361,5 +365,7 @@ def _padded(places: np.ndarray, room: Room) -> np.ndarray:
 def _fitting(tree: Tree, name: str, own: np.ndarray) -> np.ndarray:
     saved = tree.get(name)
     if not isinstance(saved, np.ndarray) or saved.shape != own.shape or saved.dtype != own.dtype:
-        raise CannotResume(f"the snapshot's {name!r} is not {own.dtype}{own.shape}: it is of worlds made in another way")
+        raise CannotResume(
+            f"the snapshot's {name!r} is not {own.dtype}{own.shape}: it is of worlds made in another way"
+        )
     return saved

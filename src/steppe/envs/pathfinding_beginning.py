@@ -105,23 +105,34 @@ def enter(state: State, room: Room, b: Whole) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _survey(cells: np.ndarray, ways: np.ndarray, goal: Whole, stride: Whole, queue: np.ndarray) -> None:
-    """Breadth first from the goal. Neighbours' distances differ by one, so those not settled yet are further away."""
+    """Breadth first from the goal. Neighbours' distances differ by one, so those not settled yet are further away.
+
+    No branch depends on the map, since none could be predicted: a neighbour that is known already is written to the end
+    of the queue too, where the next one replaces it. Indices without a sign are known not to count from the end.
+    """
     for cell in range(len(cells)):
         ways[cell] = SETTLED if cells[cell] & BLOCKED else 0
+    row, one = np.uint64(stride), np.uint64(1)
     queue[0] = goal
     head, tail = 0, 1
     while head < tail:
-        here = queue[head]
+        here = np.uint64(queue[np.uint64(head)])
         head += 1
         ways[here] |= SETTLED
-        for back in range(4):  # from above, the way is down; as branches, they are unrolled
-            there = here + stride if back == 0 else here - stride if back == 1 else here + 1 if back == 2 else here - 1
-            known = ways[there]
-            if known < SETTLED:
-                ways[there] = known | 1 << back
-                if known == 0:
-                    queue[tail] = there
-                    tail += 1
+        lower, upper, right, left = here + row, here - row, here + one, here - one
+        known_lower, known_upper, known_right, known_left = ways[lower], ways[upper], ways[right], ways[left]
+        ways[lower] = known_lower | (~known_lower >> 7 & 1)  # from below, the way is up
+        ways[upper] = known_upper | (~known_upper >> 7 & 1) << 1
+        ways[right] = known_right | (~known_right >> 7 & 1) << 2
+        ways[left] = known_left | (~known_left >> 7 & 1) << 3
+        queue[np.uint64(tail)] = lower
+        tail += known_lower == 0
+        queue[np.uint64(tail)] = upper
+        tail += known_upper == 0
+        queue[np.uint64(tail)] = right
+        tail += known_right == 0
+        queue[np.uint64(tail)] = left
+        tail += known_left == 0
 
 
 @numba.njit(cache=True, nogil=True)

@@ -124,10 +124,14 @@ def _cells(given: Any, what: str, scenario: Scenario) -> np.ndarray:
     for agent, (row, column) in enumerate(cells):
         if not (0 <= row < height and 0 <= column < width):
             place = f"row {row}, column {column} of a map of {height} × {width}"
-            raise WorldError(f"{scenario.name} does not fit its map: agent {agent} {_verb(what)} outside it, in {place}")
+            raise WorldError(
+                f"{scenario.name} does not fit its map: agent {agent} {_verb(what)} outside it, in {place}"
+            )
         if scenario.obstacles[row, column]:
             place = f"row {row}, column {column}"
-            raise WorldError(f"{scenario.name} does not fit its map: agent {agent} {_verb(what)} in an obstacle ({place})")
+            raise WorldError(
+                f"{scenario.name} does not fit its map: agent {agent} {_verb(what)} in an obstacle ({place})"
+            )
     _, index, counts = np.unique(cells, axis=0, return_index=True, return_counts=True)
     if (counts > 1).any():
         row, column = cells[index[counts > 1][0]]
@@ -140,10 +144,11 @@ def _verb(what: str) -> str:
 
 
 def _require_connected(scenario: Scenario) -> None:
-    starts, goals = scenario.starts, scenario.goals
-    assert starts is not None and goals is not None
+    starts, goals = np.asarray(scenario.starts), np.asarray(scenario.goals)
     if len(starts) != len(goals):
-        raise WorldError(f"{scenario.name} has {len(starts)} starts and {len(goals)} goals: it needs one of each per agent")
+        raise WorldError(
+            f"{scenario.name} has {len(starts)} starts and {len(goals)} goals: it needs one of each per agent"
+        )
     labels, _ = ndimage.label(~scenario.obstacles)
     apart = np.flatnonzero(labels[tuple(starts.T)] != labels[tuple(goals.T)])
     if len(apart):
