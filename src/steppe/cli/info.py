@@ -14,6 +14,7 @@ from steppe.core.errors import WorldError, nearest
 
 # Gymnasium registers these whether or not they can be made: where they come from → the module they need
 NEEDS = {
+    "steppe.envs.pathfinding_parallel": "pettingzoo",
     "gymnasium.envs.box2d": "Box2D",
     "gymnasium.envs.mujoco": "mujoco",
     "gymnasium.envs.phys2d": "jax",

@@ -16,6 +16,7 @@ _BUILTINS = {
     "steppe/NaN-v0": ("NaNEnv", {}),
 }
 _TWO_ARMED_BANDIT, _TICTACTOE = "steppe/TwoArmedBandit-v0", "steppe/TicTacToe-v0"
+_PATHFINDING = "steppe/Pathfinding-v0"
 
 
 def register_builtins() -> None:
@@ -31,4 +32,10 @@ def register_builtins() -> None:
             "steppe.envs.tictactoe:TicTacToeEnv",
             vector_entry_point="steppe.envs.tictactoe_vector:TicTacToeVectorEnv",
             kwargs={"opponent": "random"},
+        )
+    if _PATHFINDING not in gym.registry:  # a PettingZoo environment: Gymnasium makes only its vector version
+        gym.register(
+            _PATHFINDING,
+            "steppe.envs.pathfinding_parallel:parallel_env",
+            vector_entry_point="steppe.envs.pathfinding_vector:PathfindingVectorEnv",
         )

@@ -1,0 +1,371 @@
+"""Many agents, each with a goal, in one another's way: B pathfinding worlds stepped by one compiled call.
+
+`PathfindingWorlds` is the plain machine: arrays in, arrays out, in memory that stays. The same worlds for PettingZoo are
+in pathfinding_parallel.py, for Gymnasium in pathfinding_vector.py, and as pictures in pathfinding_drawing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.core.agent import Tree
+from steppe.core.errors import CannotResume, ConfigError, WorldError
+from steppe.envs.pathfinding_beginning import BLOCKED, OBSTACLE, OUTSIDE, Pool, Room, State, enter
+from steppe.envs.pathfinding_kernels import (
+    BAD_ACTION,
+    NO_FAULT,
+    NUM_ACTIONS,
+    NUM_PLANES,
+    Limits,
+    Seen,
+    begin_worlds,
+    step_worlds,
+)
+from steppe.envs.pathfinding_maps import Scenario, as_scenario, load_map, load_scenario
+
+__all__ = ["PathfindingWorlds", "Scenario", "Seen", "greedy_walk", "load_map", "load_scenario"]
+
+Size = int | tuple[int, int]
+Map = Scenario | np.ndarray | str | Path
+_USUAL_SIZE = 40
+_MOST_AGENTS = 2**15 - 1
+_SAVED = ("at", "goal", "episode", "wanted", "words")
+
+
+class PathfindingWorlds:
+    """B worlds with up to N agents. An episode that ended begins anew within the step, unless `autoreset` is off.
+
+    Every episode has a new map: by chance, of `size` (40 × 40) with obstacles of `density` (without one, triangular
+    between 0 and .5), or one of `maps` drawn by chance: scenarios, arrays of obstacles, or paths of `.map` and `.scen`
+    files. `reset` and `step` write into `into`, or into `seen`, which the next call overwrites.
+    """
+
+    def __init__(
+        self,
+        num_worlds: int,
+        num_agents: int,
+        *,
+        size: Size | None = None,
+        density: float | None = None,
+        maps: Sequence[Map] = (),
+        view: int = 9,
+        max_steps: int = 256,
+        autoreset: bool = True,
+    ) -> None:
+        if len(maps) > 0 and (size is not None or density is not None):
+            raise ConfigError("size and density are for maps by chance: given maps have their own")
+        shape = _shape(_USUAL_SIZE if size is None else size)
+        _require_sound(num_worlds, num_agents, shape, density, view, max_steps)
+        self.num_worlds, self.num_agents, self.view, self.max_steps = num_worlds, num_agents, view, max_steps
+        self.scenarios = tuple(as_scenario(each, num_agents) for each in maps)
+        self.density = density
+        if self.scenarios:
+            heights, widths = zip(*(each.obstacles.shape for each in self.scenarios), strict=True)
+            shape = max(heights), max(widths)
+        self.max_size = shape
+        self._limits = Limits(view, max_steps, autoreset)
+        self._room = _room(shape, num_agents, view)
+        self._pool = _pool(self.scenarios, density, shape, num_agents, self._room)
+        self._state = _state(num_worlds, num_agents, (shape[0] + view - 1) * self._room.stride)
+        self._everywhere = np.ones(num_worlds, np.bool_)
+        self._seeded = self._begun = False
+        self.seen = self.blank()
+        self._state.wanted[:, 1:] = shape
+        self.assign(num_agents)
+
+    @property
+    def agents(self) -> np.ndarray:
+        """How many agents each world has in this episode [B]; the first rows are theirs."""
+        return self._state.episode[:, 0].copy()
+
+    @property
+    def elapsed(self) -> np.ndarray:
+        """How many steps each world's episode has had [B]."""
+        return self._state.episode[:, 3].copy()
+
+    def blank(self) -> Seen:
+        """Memory for one step, of the caller's own."""
+        worlds, agents, view = self.num_worlds, self.num_agents, self.view
+        obs, masks = (worlds, agents, NUM_PLANES, view, view), (worlds, agents, agents)
+        return Seen(
+            np.zeros(obs, np.uint8),
+            np.zeros(masks, np.bool_),
+            np.zeros((worlds, agents), np.float32),
+            np.zeros(worlds, np.bool_),
+            np.zeros(worlds, np.bool_),
+            np.zeros(obs, np.uint8),
+            np.zeros(masks, np.bool_),
+        )
+
+    def assign(self, num_agents: int | None = None, size: Size | None = None, *, worlds: Any = slice(None)) -> None:
+        """Say how many agents, on maps of which size, the next episodes of `worlds` (an index) have."""
+        wanted = self._state.wanted[worlds].copy()
+        if num_agents is not None:
+            if not 1 <= num_agents <= self.num_agents:
+                raise ConfigError(f"num_agents={num_agents}: these worlds were made for 1 to {self.num_agents} agents")
+            wanted[..., 0] = num_agents
+        if size is not None:
+            shape = _shape(size)
+            if self.scenarios:
+                raise ConfigError(f"size={size}: given maps have a size of their own")
+            if not all(1 <= side <= most for side, most in zip(shape, self.max_size, strict=True)):
+                most = " × ".join(map(str, self.max_size))
+                raise ConfigError(f"size={size}: these worlds were made for maps of up to {most} cells")
+            wanted[..., 1:] = shape
+        self._require_room(wanted.reshape(-1, 3))
+        self._state.wanted[worlds] = wanted
+
+    def reset(
+        self, seed: int | np.random.SeedSequence | None = None, *, worlds: Any = None, into: Seen | None = None
+    ) -> Seen:
+        """Begin new episodes, everywhere or in `worlds` (an index), and write what is seen in all of them.
+
+        With a seed, everything from here on depends on it alone (world b on the seed and b); without, chance goes on.
+        """
+        seen = self._memory(into)
+        if seed is not None or not self._seeded:
+            sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+            self._state.words[:] = sequence.generate_state(self.num_worlds, np.uint64)
+            self._seeded = True
+        chosen = self._everywhere
+        if worlds is not None:
+            self._require_begun()
+            chosen = np.zeros(self.num_worlds, np.bool_)
+            chosen[worlds] = True
+        fault, world = begin_worlds(self._state, self._pool, self._room, self._limits, chosen, seen)
+        self._check(fault, world)
+        self._begun = True
+        for array in (seen.rewards, seen.terminated, seen.truncated):
+            array[chosen] = 0
+        return seen
+
+    def step(self, actions: np.ndarray, into: Seen | None = None) -> Seen:
+        """Move every agent once: `actions` [B, N] are 0 to stay, 1 up, 2 down, 3 left, 4 right."""
+        seen = self._memory(into)
+        moves = np.ascontiguousarray(actions, np.int64)
+        if moves.shape != (self.num_worlds, self.num_agents):
+            raise ConfigError(f"actions have the shape {moves.shape}, not {(self.num_worlds, self.num_agents)}")
+        if not self._begun:
+            self._require_begun()
+        fault, world = step_worlds(self._state, self._pool, self._room, self._limits, moves, seen)
+        if fault != NO_FAULT:
+            self._check(fault, world)
+        return seen
+
+    def place(self, world: int, scenario: Scenario, into: Seen | None = None) -> Seen:
+        """Begin this very episode in one world, with the agents of the scenario; the next ones are as they would be."""
+        self._require_begun()
+        seen = self._memory(into)
+        if scenario.starts is None or scenario.goals is None:
+            raise WorldError(f"{scenario.name} has no starts and goals to place agents by")
+        if len(scenario.starts) > self.num_agents:
+            raise WorldError(
+                f"{scenario.name} has {len(scenario.starts)} agents, more than the {self.num_agents} made for"
+            )
+        height, width = scenario.obstacles.shape
+        if height > self.max_size[0] or width > self.max_size[1]:
+            raise WorldError(f"{scenario.name} has {height} × {width} cells, more than the worlds were made for")
+        self._lay(world, scenario.obstacles)
+        state, count = self._state, len(scenario.starts)
+        state.episode[world] = count, height, width, 0
+        state.at[world, :count] = _padded(scenario.starts, self._room)
+        state.goal[world, :count] = _padded(scenario.goals, self._room)
+        enter(state, self._room, world)
+        return self._look(seen)
+
+    def obstacles(self, world: int) -> np.ndarray:
+        """The map of one world, bool [height, width]."""
+        return (self._within(self._state.cells[world], world) & OBSTACLE).astype(np.bool_)
+
+    def positions(self, world: int) -> np.ndarray:
+        """Where the agents of one world are [agents, 2]: row and column."""
+        return self._places(self._state.at, world)
+
+    def goals(self, world: int) -> np.ndarray:
+        """Where they have to go [agents, 2]."""
+        return self._places(self._state.goal, world)
+
+    def snapshot(self) -> Tree | None:
+        """Everything the next steps depend on, in memory of its own; None before the first reset."""
+        if not self._begun:
+            return None
+        state = self._state
+        maps = np.packbits(state.cells & OBSTACLE, axis=1)
+        return {"maps": maps} | {name: getattr(state, name).copy() for name in _SAVED}
+
+    def restore(self, tree: Tree) -> Seen:
+        """Go where worlds made in the same way were at their `snapshot()`, and write what is seen; raises CannotResume."""
+        state = self._state
+        saved = {name: _fitting(tree, name, getattr(state, name)) for name in _SAVED}
+        maps = _fitting(tree, "maps", np.packbits(state.cells, axis=1))
+        self._require_possible(saved)
+        obstacles = np.unpackbits(maps, axis=1, count=state.cells.shape[1]).astype(np.bool_)
+        self._begun = self._seeded = False  # until all of it is known to be sound
+        for name, array in saved.items():
+            getattr(state, name)[:] = array
+        for world in range(self.num_worlds):
+            self._lay(world, self._within(obstacles[world], world))
+            ends = np.concatenate(
+                [state.at[world, : state.episode[world, 0]], state.goal[world, : state.episode[world, 0]]]
+            )
+            if (state.cells[world, ends] & BLOCKED).any():
+                raise CannotResume("the snapshot has agents or goals where there is no free cell")
+            enter(state, self._room, world)
+        self._begun = self._seeded = True
+        return self._look(self.seen)
+
+    def _look(self, seen: Seen) -> Seen:
+        nowhere = np.zeros(self.num_worlds, np.bool_)
+        begin_worlds(self._state, self._pool, self._room, self._limits, nowhere, seen)
+        return seen
+
+    def _lay(self, world: int, obstacles: np.ndarray) -> None:
+        height, width = obstacles.shape
+        self._state.cells[world] = OUTSIDE
+        grid = self._state.cells[world].reshape(-1, self._room.stride)
+        pad = self._room.pad
+        grid[pad : pad + height, pad : pad + width] = obstacles
+
+    def _within(self, cells: np.ndarray, world: int) -> np.ndarray:
+        _, height, width, _ = self._state.episode[world]
+        pad = self._room.pad
+        return cells.reshape(-1, self._room.stride)[pad : pad + height, pad : pad + width]
+
+    def _places(self, cells: np.ndarray, world: int) -> np.ndarray:
+        found = cells[world, : self._state.episode[world, 0]]
+        return np.stack(np.divmod(found, self._room.stride), axis=1) - self._room.pad
+
+    def _memory(self, into: Seen | None) -> Seen:
+        if into is None:
+            return self.seen
+        for name, array, own in zip(Seen._fields, into, self.seen, strict=True):
+            if array.shape != own.shape or array.dtype != own.dtype or not array.flags.c_contiguous:
+                raise ConfigError(f"into.{name} is {array.dtype}{array.shape}, not plain {own.dtype}{own.shape}")
+        return into
+
+    def _require_begun(self) -> None:
+        if not self._begun:
+            raise ConfigError("these worlds have not begun yet: call reset() first")
+
+    def _check(self, fault: int, world: int) -> None:
+        if fault == BAD_ACTION:
+            raise ConfigError(f"an action in world {world} is not a number from 0 to {NUM_ACTIONS - 1}")
+        if fault != NO_FAULT:
+            self._begun = False
+            agents, height, width = self._state.wanted[world].tolist()
+            raise WorldError(
+                f"{agents} agents found no room on any map of {height} × {width} cells: "
+                "make maps larger, obstacles fewer, or agents fewer"
+            )
+
+    def _require_room(self, wanted: np.ndarray) -> None:
+        """More agents than free cells can be known before a map is drawn, or seen on the given ones."""
+        for agents, height, width in np.unique(wanted, axis=0).tolist():
+            for each in self.scenarios:
+                if each.num_agents < agents:
+                    what = "free cells" if each.starts is None else "tasks"
+                    raise WorldError(f"{agents} agents are more than the {each.num_agents} {what} of {each.name}")
+            free = height * width * (1.0 - (self.density or 0.0))
+            if not self.scenarios and (agents > free or height * width < 2):
+                raise WorldError(
+                    f"{agents} agents are more than the {int(free)} free cells of a map of {height} × {width}"
+                    + (f" at density {self.density:g}" if self.density else "")
+                )
+
+    def _require_possible(self, saved: dict[str, np.ndarray]) -> None:
+        """Compiled code checks no bounds, so a snapshot's numbers are checked before it meets them."""
+        episode, wanted, num_cells = saved["episode"], saved["wanted"], self._state.cells.shape[1]
+        most = np.array([self.num_agents, *self.max_size])
+        sound = all(((each[:, :3] >= 1) & (each[:, :3] <= most)).all() for each in (episode, wanted))
+        sound = sound and all(((saved[name] >= 0) & (saved[name] < num_cells)).all() for name in ("at", "goal"))
+        if not sound or (episode[:, 3] < 0).any():
+            raise CannotResume("the snapshot has numbers that these worlds cannot have")
+
+
+def greedy_walk(obs: np.ndarray, stream: np.random.Generator, noise: float = 0.1) -> np.ndarray:
+    """Actions [B, N] that lead nearer to the goal, any of them alike, and with probability `noise` anything: a baseline."""
+    middle = obs.shape[-1] // 2
+    nearer = obs[..., 2:, middle, middle]
+    draws = stream.random(nearer.shape) * nearer
+    actions = np.where(nearer.any(axis=-1), draws.argmax(axis=-1) + 1, 0)
+    wild = stream.random(actions.shape) < noise
+    return np.where(wild, stream.integers(0, NUM_ACTIONS, actions.shape), actions)
+
+
+def _shape(size: Size) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
+def _require_sound(
+    num_worlds: int, num_agents: int, shape: tuple[int, int], density: float | None, view: int, max_steps: int
+) -> None:
+    for name, value in (("num_worlds", num_worlds), ("num_agents", num_agents), ("max_steps", max_steps)):
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+    if num_agents > _MOST_AGENTS:
+        raise ConfigError(f"num_agents={num_agents} must be at most {_MOST_AGENTS}")
+    if min(shape) < 1:
+        raise ConfigError(f"size={shape} must be at least 1 each way")
+    if view < 3 or view % 2 == 0:
+        raise ConfigError(f"view={view} must be odd and at least 3: an agent sees as far to each side")
+    if density is not None and not 0.0 <= density < 1.0:
+        raise ConfigError(f"density={density} must be from 0 to below 1, or None for a new one with every map")
+
+
+def _room(shape: tuple[int, int], num_agents: int, view: int) -> Room:
+    pad = view // 2
+    stride = shape[1] + 2 * pad
+    cells, agents = (shape[0] + 2 * pad) * stride, num_agents
+    offsets = np.array([0, -stride, stride, -1, 1])
+    by_agent = [np.zeros(agents, np.int64) for _ in range(4)]
+    by_cell = [np.zeros(cells, np.int64) for _ in range(5)]
+    return Room(stride, pad, offsets, np.zeros(cells, np.int64), *by_agent, *by_cell)
+
+
+def _state(num_worlds: int, num_agents: int, num_cells: int) -> State:
+    return State(
+        np.full((num_worlds, num_cells), OUTSIDE, np.uint8),
+        np.zeros((num_worlds, num_cells), np.int16),
+        np.zeros((num_worlds, num_agents, num_cells), np.uint8),
+        np.zeros((num_worlds, num_agents), np.int64),
+        np.zeros((num_worlds, num_agents), np.int64),
+        np.zeros((num_worlds, 4), np.int64),
+        np.zeros((num_worlds, 3), np.int64),
+        np.zeros(num_worlds, np.uint64),
+    )
+
+
+def _pool(
+    scenarios: Sequence[Scenario], density: float | None, shape: tuple[int, int], num_agents: int, room: Room
+) -> Pool:
+    count = len(scenarios)
+    maps, sizes = np.zeros((count, *shape), np.uint8), np.zeros((count, 2), np.int64)
+    starts, goals = np.full((2, count, num_agents), -1)
+    for index, each in enumerate(scenarios):
+        height, width = sizes[index] = each.obstacles.shape
+        maps[index, :height, :width] = each.obstacles
+        for cells, places in ((starts, each.starts), (goals, each.goals)):
+            if places is not None:
+                few = places[:num_agents]
+                cells[index, : len(few)] = _padded(few, room)
+    return Pool(-1.0 if density is None else float(density), maps, sizes, starts, goals)
+
+
+def _padded(places: np.ndarray, room: Room) -> np.ndarray:
+    """Rows and columns [agents, 2] as numbers of cells."""
+    padded: np.ndarray = (places[:, 0] + room.pad) * room.stride + places[:, 1] + room.pad
+    return padded
+
+
+def _fitting(tree: Tree, name: str, own: np.ndarray) -> np.ndarray:
+    saved = tree.get(name)
+    if not isinstance(saved, np.ndarray) or saved.shape != own.shape or saved.dtype != own.dtype:
+        raise CannotResume(
+            f"the snapshot's {name!r} is not {own.dtype}{own.shape}: it is of worlds made in another way"
+        )
+    return saved

@@ -1,0 +1,82 @@
+"""Pictures of pathfinding worlds: obstacles dark, goals as frames and agents as discs of one colour each, the ways they
+came as lines, and a line between two agents of whom one hears the other. Frames make a film by records/recording.py.
+"""
+
+from __future__ import annotations
+
+import colorsys
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+_GROUND, _OBSTACLE, _GRID, _TALK, _EDGE = (250, 250, 248), (62, 66, 76), (232, 232, 228), (20, 20, 24), (40, 40, 46)
+_GOLDEN = 0.618034  # hues that are far apart for any number of agents
+Colour = tuple[int, int, int]
+Point = tuple[int, int]
+
+
+def draw(
+    obstacles: np.ndarray,
+    positions: np.ndarray,
+    goals: np.ndarray,
+    comm_mask: np.ndarray | None = None,
+    trail: np.ndarray | None = None,
+    *,
+    cell: int = 16,
+) -> np.ndarray:
+    """An RGB image, uint8 [height × cell, width × cell, 3].
+
+    Positions and goals are rows and columns [agents, 2], `trail` earlier positions [steps, agents, 2], oldest first.
+    """
+    image = Image.fromarray(_ground(obstacles, cell))
+    pen = ImageDraw.Draw(image)
+    colours = [colour_of(agent) for agent in range(len(positions))]
+    places, ends = _middles(positions, cell), _middles(goals, cell)
+    for agent, colour in enumerate(colours):
+        if trail is not None and len(trail) > 1:
+            pen.line(_middles(trail[:, agent], cell), _pale(colour), max(1, cell // 6), joint="curve")
+    for end, colour in zip(ends, colours, strict=True):
+        pen.rectangle(_box(end, 3 * cell // 8), outline=colour, width=max(1, cell // 8))
+    for one, other in _pairs(comm_mask):
+        pen.line([places[one], places[other]], _TALK, max(1, cell // 10))
+    for place, end, colour in zip(places, ends, colours, strict=True):
+        if place == end:
+            pen.rectangle(_box(end, 3 * cell // 8), fill=_pale(colour), outline=colour, width=max(1, cell // 8))
+        pen.ellipse(_box(place, 5 * cell // 16), fill=colour, outline=_EDGE)
+    return np.asarray(image).copy()
+
+
+def colour_of(agent: int) -> Colour:
+    """The same colour for the same agent in every picture."""
+    red, green, blue = colorsys.hsv_to_rgb(agent * _GOLDEN % 1.0, 0.75, (0.9, 0.7)[agent % 2])
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _ground(obstacles: np.ndarray, cell: int) -> np.ndarray:
+    wide = np.kron(obstacles, np.ones((cell, cell), np.bool_))
+    ground = np.empty((*wide.shape, 3), np.uint8)
+    ground[:] = _GROUND
+    ground[::cell] = ground[:, ::cell] = _GRID
+    ground[wide] = _OBSTACLE
+    return ground
+
+
+def _middles(cells: np.ndarray, cell: int) -> list[Point]:
+    return [(column * cell + cell // 2, row * cell + cell // 2) for row, column in cells.tolist()]
+
+
+def _box(middle: Point, reach: int) -> tuple[int, int, int, int]:
+    return middle[0] - reach, middle[1] - reach, middle[0] + reach, middle[1] + reach
+
+
+def _pairs(comm_mask: np.ndarray | None) -> list[tuple[int, int]]:
+    """Two agents of whom at least one hears the other, each pair once."""
+    if comm_mask is None:
+        return []
+    ones, others = np.nonzero(np.triu(comm_mask | comm_mask.T, 1))
+    return list(zip(ones.tolist(), others.tolist(), strict=True))
+
+
+def _pale(colour: Colour) -> Colour:
+    red, green, blue = ((part + 2 * 255) // 3 for part in colour)
+    return red, green, blue

@@ -1,0 +1,244 @@
+"""Compiled pathfinding: agents that move in B worlds at once, what each sees, and whom each hears.
+
+A map is padded by the radius of the view, so a window never leaves it, and cells are numbered row by row over the padded
+map. How an episode begins is for pathfinding_beginning.py; memory, arguments and errors are for pathfinding.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from steppe.envs.pathfinding_beginning import AGENT, BLOCKED, Pool, Room, State, begin_world
+
+Whole = Any  # an int64: numba's scalars are no ints to a type checker
+
+STAY, UP, DOWN, LEFT, RIGHT = range(5)
+NUM_ACTIONS, NUM_PLANES = 5, 6
+NO_FAULT, BAD_ACTION, NO_ROOM = 0, 1, 2
+
+_USUAL_VIEW = 9
+_STEP = np.float32(-0.075)
+_COLLISION = np.float32(-0.5)
+_ARRIVED = np.float32(3.0)
+_FAR = 1 << 60
+_LOWEST_BITS = np.uint64(0x0101010101010101)
+
+
+class Seen(NamedTuple):
+    """What a step writes; rows of agents that a world has not are 0. `final_…` is only written where an episode ended."""
+
+    obs: np.ndarray  # uint8 [B, N, 6, view, view]
+    comm_mask: np.ndarray  # bool [B, N, N]: whom each agent hears, itself included
+    rewards: np.ndarray  # float32 [B, N]
+    terminated: np.ndarray  # bool [B]: everyone is at its goal
+    truncated: np.ndarray  # bool [B]: the steps are used up
+    final_obs: np.ndarray  # uint8 [B, N, 6, view, view]
+    final_mask: np.ndarray  # bool [B, N, N]
+
+
+class Limits(NamedTuple):
+    """Numbers that stay the same for as long as the worlds live."""
+
+    window: int  # cells that an agent sees each way (numba reserves the name `view`)
+    max_steps: int
+    autoreset: bool
+
+
+@numba.njit(cache=True, nogil=True)
+def begin_worlds(
+    state: State, pool: Pool, room: Room, limits: Limits, chosen: np.ndarray, seen: Seen
+) -> tuple[Whole, Whole]:
+    """Begin an episode in the chosen worlds and write what is seen in all; a fault and its world, the worlds before done."""
+    for b in range(len(chosen)):
+        if chosen[b] and not begin_world(state, pool, room, b):
+            return NO_ROOM, b
+        _perceive(state, room, limits.window, b, seen.obs, seen.comm_mask)
+    return NO_FAULT, 0
+
+
+@numba.njit(cache=True, nogil=True)
+def step_worlds(
+    state: State, pool: Pool, room: Room, limits: Limits, actions: np.ndarray, seen: Seen
+) -> tuple[Whole, Whole]:
+    """Move everyone once; a fault and the world it is in. A bad action is found before anything has moved."""
+    for b in range(len(actions)):
+        for i in range(state.episode[b, 0]):
+            if not 0 <= actions[b, i] < NUM_ACTIONS:
+                return BAD_ACTION, b
+    for b in range(len(actions)):
+        n = state.episode[b, 0]
+        arrived = _move(state, room, b, n, actions[b], seen.rewards[b])
+        if n < seen.rewards.shape[1]:
+            seen.rewards[b, n:] = np.float32(0)
+        state.episode[b, 3] += 1
+        seen.terminated[b] = arrived
+        seen.truncated[b] = not arrived and state.episode[b, 3] >= limits.max_steps
+        if limits.autoreset and (seen.terminated[b] or seen.truncated[b]):
+            _perceive(state, room, limits.window, b, seen.final_obs, seen.final_mask)
+            if not begin_world(state, pool, room, b):
+                return NO_ROOM, b
+        _perceive(state, room, limits.window, b, seen.obs, seen.comm_mask)
+    return NO_FAULT, 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _move(state: State, room: Room, b: Whole, n: Whole, actions: np.ndarray, rewards: np.ndarray) -> bool:
+    """Move the agents of one world and settle their conflicts; whether all are at their goals."""
+    cells, who, at, goal = state.cells[b], state.who[b], state.at[b], state.goal[b]
+    target, offsets = room.target, room.offsets
+    for i in range(n):
+        action, here = actions[i], at[i]
+        there = here + offsets[action]
+        rewards[i] = _STEP
+        if action == STAY and here == goal[i]:
+            rewards[i] = np.float32(0)
+        elif cells[there] & BLOCKED:
+            rewards[i] = _COLLISION
+            there = here
+        target[i] = there
+    for i in range(n):
+        other = who[target[i]] - 1
+        if other > i and target[other] == at[i]:  # an agent that stays meets itself here, so both are moving
+            for k in (i, other):
+                target[k], rewards[k] = at[k], _COLLISION
+    _settle(room, n, at, actions, rewards)
+    for i in range(n):
+        cells[at[i]] &= ~AGENT
+        who[at[i]] = 0
+    arrived = True
+    for i in range(n):
+        here = target[i]
+        at[i] = here
+        cells[here] |= AGENT
+        who[here] = i + 1
+        arrived &= here == goal[i]
+    if arrived:
+        rewards[:n] = _ARRIVED
+    return arrived
+
+
+@numba.njit(cache=True, nogil=True)
+def _settle(room: Room, n: Whole, at: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> None:
+    """Let one agent into each cell at most.
+
+    The lowest id has a claim to a cell; whoever stands, from the beginning or because it was sent back, breaks the claim
+    to its cell, and the claimant stands too. So everyone is looked at once, in whatever order, with the same result.
+    """
+    target, claims, standing = room.target, room.claims, room.standing
+    top = 0
+    for i in range(n):
+        if target[i] != at[i] and claims[target[i]] == 0:
+            claims[target[i]] = i + 1
+            continue
+        if target[i] != at[i]:
+            target[i], rewards[i] = at[i], _COLLISION
+        standing[top] = i
+        top += 1
+    while top > 0:
+        top -= 1
+        here = at[standing[top]]
+        claimant = claims[here] - 1
+        if claimant >= 0:
+            target[claimant], rewards[claimant] = at[claimant], _COLLISION
+            standing[top] = claimant
+            top += 1
+    for i in range(n):
+        claims[at[i] + room.offsets[actions[i]]] = 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _perceive(state: State, room: Room, view: Whole, b: Whole, obs: np.ndarray, masks: np.ndarray) -> None:
+    """Write what the agents of one world see and whom they hear."""
+    n, stride, num_cells, area = state.episode[b, 0], room.stride, state.cells.shape[1], view * view
+    cells, ways, out = state.cells.reshape(-1), state.ways.reshape(-1), obs.reshape(-1)
+    for i in range(n):
+        agent = b * obs.shape[1] + i
+        corner = state.at[b, i] - view // 2 * (stride + 1)
+        ground, way, place = b * num_cells + corner, agent * num_cells + corner, agent * NUM_PLANES * area
+        if view == _USUAL_VIEW:  # a constant lets the compiler unroll the rows
+            _look(cells, ways, out, ground, way, place, stride, _USUAL_VIEW)
+        else:
+            _look(cells, ways, out, ground, way, place, stride, view)
+    if n < obs.shape[1]:  # even an empty slice takes its time
+        obs[b, n:] = 0
+    _hear(state.at[b], n, stride, view // 2, room, masks[b])
+
+
+@numba.njit(cache=True, nogil=True, forceinline=True)
+def _look(
+    cells: np.ndarray,
+    ways: np.ndarray,
+    out: np.ndarray,
+    ground: Whole,
+    way: Whole,
+    place: Whole,
+    stride: Whole,
+    view: Whole,
+) -> None:
+    """Copy one window from `ground` in `cells` and `way` in `ways` to `place` in `out`, eight cells at a time."""
+    area = np.uint64(view * view)
+    for row in range(view):
+        source, other = np.uint64(ground + row * stride), np.uint64(way + row * stride)
+        line = np.uint64(place + row * view)
+        for first in range(0, view - 7, 8):
+            here, there = _eight(cells, source + np.uint64(first)), _eight(ways, other + np.uint64(first))
+            target = line + np.uint64(first)
+            _put_eight(out, target, here >> np.uint64(2))
+            _put_eight(out, target + area, here)
+            for plane in range(4):
+                _put_eight(out, target + np.uint64(2 + plane) * area, there >> np.uint64(plane))
+        for column in range(view // 8 * 8, view):
+            seen, nearer = cells[source + np.uint64(column)], ways[other + np.uint64(column)]
+            target = line + np.uint64(column)
+            out[target] = seen >> 2 & 1
+            out[target + area] = seen & 1
+            for plane in range(4):
+                out[target + np.uint64(2 + plane) * area] = nearer >> plane & 1
+    out[np.uint64(place) + area // np.uint64(2)] = 0  # oneself
+
+
+@numba.njit(cache=True, nogil=True, forceinline=True)
+def _eight(cells: np.ndarray, begin: Whole) -> Whole:
+    """Eight cells as one word: the compiler makes one load of it. An index without a sign never counts from the end."""
+    word = np.uint64(0)
+    for k in range(8):
+        word |= np.uint64(cells[begin + np.uint64(k)]) << np.uint64(8 * k)
+    return word
+
+
+@numba.njit(cache=True, nogil=True, forceinline=True)
+def _put_eight(out: np.ndarray, begin: Whole, word: Whole) -> None:
+    """The lowest bits of eight cells, in one store."""
+    word &= _LOWEST_BITS
+    for k in range(8):
+        out[begin + np.uint64(k)] = np.uint8(word >> np.uint64(8 * k) & np.uint64(255))
+
+
+@numba.njit(cache=True, nogil=True)
+def _hear(at: np.ndarray, n: Whole, stride: Whole, half: Whole, room: Room, mask: np.ndarray) -> None:
+    """Everyone hears itself and, of the two agents nearest to it on the whole map, those within its view."""
+    rows, columns = room.rows, room.columns
+    for i in range(n):
+        rows[i], columns[i] = at[i] // stride, at[i] % stride
+    for i in range(len(mask)):
+        for j in range(len(mask)):
+            mask[i, j] = i == j and i < n
+    for i in range(n):
+        first = second = -1
+        near = further = _FAR
+        row, column = rows[i], columns[i]
+        for j in range(n):
+            down, right = rows[j] - row, columns[j] - column
+            distance = down * down + right * right
+            if distance < further and j != i:
+                if distance < near:
+                    second, further = first, near
+                    first, near = j, distance
+                else:
+                    second, further = j, distance
+        for j in (first, second):
+            if j >= 0 and abs(rows[j] - row) <= half and abs(columns[j] - column) <= half:
+                mask[i, j] = True

@@ -1,0 +1,79 @@
+"""Pathfinding as a Gymnasium vector environment: `gymnasium.make_vec("steppe/Pathfinding-v0", 16, num_agents=8)`.
+
+A world is one environment whose observations, actions and rewards have an axis of agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from steppe.core.agent import Tree
+from steppe.core.errors import ConfigError
+from steppe.envs.pathfinding import Map, PathfindingWorlds, Size
+from steppe.envs.pathfinding_kernels import NUM_ACTIONS, NUM_PLANES, Seen
+
+
+class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Worlds as in PathfindingWorlds, whose arguments it takes; rewards are [num_envs, num_agents].
+
+    A world that ended begins anew at once: `info["final_obs"]` holds its last observations, `info["final_mask"]` its last
+    mask. `info["comm_mask"]` [num_envs, num_agents, num_agents] says who hears whom now.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        num_agents: int = 4,
+        size: Size | None = None,
+        density: float | None = None,
+        maps: Sequence[Map] = (),
+        view: int = 9,
+        max_episode_steps: int = 256,
+    ) -> None:
+        self.num_envs = num_envs
+        self.worlds = PathfindingWorlds(
+            num_envs, num_agents, size=size, density=density, maps=maps, view=view, max_steps=max_episode_steps
+        )
+        self.single_observation_space = spaces.Box(0, 1, (num_agents, NUM_PLANES, view, view), np.uint8)
+        self.single_action_space = spaces.MultiDiscrete([NUM_ACTIONS] * num_agents)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """New episodes everywhere; one number seeds all worlds."""
+        if isinstance(seed, list):
+            raise ConfigError("one number seeds all worlds, not a list")
+        seen = self.worlds.reset(seed)
+        return seen.obs.copy(), self._info(seen)
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Move everyone in every world."""
+        seen = self.worlds.step(actions)
+        info = self._info(seen)
+        ended = seen.terminated | seen.truncated
+        if ended.any():
+            info |= {"final_obs": seen.final_obs.copy(), "_final_obs": ended}
+            info |= {"final_mask": seen.final_mask.copy(), "_final_mask": ended}
+        return seen.obs.copy(), seen.rewards.copy(), seen.terminated.copy(), seen.truncated.copy(), info
+
+    def snapshot(self) -> Tree | None:
+        """Where all worlds are, for `restore`; None before the first reset."""
+        return self.worlds.snapshot()
+
+    def restore(self, state: Tree) -> None:
+        """Go where an environment made with the same arguments was."""
+        self.worlds.restore(state)
+
+    def _info(self, seen: Seen) -> dict[str, Any]:
+        return {"comm_mask": seen.comm_mask.copy(), "_comm_mask": np.ones(self.num_envs, np.bool_)}

@@ -1,0 +1,107 @@
+"""The compiled worlds against the slow one, step by step; STEPPE_PATHFINDING_STEPS makes the walk longer."""
+
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+from pathfinding_oracle import SlowWorld, distances
+
+from steppe.envs.pathfinding import PathfindingWorlds, greedy_walk
+
+pytestmark = pytest.mark.unit
+STEPS = int(os.environ.get("STEPPE_PATHFINDING_STEPS", "4000"))
+CASES = [  # worlds, agents, size, density, share of all steps
+    (3, 1, 10, None, 0.1),
+    (4, 4, 10, 0.3, 0.2),
+    (3, 16, 10, None, 0.2),
+    (2, 16, (5, 9), 0.1, 0.2),
+    (2, 30, (40, 11), 0.3, 0.1),
+    (2, 64, 10, 0.2, 0.15),
+    (2, 64, 40, 0.3, 0.05),
+]
+
+
+def slow_copy(worlds, b):
+    """The slow world of what has just begun, which is checked to be a fair beginning."""
+    slow = SlowWorld(worlds.obstacles(b), worlds.positions(b), worlds.goals(b), worlds.view // 2)
+    assert len(set(slow.at)) == len(set(slow.goals)) == len(slow.at)
+    assert all(start != goal for start, goal in zip(slow.at, slow.goals, strict=True))
+    assert all(start in known for start, known in zip(slow.at, slow.distances, strict=True))
+    return slow
+
+
+def assert_same(obs, mask, slow):
+    n = len(slow.at)
+    np.testing.assert_array_equal(obs[:n], slow.observe())
+    np.testing.assert_array_equal(mask[:n, :n], slow.hears())
+    assert not obs[n:].any()
+    assert not mask[n:].any()
+    assert not mask[:, n:].any()
+
+
+def walk(worlds, steps, stream, met):
+    """Follow every world with a slow one, by actions between wild and greedy; how many world steps were compared."""
+    seen = worlds.reset(int(stream.integers(2**31)))
+    slow = [slow_copy(worlds, b) for b in range(worlds.num_worlds)]
+    taken = 0
+    while taken < steps:
+        wildness = (0.1, 0.5, 1.0)[int(stream.integers(3))]
+        actions = greedy_walk(seen.obs, stream, wildness)
+        seen = worlds.step(actions)
+        for b, world in enumerate(slow):
+            n = len(world.at)
+            rewards, arrived = world.step(actions[b, :n].tolist())
+            assert seen.rewards[b, :n].tolist() == np.array(rewards, np.float32).tolist()
+            assert not seen.rewards[b, n:].any()
+            assert bool(seen.terminated[b]) == arrived
+            assert bool(seen.truncated[b]) == (not arrived and world.steps >= worlds.max_steps)
+            if seen.terminated[b] or seen.truncated[b]:
+                assert_same(seen.final_obs[b], seen.final_mask[b], world)
+                met.update(world.met, arrived=int(arrived), truncated=int(not arrived))
+                slow[b] = world = slow_copy(worlds, b)
+            assert worlds.positions(b).tolist() == [list(cell) for cell in world.at]
+            assert_same(seen.obs[b], seen.comm_mask[b], world)
+            taken += 1
+    for world in slow:
+        met.update(world.met)
+    return taken
+
+
+def test_worlds_are_the_slow_world():
+    met, taken = Counter(), 0
+    for index, (num_worlds, num_agents, size, density, share) in enumerate(CASES):
+        worlds = PathfindingWorlds(num_worlds, num_agents, size=size, density=density, max_steps=60)
+        taken += walk(worlds, STEPS * share, np.random.default_rng(index), met)
+    assert taken >= STEPS
+    for kind in ("blocked", "swap", "stood on", "crowd", "chain", "followed", "arrived", "truncated"):
+        assert met[kind] > STEPS / 1000, (kind, met)
+
+
+@pytest.mark.parametrize("view", [3, 5, 11])
+def test_other_views(view):
+    worlds = PathfindingWorlds(2, 12, size=14, density=0.25, view=view, max_steps=30)
+    assert worlds.seen.obs.shape == (2, 12, 6, view, view)
+    walk(worlds, 200, np.random.default_rng(view), Counter())
+
+
+def test_fewer_agents_and_smaller_maps_from_the_next_episode_on():
+    worlds = PathfindingWorlds(3, 10, size=12, density=0.2, max_steps=20)
+    stream = np.random.default_rng(0)
+    walk(worlds, 30, stream, Counter())
+    assert worlds.agents.tolist() == [10, 10, 10]
+    worlds.assign(4, (6, 9), worlds=1)
+    assert worlds.agents.tolist() == [10, 10, 10]
+    walk(worlds, 200, stream, Counter())
+    assert worlds.agents.tolist() == [10, 4, 10]
+    assert [worlds.obstacles(b).shape for b in range(3)] == [(12, 12), (6, 9), (12, 12)]
+
+
+def test_every_free_cell_may_have_an_agent():
+    """As many agents as cells: a permutation, in which nobody's goal is its start."""
+    worlds = PathfindingWorlds(20, 12, size=(3, 4), density=0.0)
+    worlds.reset(1)
+    for b in range(20):
+        slow = slow_copy(worlds, b)
+        assert len(slow.free) == 12
+        assert distances(slow.free, slow.at[0])[slow.goals[0]] > 0
