@@ -79,7 +79,15 @@ def test_every_algorithm_learns_to_say_what_it_sees(algo):
     modes = {"sync": 2, "workers": 2} | ({"single": 1, "async": 2} if algo == "q-learning" else {})
     for mode, actors in modes.items():
         result = train(
-            "steppe/Identity-v0", algo=algo, mode=mode, actors=actors, runtime="inline", steps=3_000, seed=1, gamma=0.5, **QUICK
+            "steppe/Identity-v0",
+            algo=algo,
+            mode=mode,
+            actors=actors,
+            runtime="inline",
+            steps=3_000,
+            seed=1,
+            gamma=0.5,
+            **QUICK,
         )
         assert result.state == "SUCCEEDED", result.message
         assert result.eval_return_mean > 14.0, mode
