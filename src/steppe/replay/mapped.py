@@ -16,7 +16,6 @@ import numpy as np
 from steppe.core.durable import is_full
 from steppe.core.errors import ConfigError, DiskFull
 
-
 LINE = (
     64  # bytes that come from memory at once: a row no longer than that never needs two of them for want of alignment
 )
