@@ -34,7 +34,7 @@ def test_the_demos_command_reaches_its_target_and_says_everything_asked_for():
     assert 0 < result["time_to_target_s"] <= result["train_s"] + 1e-9
     assert result["steps_per_s"] == pytest.approx(result["env_steps"] / result["train_s"])
     assert set(result["time_shares"]["actor"]) == {"env", "policy", "blocked", "other"}
-    assert set(result["time_shares"]["learner"]) == {"wait", "sample", "learn", "publish", "other"}
+    assert set(result["time_shares"]["learner"]) == {"wait", "sample", "remember", "learn", "publish", "other"}
     assert sum(result["time_shares"]["learner"].values()) == pytest.approx(1.0)
     directory = RunDirectory.open("demo")
     assert directory.result.exists()

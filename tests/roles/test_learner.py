@@ -432,7 +432,7 @@ class TestReports:
         assert report.stats == {"loss": 2.0}  # of 1, 2, 3
         assert (report.version, report.updates, report.env_steps) == (3, 3, 3 * STEPS)
         assert report.memory == {"size": 3.0}
-        assert report.phases.keys() == {"wait", "sample", "learn", "publish", "other"}
+        assert report.phases.keys() == {"wait", "sample", "remember", "learn", "publish", "other"}
         assert report.weights_sha256 is None
         assert not report.final
         bench.context.clock.now_s += REPORT_EVERY_S

@@ -39,7 +39,7 @@ class TrainingReport(Report, kw_only=True):
     train_s: float
     stats: dict[str, float] = {}  # losses and the like, averaged since the last report
     memory: dict[str, float] = {}
-    phases: dict[str, float] = {}  # seconds in wait, sample, learn, publish, other
+    phases: dict[str, float] = {}  # seconds in wait, sample, remember, learn, publish, other
     lags: dict[int, int] = {}  # versions behind → segments
     dropped: dict[str, int] = {}  # cause → segments
     weights_sha256: str | None = None  # with the last report only

@@ -115,7 +115,7 @@ def measure(view: RunView) -> Measured:
         handing=actor.get("other", 0.0),
         merge=actor.get("merge", 0.0),
         waits=waits,
-        sample=learner.get("sample", 0.0),
+        sample=learner.get("sample", 0.0) + learner.get("remember", 0.0),
         learn=learner.get("learn", 0.0),
         publish=learner.get("publish", 0.0),
         checkpoints=view.checkpoint_s / seconds if seconds else 0.0,

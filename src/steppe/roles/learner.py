@@ -56,7 +56,7 @@ class Learner:
         self.agent, self.memory, self.intake = agent, memory, intake
         self.limits, self.save, self.context = limits, save, context
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
-        self.phases = Phases("wait", "sample", "learn", "publish", "other")
+        self.phases = Phases("wait", "sample", "remember", "learn", "publish", "other")
         self.lags: Counter[int] = Counter()
         self._announced = False
         self._unpublished = 0
@@ -98,7 +98,7 @@ class Learner:
         segments = self.intake.take(self.version)
         if segments and self._owed:
             self.publish()
-        self.phases.switch("sample")
+        self.phases.switch("remember")
         for segment in segments:
             assert segment.header is not None
             self._first_step_s = min(self._first_step_s, segment.header.started_s)
@@ -119,7 +119,7 @@ class Learner:
         self.phases.switch("learn")
         started_s = self.context.clock()
         learned = self.agent.learn(batch)
-        self.phases.switch("sample")
+        self.phases.switch("remember")
         self.memory.update(batch, learned)
         self.updates += learned.updates
         self._unpublished += learned.updates
