@@ -131,6 +131,29 @@ def test_a_second_save_writes_what_changed(tmp_path):
     assert len(first.items() & rows_files(tmp_path).items()) == 9
 
 
+@pytest.mark.parametrize("way", ["clear", "clear all", "balance", "load"])
+def test_what_was_filled_anew_is_saved_anew(tmp_path, way):
+    """With more rows than before, so that numbers alone would look like a continuation."""
+    pool = filled(20)
+    pool.save_buffers(tmp_path / "other")
+    pool.add_experiences(experiences(*range(500, 510)), buffer_id=0)
+    pool.save_buffers(tmp_path / "pool")
+    if way == "clear":
+        pool.buffers[0].clear()
+    elif way == "clear all":
+        pool.clear_all_buffers()
+    elif way == "balance":
+        pool.balance_buffers()
+    else:
+        pool.load_buffers(tmp_path / "other")
+    pool.add_experiences(experiences(*range(300, 335)), buffer_id=0)
+    pool.add_experiences(experiences(*range(600, 620)), buffer_id=1)
+    pool.save_buffers(tmp_path / "pool")
+    loaded = ReplayBufferPool(2, 40)
+    loaded.load_buffers(tmp_path / "pool")
+    assert content(loaded) == content(pool)
+
+
 def test_copies_that_went_separate_ways_do_not_mix(tmp_path):
     one = filled()
     one.save_buffers(tmp_path)
