@@ -7,6 +7,7 @@ update it later. Every figure is a rate over `seconds`, after the buffer was fil
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from itertools import cycle
@@ -148,9 +149,8 @@ def measure_saving(make: Make, request: Request) -> Result:
     settings = request.settings(SETTINGS)
     side, _, found = filled(make, settings | {"block": 1000, "fill_s": 600.0}, request.seed)
     times: dict[str, list[float]] = {"save_s": [], "load_s": []}
-    for number in range(3):
-        path = Path(f"saved-{number}").resolve()
-        path.mkdir()
+    for _ in range(3):
+        path = Path(tempfile.mkdtemp(dir="."))
         os.sync()  # what others have yet to write is not this one's to wait for
         times["save_s"].append(seconds_of(lambda path=path: side.save(path)))
         empty = make(settings)

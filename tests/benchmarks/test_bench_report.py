@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from suite.charts import bars, lines, number
-from suite.claims import Claim, ratio, ratio_to_smallest, same_settings
+from suite.claims import Claim, further, further_ratio, ratio, ratio_to_smallest, same_settings
 from suite.measuring import Reading, Row, Run
 from suite.report import Part, keep
 
@@ -125,3 +125,10 @@ def test_claims_about_equal_settings_need_equal_settings():
         "gone": Row("gone", [], "broken"),
     }
     assert [same_settings(rows, "ours", name) for name in ("same", "other", "gone")] == [True, False, False]
+
+
+def test_further_figures(part):
+    assert further(part.rows, "Steppe", "deep") == 200_000
+    assert further_ratio(part.rows, "deep", "Steppe", "peer") == 25
+    assert further(part.rows, "Steppe", "none") is None
+    assert further_ratio(part.rows, "deep", "Steppe", "absent") is None
