@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -102,10 +103,14 @@ def test_single_episodes_with_the_parts() -> None:
         assert set(on_policy.evaluate_policy(3)) >= {"return_mean", "return_std", "episodes"}
 
 
-def test_a_checkpoint_of_the_loop_brings_agent_and_pool_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "pool", [{"num_buffers": 1}, {"num_buffers": 3, "use_prioritized": True, "routing": "least_filled"}], ids=["one", "three"]
+)
+def test_a_checkpoint_of_the_loop_brings_agent_and_pool_back(tmp_path: Path, pool: dict[str, Any]) -> None:
     def make(world: DistributedEnvironment) -> MainLoop:
         agent = DistributedAgent("dqn", batch_size=8)
-        return MainLoop(world, ReplayBufferPool(1, 500, seed=1), agent, config={"learning_starts": 20, **SHORT})
+        buffers = ReplayBufferPool(buffer_capacity=500, seed=1, **pool)
+        return MainLoop(world, buffers, agent, config={"learning_starts": 20, **SHORT})
 
     with environment(1, runtime="inline") as world:
         loop = make(world)
