@@ -122,7 +122,7 @@ def test_a_checkpoint_of_the_loop_brings_agent_and_pool_back(tmp_path: Path, poo
         assert other.replay_buffer.get_total_experiences() == 48
         batches = loop.replay_buffer.sample_batch(8), other.replay_buffer.sample_batch(8)
         metrics = loop.agent.learn_from_batch(batches[0]), other.agent.learn_from_batch(batches[1])
-        assert metrics[0] == metrics[1]
+        np.testing.assert_equal(metrics[0], metrics[1])
         assert loop.save_checkpoint(3).exists()
     with pytest.raises(RunNotFound, match="no checkpoint of a loop"):
         loop.load_checkpoint(tmp_path / "nothing")

@@ -49,6 +49,7 @@ class ReplayMemory:
         self._trays = pool.store.tray(draws.batch_size), pool.store.tray(draws.batch_size)
         self._prefetch = Prefetch(self._trays[0].block.nbytes)
         self._enough = False
+        pool.store.load()
 
     @property
     def inserted(self) -> int:

@@ -43,6 +43,8 @@ def describe(
 @compiled
 def weigh(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
     """(N · P) ** -beta over its maximum in the batch (Schaul et al. 2016, 3.4); N and the total cancel out."""
+    if not len(leaves):
+        return
     least = np.float64(leaves.min())
     raised = np.empty(len(leaves), np.float64)
     for i in range(len(leaves)):

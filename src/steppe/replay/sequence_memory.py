@@ -56,6 +56,7 @@ class SequenceMemory:
         self._prefetch = Prefetch(self._rooms[0].tray.block.nbytes)
         self._per_batch = draws.batch_size * draws.windowing.length
         self._drawable = False
+        pool.store.load()
 
     def add(self, segments: Sequence[Segment]) -> None:
         """Store the sequences that these segments complete; episodes are never joined."""

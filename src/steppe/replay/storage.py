@@ -247,6 +247,15 @@ class Store:
                 self._set_max_priority(largest)
             self.tree.assign(slots, leaves)
 
+    def load(self) -> None:
+        """Bring compiled code into memory now, not with the first batch: that takes as long as thousands of them."""
+        nothing = np.empty(0, np.int64)
+        self.gather(nothing)
+        if self.tree is not None:
+            self.tree.descend(np.empty(0), 0, 1)
+            self.describe(nothing, NO_LEAVES, 1.0)
+            self.prioritize(nothing, np.empty(0))
+
     def ordered(self, part: int) -> np.ndarray:
         """The slots of one part, oldest first."""
         size, cursor = int(self.size[part]), int(self.cursor[part])
