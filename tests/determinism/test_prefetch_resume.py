@@ -45,7 +45,9 @@ def test_from_each_of_its_checkpoints(ahead, tmp_path):
     more = {"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000, "flow.ahead": ahead}
     whole = train(tmp_path / "whole", **more)
     numbers = [info.number for info in Checkpoints(whole.path / "checkpoints").list() if not info.best]
-    assert len(numbers) > 2 * whole.version, "within the blocks of updates, too, where a batch waits that was drawn ahead"
+    assert len(numbers) > 2 * whole.version, (
+        "within the blocks of updates, too, where a batch waits that was drawn ahead"
+    )
     for number in numbers[2:-1:5]:
         path = tmp_path / f"from-{number}"
         shutil.copytree(whole.path, path)

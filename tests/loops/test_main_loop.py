@@ -104,7 +104,9 @@ def test_single_episodes_with_the_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "pool", [{"num_buffers": 1}, {"num_buffers": 3, "use_prioritized": True, "routing": "least_filled"}], ids=["one", "three"]
+    "pool",
+    [{"num_buffers": 1}, {"num_buffers": 3, "use_prioritized": True, "routing": "least_filled"}],
+    ids=["one", "three"],
 )
 def test_a_checkpoint_of_the_loop_brings_agent_and_pool_back(tmp_path: Path, pool: dict[str, Any]) -> None:
     def make(world: DistributedEnvironment) -> MainLoop:

@@ -10,13 +10,31 @@ import math
 
 import numpy as np
 
-from steppe.replay.kernels import compiled
+from steppe.replay.kernels import compiled, prefetch
 from steppe.replay.powers import power
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # a positive priority never becomes a leaf of 0
 LARGEST = float(np.finfo(np.float32).max)
 LEAST = 1e-300  # of a priority: below it numbers have fewer digits
 SIZE, CURSOR, LAP = 0, 1, 3
+
+
+@compiled
+def spread(
+    rings: np.ndarray, capacity: int, first: int, last: int, draws: np.ndarray, plan: np.ndarray, slots: np.ndarray
+) -> None:
+    """Write slots at `draws` (uniform in [0, 1)) of all rows of parts first … last - 1, and ask for them in the cache."""
+    total = 0
+    for part in range(first, last):
+        total += rings[SIZE, part]
+    for i in range(len(draws)):
+        row, part = int(draws[i] * total), first
+        while row >= rings[SIZE, part]:
+            row -= rings[SIZE, part]
+            part += 1
+        slots[i] = part * capacity + row
+        for column in range(len(plan)):
+            prefetch(plan[column, 0] + slots[i] * plan[column, 1])
 
 
 @compiled

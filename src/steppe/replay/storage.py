@@ -25,7 +25,7 @@ from steppe.replay import keeping
 from steppe.replay.frames import LEAST_BYTES, FrameStore
 from steppe.replay.gathering import Gathering, Tray
 from steppe.replay.mapped import zeros
-from steppe.replay.ringing import describe, prepare
+from steppe.replay.ringing import describe, prepare, spread
 from steppe.replay.sumtree import SumTree
 
 Block = Mapping[str, np.ndarray]  # columns of several rows
@@ -192,13 +192,8 @@ class Store:
                 if drawn is None:
                     raise UsageError("every priority is 0, so nothing can be drawn: give one that is positive")
                 return drawn
-            if last - first == 1:
-                start = first * self.capacity
-                return stream.integers(start, start + self.size.item(first), count), NO_LEAVES
-            bounds = np.cumsum(self.size)
-            slots = stream.integers(0, bounds[-1], count)
-            parts = np.searchsorted(bounds, slots, side="right")
-            slots += parts * self.capacity - (bounds - self.size)[parts]
+            slots = np.empty(count, np.int64)
+            spread(self.rings, self.capacity, first, last, stream.random(count), self._gathering.sources, slots)
             return slots, NO_LEAVES
 
     def tray(self, count: int) -> Tray:
@@ -251,7 +246,9 @@ class Store:
         """Bring compiled code into memory now, not with the first batch: that takes as long as thousands of them."""
         nothing = np.empty(0, np.int64)
         self.gather(nothing)
-        if self.tree is not None:
+        if self.tree is None:
+            spread(self.rings, self.capacity, 0, 1, np.empty(0), self._gathering.sources, nothing)
+        else:
             self.tree.descend(np.empty(0), 0, 1)
             self.describe(nothing, NO_LEAVES, 1.0)
             self.prioritize(nothing, np.empty(0))
