@@ -19,6 +19,7 @@ SHORT = "--runtime processes --steps 2000 -s evaluation.episodes=1 -s evaluation
 RUNS = {
     "ppo": ["CartPole-v1", "--mode", "async", "--actors", "2"],
     "dqn": ["CartPole-v1", "--algo", "dqn"],
+    "q-learning": ["steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--actors", "2"],
 }
 TABLES = """
 from steppe import classic

@@ -20,7 +20,7 @@ from steppe.core.errors import UsageError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SHORT = {"runtime": "inline", "evaluation.episodes": 1, "evaluation.every_steps": 1_000_000}
-VECTORS, NUMBERS, IMAGES = "CartPole-v1", "Pendulum-v1", "steppe/ImageIdentity-v0"
+VECTORS, NUMBERS, IMAGES, GAME = "CartPole-v1", "Pendulum-v1", "steppe/ImageIdentity-v0", "steppe/TicTacToe-v0"
 REPLAY = {"algo": "dqn", "learning_starts": 64, "samples_per_insert": 1.0, "steps": 600}
 RUNS: dict[str, Mapping[str, Any]] = {
     "ppo": {"env": VECTORS, "steps": 1},
@@ -29,6 +29,7 @@ RUNS: dict[str, Mapping[str, Any]] = {
     "dqn": {"env": VECTORS, **REPLAY},
     "dqn, prioritized replay": {"env": VECTORS, **REPLAY, "prioritized": True},
     "dqn, images": {"env": IMAGES, **REPLAY, "hidden": (16,)},
+    "workers": {"env": GAME, "algo": "q-learning", "mode": "workers", "steps": 1},
 }
 
 
@@ -146,5 +147,17 @@ def _screens() -> None:
     Shrinking(screen.shape, (84, 84))(screen, screen)
 
 
-OTHERS = {"tables": _tables, "games": _games, "screens": _screens}
-LANES = (tuple(OTHERS), tuple(RUNS))  # side by side; what shares kernels is in one of them, or both would compile them
+def _worlds() -> None:
+    """Pathfinding worlds."""
+    import numpy as np
+
+    from steppe.envs.pathfinding import PathfindingWorlds
+
+    worlds = PathfindingWorlds(1, 2)
+    worlds.reset(0)
+    worlds.step(np.zeros((1, 2), np.int64))
+
+
+OTHERS = {"tables": _tables, "games": _games, "screens": _screens, "worlds": _worlds}
+# Side by side; what shares kernels is in one lane, or both would compile them. The first has no need of torch.
+LANES = ((*OTHERS, "workers"), tuple(name for name in RUNS if name != "workers"))
