@@ -14,7 +14,7 @@ import pytest
 
 from steppe import load, train
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.errors import WorldError
+from steppe.core.errors import RoleDied, WorldError
 from steppe.loops.evaluation import evaluate
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
@@ -112,22 +112,15 @@ def test_the_same_weights_on_every_runtime():
 
 @pytest.mark.parametrize("algo", TABULAR)
 def test_a_resumed_run_ends_as_one_that_never_stopped(algo):
-    settings = {"algo": algo, "mode": "sync", "actors": 2, "runtime": "inline", "seed": 5}
+    """Rates that do not go by the run's length, so that half of it is the beginning of the whole."""
+    steady = {"epsilon": 0.3, "epsilon_end": 0.3}
+    settings = {"algo": algo, "mode": "sync", "actors": 2, "runtime": "inline", "seed": 5, **steady}
     whole = train("Taxi-v4", **settings, **TAXI)
     train("Taxi-v4", **settings, name="half", **{**TAXI, "steps": 1_000})
     half = resume("half", steps=2_000)
-    assert half.env_steps == whole.env_steps
     assert half.resume == "exact"
-
-    def stopping(view):
-        return view.env_steps >= 500
-
-    stopped = train("Taxi-v4", **settings, name="stopped", callbacks=[stopping], **TAXI)
-    assert stopped.state == "STOPPED" or stopped.env_steps == whole.env_steps
-    if stopped.state == "STOPPED":
-        again = resume("stopped")
-        assert again.resume == "exact"
-        assert again.weights_sha256 == whole.weights_sha256
+    assert half.env_steps == whole.env_steps
+    assert half.weights_sha256 == whole.weights_sha256
 
 
 def test_workers_go_on_from_a_checkpoint():
@@ -167,6 +160,36 @@ def _trained(path):
         return bool(directory.store.read(TRAINING))
     finally:
         directory.store.close()
+
+
+def test_the_others_go_on_without_a_worker_that_may_not_be_started_again(tmp_path, monkeypatch):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
+    from table_worlds import Fatal
+
+    monkeypatch.setenv("FATAL_MARK", str(tmp_path / "mark"))
+    told = []
+    result = train(
+        Fatal, algo="q-learning", mode="workers", actors=2, steps=20_000, envs=2, seed=1,
+        callbacks=[lambda view: told.extend(event for event in view.events if event not in told)],
+        **{"flow.max_restarts": 0, **QUICK},
+    )  # fmt: skip
+    assert (tmp_path / "mark").exists()
+    assert result.state == "SUCCEEDED"
+    assert result.env_steps >= 20_000
+    assert result.actor_restarts == 0
+    (loss,) = [event for event in told if event.kind == "warning"]
+    assert "was killed by SIGKILL" in loss.details["message"]
+    assert "the others go on" in loss.details["message"]
+    assert 0 < loss.details["lost_steps"] <= 64
+
+
+def test_the_last_worker_that_is_killed_fails_the_run(tmp_path, monkeypatch):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
+    from table_worlds import Fatal
+
+    monkeypatch.setenv("FATAL_MARK", str(tmp_path / "mark"))
+    with pytest.raises(RoleDied, match="worker-0 was killed by SIGKILL"):
+        train(Fatal, algo="q-learning", mode="workers", steps=20_000, envs=2, **{"flow.max_restarts": 0, **QUICK})
 
 
 def test_the_target_and_what_is_loaded():
