@@ -146,5 +146,22 @@ def _screens() -> None:
     Shrinking(screen.shape, (84, 84))(screen, screen)
 
 
-OTHERS = {"tables": _tables, "games": _games, "screens": _screens}
+def _updates() -> None:
+    """What a parameter server does with three workers' updates, private noise included."""
+    import numpy as np
+
+    from steppe.params.aggregation import METHODS, Aggregation
+    from steppe.params.kernels import noisy_sum
+    from steppe.params.optimizers import KINDS, Optimizer, Stepper
+    from steppe.params.privacy import clip_scales
+
+    updates, values = np.zeros((3, 2), np.float32), np.zeros(2, np.float32)
+    for method in METHODS:
+        Aggregation(method).combine(updates)
+    for kind in KINDS:
+        Stepper(Optimizer(kind), 2).step(values, updates[0])
+    noisy_sum(updates, clip_scales(updates, 1.0), np.frombuffer(bytes(16), np.uint64), 1.0, 1.0, values)
+
+
+OTHERS = {"tables": _tables, "games": _games, "screens": _screens, "parameter server": _updates}
 LANES = (tuple(OTHERS), tuple(RUNS))  # side by side; what shares kernels is in one of them, or both would compile them
