@@ -72,24 +72,22 @@ class Stepper:
         if settings.kind in ("fedadam", "fedyogi"):
             self.moments[1] = settings.rates[3] ** 2
 
-    def step(self, values: np.ndarray, update: np.ndarray, learning_rate: float | None = None) -> None:
-        """Move `values` by one aggregated update, in place."""
+    def step(self, values: np.ndarray, update: np.ndarray, out: np.ndarray, learning_rate: float | None = None) -> bool:
+        """Write the values after one aggregated update to `out`; whether all of them are finite."""
         rate, beta1, beta2, eps = self.settings.rates
         rate = rate if learning_rate is None else learning_rate
         self.steps += 1
         signed = -rate if self.settings.for_deltas else rate
         kind = self.settings.kind
         if kind in ("sgd", "fedavg"):
-            kernels.descend(values, update, signed)
-        elif kind == "momentum":
-            kernels.momentum_step(values, update, self.moments[0], signed, beta1)
-        elif kind == "adam":
+            return bool(kernels.descend(values, update, signed, out))
+        if kind == "momentum":
+            return bool(kernels.momentum_step(values, update, self.moments[0], (signed, beta1), out))
+        if kind == "adam":
             narrow, wide = 1.0 - beta1**self.steps, math.sqrt(1.0 - beta2**self.steps)
-            kernels.adaptive_step(
-                values, update, self.moments, (signed * wide / narrow, beta1, beta2, eps * wide), False
-            )
-        else:
-            kernels.adaptive_step(values, update, self.moments, (signed, beta1, beta2, eps), kind == "fedyogi")
+            signed, eps = signed * wide / narrow, eps * wide
+        rates = (signed, beta1, beta2, eps)
+        return bool(kernels.adaptive_step(values, update, self.moments, rates, kind == "fedyogi", out))
 
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs, as plain values and arrays."""
