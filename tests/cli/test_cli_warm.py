@@ -28,6 +28,22 @@ agent = classic.OptimalQLearning(env.observation_space_size, env.action_space_si
 agent.train_episode(env)
 classic.GameTrainer(agent, classic.tictactoe()).run(5000)
 """
+UPDATES = """
+import numpy as np
+from steppe import FederatedParameterServer, ParameterServer
+for method in ("average", "median", "multi_krum"):
+    server = ParameterServer({"w": np.zeros(9)}, method, 3, optimizer="adam")
+    for name in "abc":
+        server.register_worker(name)
+        assert server.push_gradients(name, {"w": np.ones(9)})
+    assert server.version == 1
+from steppe.params.privacy import PrivacyPlan
+plan = PrivacyPlan("ledger.json", epsilon=100.0, expected_clients=2)
+server = FederatedParameterServer({"w": np.zeros(9)}, differential_privacy=True, privacy=plan)
+for name in "ab":
+    server.register_worker(name)
+server.federated_averaging({"a": {"w": np.ones(9)}, "b": {"w": np.ones(9)}})
+"""
 
 
 def kept(cache: Path) -> set[Path]:
@@ -52,7 +68,8 @@ def test_after_it_default_runs_compile_nothing(tmp_path):
 
     for words in RUNS.values():
         assert json.loads(run("train", *words, *SHORT))["updates"] > 0
-    subprocess.run([sys.executable, "-c", TABLES], env=place, check=True)
+    for script in (TABLES, UPDATES):
+        subprocess.run([sys.executable, "-c", script], env=place, cwd=tmp_path, check=True)
     assert kept(cache) == found
     assert run("warm") == "Everything was compiled already.\n"
 

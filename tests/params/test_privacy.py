@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import math
@@ -18,7 +19,7 @@ from scipy import optimize, stats
 
 from steppe import FederatedParameterServer
 from steppe.core.errors import BudgetSpent, ConfigError, Conflict, DamagedFile, UsageError
-from steppe.params import privacy
+from steppe.params import checkpoints, privacy
 from steppe.params.aggregation import METHODS
 from steppe.params.privacy import (
     Charge,
@@ -313,6 +314,40 @@ def test_p12_charged_and_not_released_is_no_reason_to_refuse(tmp_path: Path, mon
     again = server_of(tmp_path, workers=0)
     again.load_checkpoint(path)
     assert (again.version, again.get_server_stats()["privacy"]["releases"]) == (1, 2)
+    again.close()
+
+
+def test_p12_what_cannot_be_kept_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = server_of(tmp_path, checkpoint_path=tmp_path / "server.ckpt")
+    a_round(server)
+    before = server.weights()
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(checkpoints, "write_atomic", full)
+    a_round(server)
+    assert (server.version, server.weights().sha256()) == (1, before.sha256())
+    assert "no room" in server.last_trouble
+    assert server.get_server_stats()["privacy"]["releases"] == 2  # charged all the same
+    monkeypatch.undo()
+    a_round(server)
+    assert server.version == 2
+    server.close()
+
+
+def test_p12_no_clients_delta_is_written_to_disk(tmp_path: Path) -> None:
+    server = server_of(tmp_path)
+    a_round(server)
+    server.push_gradients("c0", delta(0.123456))
+    server.save_checkpoint(tmp_path / "server.ckpt")
+    assert np.float32(0.123456).tobytes() not in (tmp_path / "server.ckpt").read_bytes()
+    server.close()
+    again = server_of(tmp_path, workers=0)
+    again.load_checkpoint(tmp_path / "server.ckpt")
+    a_round(again)  # c0 may push again, as its push is gone
+    assert again.version == 2
+    assert again.get_server_stats()["accepted_pushes"] == 4
     again.close()
 
 

@@ -22,7 +22,7 @@ def gradients() -> list[np.ndarray]:
 def ours(settings: Optimizer) -> np.ndarray:
     values, stepper = np.ones(SIZE, np.float32), Stepper(settings, SIZE)
     for gradient in gradients():
-        stepper.step(values, gradient)
+        assert stepper.step(values, gradient, values)  # in place is fine
     return values
 
 
@@ -63,19 +63,28 @@ def test_state_goes_on_exactly(kind: str) -> None:
     first = Stepper(Optimizer(kind, 0.1), SIZE)
     values = np.ones(SIZE, np.float32)
     for gradient in gradients()[:5]:
-        first.step(values, gradient)
+        first.step(values, gradient, values)
     second, copied = Stepper(Optimizer(kind, 0.1), SIZE), values.copy()
     second.load(first.state())
     for gradient in gradients()[5:]:
-        first.step(values, gradient)
-        second.step(copied, gradient)
+        first.step(values, gradient, values)
+        second.step(copied, gradient, copied)
     assert values.tobytes() == copied.tobytes()
 
 
 def test_a_rate_for_one_step() -> None:
-    values = np.zeros(2, np.float32)
-    Stepper(Optimizer("sgd", 0.1), 2).step(values, np.ones(2, np.float32), 0.5)
-    assert values.tolist() == [-0.5, -0.5]
+    values, out = np.zeros(2, np.float32), np.empty(2, np.float32)
+    assert Stepper(Optimizer("sgd", 0.1), 2).step(values, np.ones(2, np.float32), out, 0.5)
+    assert out.tolist() == [-0.5, -0.5]
+    assert values.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "fedyogi"])
+def test_what_becomes_infinite_is_said(kind: str) -> None:
+    huge, out = np.full(3, 3e38, np.float32), np.empty(3, np.float32)
+    assert not Stepper(Optimizer(kind, 1e38), 3).step(
+        huge, np.full(3, -10.0 if kind[:3] != "fed" else 10.0, np.float32), out
+    )
 
 
 @pytest.mark.parametrize(

@@ -371,12 +371,11 @@ arrays = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))
 def test_bytes_that_were_changed_are_damaged_and_nothing_else(data: bytes, place: int, value: int) -> None:
-    whole = bytearray(
-        pack({"worker": "a", "update": ones(), "weight": 1.0, "round_number": None, "version": 3})
-        + data[:1] * (len(data) % 2)
-    )
-    whole[place % len(whole)] ^= value or 1
-    for wrong in (data, bytes(whole), bytes(whole[: place % len(whole)])):
+    whole = pack({"worker": "a", "update": ones(), "weight": 1.0, "round_number": None, "version": 3})
+    place %= len(whole)
+    changed = bytearray(whole)
+    changed[place] ^= value or 1
+    for wrong in (data, bytes(changed), whole[:place], whole + data + b"!"):
         with pytest.raises(DamagedFile):
             wire.read_request(wrong, service._REQUESTS["Push"])
 

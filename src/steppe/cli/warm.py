@@ -158,6 +158,25 @@ def _worlds() -> None:
     worlds.step(np.zeros((1, 2), np.int64))
 
 
-OTHERS = {"tables": _tables, "games": _games, "screens": _screens, "worlds": _worlds}
+def _updates() -> None:
+    """What a parameter server does with three workers' updates, private noise included."""
+    import numpy as np
+
+    from steppe.params.aggregation import METHODS, Aggregation
+    from steppe.params.kernels import copy_finite, noisy_sum
+    from steppe.params.optimizers import KINDS, Optimizer, Stepper
+    from steppe.params.privacy import clip_scales
+
+    updates, values = np.zeros((3, 2), np.float32), np.zeros(2, np.float32)
+    for method in METHODS:
+        Aggregation(method).combine(updates)
+    for kind in KINDS:
+        Stepper(Optimizer(kind), 2).step(values, updates[0], np.empty_like(values))
+    copy_finite(updates[0], values)
+    copy_finite(np.frombuffer(bytes(8), np.float32), values)  # from a message, which nobody may write to
+    noisy_sum(updates, clip_scales(updates, 1.0), np.frombuffer(bytes(16), np.uint64), 1.0, 1.0, values)
+
+
+OTHERS = {"tables": _tables, "games": _games, "screens": _screens, "worlds": _worlds, "parameter server": _updates}
 # Side by side; what shares kernels is in one lane, or both would compile them. The first has no need of torch.
 LANES = ((*OTHERS, "workers"), tuple(name for name in RUNS if name != "workers"))

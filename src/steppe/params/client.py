@@ -55,6 +55,7 @@ class ParameterClient:
         self._token = token
         self._standing: dict[str, dict[str, Any]] = {}
         options = [
+            *wire.BULK,
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", 50),

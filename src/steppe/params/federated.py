@@ -17,7 +17,7 @@ from steppe.core.links import WeightStore
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan, PrivateSum
-from steppe.params.rounds import Rounds
+from steppe.params.rounds import Pending, Rounds
 from steppe.params.server import ParameterServer
 from steppe.params.space import Refusal
 
@@ -202,7 +202,14 @@ class FederatedParameterServer(ParameterServer):
         self._private.ledger.mark_released(self._released)
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "released": self._released}
+        """A private server writes no client's delta to disk: whoever waits in the round under way pushes again."""
+        state = {**super()._state(), "released": self._released}
+        if self._private is not None:
+            for worker in self._pending.workers:
+                account = state["roster"]["accounts"][worker]
+                account["last"], account["accepted"] = self.round_number - 1, account["accepted"] - 1
+            state["pending"] = Pending(self._space.size).state()
+        return state
 
     def _load(self, state: dict[str, Any]) -> None:
         released = state.get("released", 0)
@@ -211,7 +218,6 @@ class FederatedParameterServer(ParameterServer):
         super()._load(state)
         self._released = released
         self._draw()
-        self._drawn |= set(self._pending.workers)
 
 
 def _require_private(asked: bool, plan: PrivacyPlan | None, method: Aggregation, deadline_s: float | None) -> None:

@@ -14,21 +14,17 @@ import numpy as np
 SUM_TILE = 1024  # float64 totals of 8 KiB, which leave the first-level cache to the eight rows that pass by
 SORT_TILE = 128  # columns sorted side by side: 64 workers' rows take 32 KiB
 PAIR_TILE = 1024
-_EXPONENT = np.uint32(0x7F800000)
+_LARGEST = np.finfo(np.float32).max
 _UNIT = 2.0**-53
 
 
 @numba.njit(cache=True, nogil=True)
 def all_finite(values: np.ndarray) -> bool:
     """Whether a flat float32 array has neither NaN nor infinity."""
-    bits = values.view(np.uint32)
-    for start in range(0, len(bits), SUM_TILE):
-        bad, tile = np.uint32(0), bits[start : start + SUM_TILE]
-        for k in range(len(tile)):
-            bad |= np.uint32((tile[k] & _EXPONENT) == _EXPONENT)
-        if bad:
-            return False
-    return True
+    bad = False
+    for k in range(len(values)):
+        bad |= not (abs(values[k]) <= _LARGEST)
+    return not bad
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -118,14 +114,14 @@ def noisy_sum(
 @numba.njit(cache=True, nogil=True)
 def _load(updates: np.ndarray, start: int, width: int, block: np.ndarray) -> bool:
     """Copy one tile's columns into `block`; whether all of it is finite."""
-    bad = np.uint32(0)
+    bad = False
     for row in range(updates.shape[0]):
-        bits, into = updates[row, start : start + width].view(np.uint32), block[row].view(np.uint32)
+        source, into = updates[row, start : start + width], block[row]
         for k in range(width):
-            word = bits[k]
-            into[k] = word
-            bad |= np.uint32((word & _EXPONENT) == _EXPONENT)
-    return bool(bad == 0)
+            value = source[k]
+            into[k] = value
+            bad |= not (abs(value) <= _LARGEST)
+    return not bad
 
 
 @numba.njit(cache=True, nogil=True)
@@ -190,32 +186,60 @@ def squared_distances(updates: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
-def descend(values: np.ndarray, gradient: np.ndarray, rate: float) -> None:
-    """values −= rate · gradient."""
-    for k in range(len(values)):
-        values[k] -= rate * gradient[k]
+def copy_finite(source: np.ndarray, into: np.ndarray) -> bool:
+    """Copy flat float32 numbers; whether all of them are finite. As fast as copying alone."""
+    bad = False
+    for k in range(len(source)):
+        value = source[k]
+        into[k] = value
+        bad |= not (abs(value) <= _LARGEST)
+    return not bad
 
 
 @numba.njit(cache=True, nogil=True)
-def momentum_step(values: np.ndarray, gradient: np.ndarray, velocity: np.ndarray, rate: float, momentum: float) -> None:
-    """velocity = momentum · velocity + gradient; values −= rate · velocity."""
-    for k in range(len(values)):
-        moved = np.float32(momentum * velocity[k] + gradient[k])
-        velocity[k] = moved
-        values[k] -= rate * moved
+def descend(values: np.ndarray, gradient: np.ndarray, rate: float, out: np.ndarray) -> bool:
+    """out = values − rate · gradient; whether all of it is finite."""
+    bad = False
+    for k in range(len(out)):
+        moved = np.float32(values[k] - rate * gradient[k])
+        out[k] = moved
+        bad |= not (abs(moved) <= _LARGEST)
+    return not bad
+
+
+@numba.njit(cache=True, nogil=True)
+def momentum_step(
+    values: np.ndarray, gradient: np.ndarray, velocity: np.ndarray, rates: tuple[float, float], out: np.ndarray
+) -> bool:
+    """velocity = momentum · velocity + gradient; out = values − rate · velocity; whether all of it is finite."""
+    rate, momentum = rates
+    bad = False
+    for k in range(len(out)):
+        speed = np.float32(momentum * velocity[k] + gradient[k])
+        velocity[k] = speed
+        moved = np.float32(values[k] - rate * speed)
+        out[k] = moved
+        bad |= not (abs(moved) <= _LARGEST)
+    return not bad
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def adaptive_step(
-    values: np.ndarray, gradient: np.ndarray, moments: np.ndarray, rates: tuple[float, float, float, float], yogi: bool
-) -> None:
-    """values −= rate · m / (√v + eps), with `rates` = (rate, beta1, beta2, eps) and `moments` = [m, v].
+    values: np.ndarray,
+    gradient: np.ndarray,
+    moments: np.ndarray,
+    rates: tuple[float, float, float, float],
+    yogi: bool,
+    out: np.ndarray,
+) -> bool:
+    """out = values − rate · m / (√v + eps), with `rates` = (rate, beta1, beta2, eps) and `moments` = [m, v]; whether finite.
 
     Yogi lets v fall only by as much as a square can say (Zaheer et al., 2018), so one small gradient does not forget it.
     """
     rate, beta1, beta2, eps = rates
     first, second = moments[0], moments[1]
-    for k in range(len(values)):
+    bad = False
+    for k in range(len(out)):
         g = np.float64(gradient[k])
         m = beta1 * first[k] + (1.0 - beta1) * g
         v, square = np.float64(second[k]), g * g
@@ -225,4 +249,7 @@ def adaptive_step(
             v = beta2 * v + (1.0 - beta2) * square
         first[k] = m
         second[k] = v
-        values[k] -= rate * m / (math.sqrt(v) + eps)
+        moved = np.float32(values[k] - rate * m / (math.sqrt(v) + eps))
+        out[k] = moved
+        bad |= not (abs(moved) <= _LARGEST)
+    return not bad

@@ -13,7 +13,7 @@ from steppe.core.errors import ConfigError, nearest
 from steppe.params import kernels
 
 # learning_rate, momentum or beta1, beta2, eps where the settings do not say
-_DEFAULTS: dict[str, tuple[float, float, float, float]] = {
+KINDS: dict[str, tuple[float, float, float, float]] = {
     "sgd": (1e-3, 0.0, 0.0, 0.0),
     "momentum": (1e-3, 0.9, 0.0, 0.0),
     "adam": (1e-3, 0.9, 0.999, 1e-8),
@@ -35,9 +35,9 @@ class Optimizer:
     eps: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in _DEFAULTS:
+        if self.kind not in KINDS:
             raise ConfigError(
-                f"there is no optimizer {self.kind!r}: choose from {', '.join(_DEFAULTS)}.{nearest(self.kind, _DEFAULTS)}"
+                f"there is no optimizer {self.kind!r}: choose from {', '.join(KINDS)}.{nearest(self.kind, KINDS)}"
             )
         limits = {"beta1": (1, self.beta1), "beta2": (2, self.beta2), "eps": (2, self.eps)}
         unused = [name for name, (arrays, value) in limits.items() if value is not None and _ARRAYS[self.kind] < arrays]
@@ -52,7 +52,7 @@ class Optimizer:
         """learning_rate, beta1, beta2, eps with the kind's values where none were given."""
         given = (self.learning_rate, self.beta1, self.beta2, self.eps)
         rate, beta1, beta2, eps = (
-            usual if value is None else float(value) for usual, value in zip(_DEFAULTS[self.kind], given, strict=True)
+            usual if value is None else float(value) for usual, value in zip(KINDS[self.kind], given, strict=True)
         )
         return rate, beta1, beta2, eps
 
@@ -72,24 +72,22 @@ class Stepper:
         if settings.kind in ("fedadam", "fedyogi"):
             self.moments[1] = settings.rates[3] ** 2
 
-    def step(self, values: np.ndarray, update: np.ndarray, learning_rate: float | None = None) -> None:
-        """Move `values` by one aggregated update, in place."""
+    def step(self, values: np.ndarray, update: np.ndarray, out: np.ndarray, learning_rate: float | None = None) -> bool:
+        """Write the values after one aggregated update to `out`; whether all of them are finite."""
         rate, beta1, beta2, eps = self.settings.rates
         rate = rate if learning_rate is None else learning_rate
         self.steps += 1
         signed = -rate if self.settings.for_deltas else rate
         kind = self.settings.kind
         if kind in ("sgd", "fedavg"):
-            kernels.descend(values, update, signed)
-        elif kind == "momentum":
-            kernels.momentum_step(values, update, self.moments[0], signed, beta1)
-        elif kind == "adam":
+            return bool(kernels.descend(values, update, signed, out))
+        if kind == "momentum":
+            return bool(kernels.momentum_step(values, update, self.moments[0], (signed, beta1), out))
+        if kind == "adam":
             narrow, wide = 1.0 - beta1**self.steps, math.sqrt(1.0 - beta2**self.steps)
-            kernels.adaptive_step(
-                values, update, self.moments, (signed * wide / narrow, beta1, beta2, eps * wide), False
-            )
-        else:
-            kernels.adaptive_step(values, update, self.moments, (signed, beta1, beta2, eps), kind == "fedyogi")
+            signed, eps = signed * wide / narrow, eps * wide
+        rates = (signed, beta1, beta2, eps)
+        return bool(kernels.adaptive_step(values, update, self.moments, rates, kind == "fedyogi", out))
 
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs, as plain values and arrays."""

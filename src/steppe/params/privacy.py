@@ -166,7 +166,8 @@ class Ledger:
 
     def _write(self, charges: list[Charge], count: int, released: int) -> None:
         body = {"format": FORMAT, "count": count, "released": released, "charges": msgspec.to_builtins(charges)}
-        durable.write_json(self.path, {**body, "sha256": _digest(body)})
+        with durable.noticing_full_disk(self.path):
+            durable.write_json(self.path, {**body, "sha256": _digest(body)})
         self.charges, self.count, self.released = charges, count, released
 
     def _read(self) -> None:

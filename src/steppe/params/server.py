@@ -17,12 +17,11 @@ import numpy as np
 
 from steppe.core.checked import checked
 from steppe.core.durable import noticing_full_disk
-from steppe.core.errors import BudgetSpent, ConfigError, DiskFull, NotFinite, UsageError
+from steppe.core.errors import ConfigError, DiskFull, NotFinite, RunFailed, UsageError
 from steppe.core.links import WeightStore
 from steppe.core.weights import Weights
 from steppe.params.aggregation import Aggregation
 from steppe.params.checkpoints import read_checkpoint, write_checkpoint
-from steppe.params.kernels import all_finite
 from steppe.params.optimizers import Optimizer, Stepper
 from steppe.params.privacy import PrivateSum
 from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
@@ -155,7 +154,7 @@ class ParameterServer:
             if self._waiting is not None:
                 raise UsageError("the last aggregate is not applied yet: call update_parameters first")
             self._require_enough()
-            self._waiting = self._aggregate()
+            self._waiting = self._aggregate().copy()
             return {name: array.copy() for name, array in self._space.named(self._waiting).items()}
 
     @checked
@@ -391,37 +390,38 @@ class ParameterServer:
                 self._apply(None)
             self._waiting = self._aggregate()
             self._apply(None)
-        except (
-            BudgetSpent,
-            NotFinite,
-            UsageError,
-        ) as error:  # whoever pushed last is not to blame: the next round goes on
+        except (RunFailed, UsageError) as error:  # whoever pushed last is not to blame: the next round goes on
             self.abandoned_rounds += 1
             self.last_trouble = str(error)
 
     def _aggregate(self) -> np.ndarray:
-        """One update from the round's pushes; the next round begins whether or not that works."""
+        """One update from the round's pushes, valid until the next push; the next round begins whether or not that works."""
         try:
             return self._combine(self._pending.rows, np.array(self._pending.weights))
         finally:
             self._next_round()
 
     def _combine(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return self.aggregation.combine(rows, weights)
+        return rows[0] if len(rows) == self.aggregation.at_least == 1 else self.aggregation.combine(rows, weights)
 
     def _apply(self, learning_rate: float | None) -> None:
         """The next version, made aside so that a step into infinity leaves everything as it was."""
         update, self._waiting = self._waiting, None
         assert update is not None
-        np.copyto(self._spare, self._values)
-        self._stepper.step(self._spare, update, learning_rate)
-        if not all_finite(self._spare):
+        if not self._stepper.step(self._values, update, self._spare, learning_rate):
             raise NotFinite("the update would make a parameter infinite and was dropped: lower the learning rate")
-        self._values, self._spare = self._spare, self._values
-        self.version += 1
-        self.updates += 1
-        self._keep()
+        self._turn(1)
+        try:
+            self._keep()
+        except BaseException:
+            self._turn(-1)  # nobody has seen it: the lock is held
+            raise
         self.broadcast_parameters()
+
+    def _turn(self, step: int) -> None:
+        self._values, self._spare = self._spare, self._values
+        self.version += step
+        self.updates += step
 
     def _keep(self) -> None:
         """Checkpoint when it is time; a full disk is counted, and the next time is soon enough."""

@@ -61,6 +61,7 @@ class Service:
         self.token = _tokens(token, host, tls, private=server.is_private)
         largest = 8 * server.num_parameters + wire.SLACK  # float64 is the widest that a push may have
         options = [
+            *wire.BULK,
             ("grpc.max_receive_message_length", largest),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),

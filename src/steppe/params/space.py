@@ -9,7 +9,7 @@ import numpy as np
 
 from steppe.core.errors import ConfigError, nearest
 from steppe.core.weights import Layout
-from steppe.params.kernels import all_finite
+from steppe.params.kernels import all_finite, copy_finite
 
 
 class Refusal(NamedTuple):
@@ -52,10 +52,10 @@ class Space:
             refusal = self._misfit(name, array, shapes)
             if refusal is not None:
                 return refusal
-        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused as such
-            for name, view in self.layout.views(row.view(np.uint8)).items():
-                view[...] = update.get(name, 0.0)
-        return None if all_finite(row) else Refusal("not_finite", "it has NaN or infinity: leave this update out")
+        for name, view in self.layout.views(row.view(np.uint8)).items():
+            if not _write(view.reshape(-1), update.get(name)):
+                return Refusal("not_finite", f"{name!r} has NaN or infinity: leave this update out")
+        return None
 
     def arrays(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """New arrays by name, in the order and with the dtypes that the parameters were given in."""
@@ -83,3 +83,15 @@ class Space:
         if array.shape != shapes[name]:
             return Refusal("wrong_shape", f"{name!r} has shape {list(array.shape)}, not {list(shapes[name])}")
         return None
+
+
+def _write(view: np.ndarray, array: np.ndarray | None) -> bool:
+    """Copy an update's entry, or zeros for none; whether it is finite."""
+    if array is None:
+        view[:] = 0.0
+        return True
+    if array.dtype == np.float32 and array.flags.c_contiguous:
+        return bool(copy_finite(array.reshape(-1), view))
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused as such
+        view[:] = array.reshape(-1)
+    return bool(all_finite(view))

@@ -22,6 +22,12 @@ HEALTH = "/grpc.health.v1.Health/Check"  # the standard protocol, whose two mess
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 ROUND = "steppe-round"  # trailing metadata of a pull
 TOKEN_VARIABLE = "STEPPE_PARAMS_TOKEN"
+BULK = [  # megabytes in few frames
+    ("grpc.http2.lookahead_bytes", 16 << 20),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.write_buffer_size", 4 << 20),
+    ("grpc.http2.bdp_probe", 0),
+]
 SLACK = 1 << 20  # names, shapes and counters beside the numbers of the largest message
 
 
