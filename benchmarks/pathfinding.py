@@ -9,6 +9,7 @@ from suite.report import Part
 from suite.running import Effort, benchmark
 
 ASKED = {4: 400_000, 16: 100_000, 64: 15_000}
+TIMES_DHC = {4: 90, 16: 50, 64: 30}  # the same, whatever the machine
 WORLDS = 64
 MAP_MS = 5.0
 
@@ -24,7 +25,10 @@ def steps(effort: Effort) -> Part:
     claims = [
         Claim(f"{agents} agents", asked, rows[own(agents)].median, unit="steps/s") for agents, asked in ASKED.items()
     ]
-    claims += [Claim(f"{agents} agents / DHC", 1, ratio(rows, own(agents), original(agents))) for agents in ASKED]
+    claims += [
+        Claim(f"{agents} agents / DHC", TIMES_DHC[agents], ratio(rows, own(agents), original(agents)))
+        for agents in ASKED
+    ]
     return Part(
         "Steps",
         "Density .3, random actions, all observations and communication masks; new maps included as episodes end. A step is "

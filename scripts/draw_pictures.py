@@ -1,4 +1,4 @@
-"""Draws the pictures in docs/img from real runs: a timeline for each mode, the live view, a flame graph. Run by `make pictures`."""
+"""Draws the pictures in docs/img from real runs: timelines, the live view, a flame graph, a film. Run by `make pictures`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import tempfile
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 import steppe
 from steppe.cli.live import render
+from steppe.envs.pathfinding import greedy_walk
+from steppe.envs.pathfinding_parallel import parallel_env
 from steppe.records.directory import RunDirectory
+from steppe.records.recording import save_gif
 from steppe.records.timeline import Span, read_spans, timeline_svg
 from steppe.records.view import RunView
 
@@ -71,6 +75,18 @@ def flame(root: Path) -> None:
     shutil.copy(result.path / "profile" / "learner.svg", IMAGES / "flame-learner.svg")
 
 
+def pathfinding(seed: int = 55, num_agents: int = 16, size: int = 20) -> None:
+    """Film walkers who step nearer to their goals, one action in ten being random, until all are there."""
+    env = parallel_env(num_agents=num_agents, size=size, density=0.3, render_mode="rgb_array")
+    observations, _ = env.reset(seed=seed)
+    stream, frames = np.random.default_rng(seed), [env.render()]
+    while env.agents:
+        actions = greedy_walk(np.array(list(observations.values())), stream)
+        observations, *_ = env.step(dict(zip(env.agents, actions.tolist(), strict=True)))
+        frames.append(env.render())
+    save_gif(IMAGES / "pathfinding.gif", frames + frames[-1:] * 8, fps=env.metadata["render_fps"])
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
@@ -78,3 +94,4 @@ if __name__ == "__main__":
             timeline(mode, Path(directory))
         live_view(Path(directory))
         flame(Path(directory))
+    pathfinding()

@@ -1,6 +1,6 @@
 """DHC's environment, as its authors published it: `steps` in one world with masks, and `maps`.
 
-Its repository is no package. `git clone https://github.com/ZiyuanMa/DHC benchmarks/.venvs/dhc/source` brings it.
+Its repository is no package. `git clone https://github.com/ZiyuanMa/DHC benchmarks/.venvs/dhc-source` brings it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol import Request, Result, run
 # isort: split
 import numpy as np
 
-SOURCE = Path(__file__).resolve().parents[1] / ".venvs" / "dhc" / "source"
+SOURCE = Path(__file__).resolve().parents[1] / ".venvs" / "dhc-source"
 SIZE, DENSITY, NEAREST, WARM_UPS = 40, 0.3, 3, 3
 SETTINGS = {"agents": 4, "source": ""}
 

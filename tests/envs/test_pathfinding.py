@@ -276,7 +276,8 @@ def test_bad_arguments_are_one_sentence():
     refused("num_agents=0 must be at least 1", 1, 0)
     refused("max_steps=0 must be at least 1", 1, 1, max_steps=0)
     refused("density=1.0 must be from 0 to below 1", 1, 1, density=1.0)
-    refused(r"size=\(0, 4\) must be at least 1", 1, 1, size=(0, 4))
+    for size in (0, (0, 4), (4, 5, 6), 2.5, "4"):
+        refused("must be a whole number from 1, or two: height and width", 1, 1, size=size)
     refused("at most 32767", 1, 40_000)
     refused("given maps have their own", 1, 1, size=4, maps=[np.zeros((4, 4))])
     refused("17 agents are more than the 16 free cells of a map of 4 × 4", 1, 17, size=4, error=WorldError)

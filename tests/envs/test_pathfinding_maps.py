@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from steppe.core.errors import WorldError
 from steppe.envs.pathfinding import PathfindingWorlds, Scenario, load_map, load_scenario
+from steppe.envs.pathfinding_maps import _components
 
 pytestmark = pytest.mark.unit
 MAP = "type octile\nheight 3\nwidth 5\nmap\n..G@.\n.TSO.\nW....\n"
@@ -122,6 +124,16 @@ def test_a_start_and_goal_that_are_not_connected():
     walled = np.array([[0, 1, 0], [0, 1, 0]])
     with pytest.raises(WorldError, match=r"no way leads agent 1 from its start \[1, 0\] to its goal \[1, 2\]"):
         Scenario(walled, np.array([[0, 0], [1, 0]]), np.array([[1, 0], [1, 2]]), name="walls")
+
+
+def test_components_are_those_of_another_library():
+    stream = np.random.default_rng(0)
+    for _ in range(30):
+        given = Scenario(stream.random(stream.integers(1, 25, 2)) < 0.45)
+        labels, count = ndimage.label(~given.obstacles)
+        sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:]
+        assert given.num_agents == sizes[sizes > 1].sum()
+        np.testing.assert_array_equal(_components(given.obstacles), labels)
 
 
 def test_arrays_that_are_no_scenario():

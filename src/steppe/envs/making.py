@@ -212,6 +212,9 @@ def _require_no_statistics(made: Env, text: str) -> None:
 
 
 def _from_registration(source: Registration, config: EnvConfig, *, render: bool) -> Env:
+    creator = load_env_creator(source.entry_point) if isinstance(source.entry_point, str) else source.entry_point
+    if hasattr(creator, "max_num_agents"):  # PettingZoo's environments have it, Gymnasium's have not
+        raise WorldError(f"{source.id} is a PettingZoo environment of many agents, in which no algorithm trains yet")
     # The world itself resets before it steps, so a check of that order on every step has nothing to find.
     plain = copy.copy(source)
     plain.order_enforce = False

@@ -41,7 +41,7 @@ class PathfindingWorlds:
 
     Every episode has a new map: by chance, of `size` (40 × 40) with obstacles of `density` (without one, triangular
     between 0 and .5), or one of `maps` drawn by chance: scenarios, arrays of obstacles, or paths of `.map` and `.scen`
-    files. `reset` and `step` write into `into`, or into `seen`, which the next call overwrites.
+    files. `reset` and `step` write into `into`, or into `seen`, which the next call overwrites. For one thread at a time.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PathfindingWorlds:
         if len(maps) > 0 and (size is not None or density is not None):
             raise ConfigError("size and density are for maps by chance: given maps have their own")
         shape = _shape(_USUAL_SIZE if size is None else size)
-        _require_sound(num_worlds, num_agents, shape, density, view, max_steps)
+        _require_sound(num_worlds, num_agents, density, view, max_steps)
         self.num_worlds, self.num_agents, self.view, self.max_steps = num_worlds, num_agents, view, max_steps
         self.scenarios = tuple(as_scenario(each, num_agents) for each in maps)
         self.density = density
@@ -112,7 +112,7 @@ class PathfindingWorlds:
             shape = _shape(size)
             if self.scenarios:
                 raise ConfigError(f"size={size}: given maps have a size of their own")
-            if not all(1 <= side <= most for side, most in zip(shape, self.max_size, strict=True)):
+            if not all(side <= most for side, most in zip(shape, self.max_size, strict=True)):
                 most = " × ".join(map(str, self.max_size))
                 raise ConfigError(f"size={size}: these worlds were made for maps of up to {most} cells")
             wanted[..., 1:] = shape
@@ -243,7 +243,7 @@ class PathfindingWorlds:
         if into is None:
             return self.seen
         for name, array, own in zip(Seen._fields, into, self.seen, strict=True):
-            if array.shape != own.shape or array.dtype != own.dtype or not array.flags.c_contiguous:
+            if array.shape != own.shape or array.dtype != own.dtype or not array.flags.carray:
                 raise ConfigError(f"into.{name} is {array.dtype}{array.shape}, not plain {own.dtype}{own.shape}")
         return into
 
@@ -269,7 +269,7 @@ class PathfindingWorlds:
                 if each.num_agents < agents:
                     what = "free cells" if each.starts is None else "tasks"
                     raise WorldError(f"{agents} agents are more than the {each.num_agents} {what} of {each.name}")
-            free = height * width * (1.0 - (self.density or 0.0))
+            free = round(height * width * (1.0 - (self.density or 0.0)), 6)
             if not self.scenarios and (agents > free or height * width < 2):
                 raise WorldError(
                     f"{agents} agents are more than the {int(free)} free cells of a map of {height} × {width}"
@@ -296,21 +296,19 @@ def greedy_walk(obs: np.ndarray, stream: np.random.Generator, noise: float = 0.1
     return np.where(wild, stream.integers(0, NUM_ACTIONS, actions.shape), actions)
 
 
-def _shape(size: Size) -> tuple[int, int]:
-    height, width = (size, size) if isinstance(size, int) else size
-    return int(height), int(width)
+def _shape(size: Any) -> tuple[int, int]:
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int | np.integer) and side >= 1 for side in sides):
+        raise ConfigError(f"size={size} must be a whole number from 1, or two: height and width")
+    return int(sides[0]), int(sides[1])
 
 
-def _require_sound(
-    num_worlds: int, num_agents: int, shape: tuple[int, int], density: float | None, view: int, max_steps: int
-) -> None:
+def _require_sound(num_worlds: int, num_agents: int, density: float | None, view: int, max_steps: int) -> None:
     for name, value in (("num_worlds", num_worlds), ("num_agents", num_agents), ("max_steps", max_steps)):
         if value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
     if num_agents > _MOST_AGENTS:
         raise ConfigError(f"num_agents={num_agents} must be at most {_MOST_AGENTS}")
-    if min(shape) < 1:
-        raise ConfigError(f"size={shape} must be at least 1 each way")
     if view < 3 or view % 2 == 0:
         raise ConfigError(f"view={view} must be odd and at least 3: an agent sees as far to each side")
     if density is not None and not 0.0 <= density < 1.0:

@@ -6,11 +6,12 @@ Everything that can be wrong with them is said here, in one sentence each; what 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
-from scipy import ndimage
 
 from steppe.core.errors import WorldError
 
@@ -39,13 +40,12 @@ class Scenario:
                 object.__setattr__(self, what, _cells(getattr(self, what), what, self))
             _require_connected(self)
 
-    @property
+    @cached_property
     def num_agents(self) -> int:
         """The most agents that it has places for."""
         if self.starts is not None:
             return len(self.starts)
-        labels, count = ndimage.label(~self.obstacles)
-        sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:]
+        sizes = np.bincount(_components(self.obstacles).ravel())[1:]
         return int(sizes[sizes > 1].sum())  # a free cell between obstacles is no start with a goal
 
 
@@ -149,9 +149,35 @@ def _require_connected(scenario: Scenario) -> None:
         raise WorldError(
             f"{scenario.name} has {len(starts)} starts and {len(goals)} goals: it needs one of each per agent"
         )
-    labels, _ = ndimage.label(~scenario.obstacles)
+    labels = _components(scenario.obstacles)
     apart = np.flatnonzero(labels[tuple(starts.T)] != labels[tuple(goals.T)])
     if len(apart):
         agent = int(apart[0])
         begin, end = starts[agent].tolist(), goals[agent].tolist()
         raise WorldError(f"in {scenario.name} no way leads agent {agent} from its start {begin} to its goal {end}")
+
+
+@numba.njit(cache=True, nogil=True)
+def _components(obstacles: np.ndarray) -> np.ndarray:
+    """The number of each cell's component, from 1; 0 for obstacles."""
+    height, width = obstacles.shape
+    labels, queue = np.zeros((height, width), np.int64), np.empty((obstacles.size, 2), np.int64)
+    count = 0
+    for cell in range(height * width):
+        row, column = cell // width, cell % width
+        if obstacles[row, column] or labels[row, column] > 0:
+            continue
+        count += 1
+        labels[row, column] = count
+        queue[0, 0], queue[0, 1] = row, column
+        head, tail = 0, 1
+        while head < tail:
+            for down, right in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+                row, column = queue[head, 0] + down, queue[head, 1] + right
+                inside = 0 <= row < height and 0 <= column < width
+                if inside and not obstacles[row, column] and labels[row, column] == 0:
+                    labels[row, column] = count
+                    queue[tail, 0], queue[tail, 1] = row, column
+                    tail += 1
+            head += 1
+    return labels

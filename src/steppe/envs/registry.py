@@ -36,6 +36,6 @@ def register_builtins() -> None:
     if _PATHFINDING not in gym.registry:  # a PettingZoo environment: Gymnasium makes only its vector version
         gym.register(
             _PATHFINDING,
-            "steppe.envs.pathfinding_parallel:parallel_env",
+            "steppe.envs.pathfinding_parallel:PathfindingParallel",
             vector_entry_point="steppe.envs.pathfinding_vector:PathfindingVectorEnv",
         )
