@@ -11,12 +11,14 @@ take turns, nor what fills a stack at the start of an episode matter here: a sta
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.rings import History
+from steppe.core.specs import FieldSpec
 from steppe.replay.kernels import compiled, copy_bytes
 from steppe.replay.mapped import zeros
 
@@ -111,6 +113,29 @@ class FrameStore:
         unused = np.flatnonzero(self.refs[: self.high] == 0)[::-1]
         self._free[: len(unused)] = unused
         self._heads[0] = len(unused)
+
+
+def frame_shape(field: FieldSpec) -> tuple[int, ...]:
+    """The shape of one of a stack's frames."""
+    return (field.shape[0] // field.frames, *field.shape[1:])
+
+
+def bytes_per_row(fields: Sequence[FieldSpec]) -> int:
+    """What a row takes in a store: of stacks, their ids and a frame, with a quarter of one for the starts of episodes."""
+    frame, stacked = stacks_of(fields)
+    plain = sum(f.nbytes for f in fields if f.name not in stacked)
+    if frame is None:
+        return plain
+    return plain + 4 * frame.frames * len(stacked) + 5 * frame.nbytes // (4 * frame.frames)
+
+
+def stacks_of(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str, ...]]:
+    """The first stack of frames worth storing once each, and the names of all fields like it."""
+    first = next((f for f in fields if f.frames > 1 and f.nbytes >= LEAST_BYTES * f.frames), None)
+    if first is None:
+        return None, ()
+    alike = (first.shape, first.dtype, first.frames)
+    return first, tuple(f.name for f in fields if (f.shape, f.dtype, f.frames) == alike)
 
 
 @compiled

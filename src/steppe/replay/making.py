@@ -70,10 +70,10 @@ def _pool(
     disk: Path | None,
 ) -> ReplayBufferPool:
     """The caller's pool, if it will do, or a new one with a single buffer, if there is room for it."""
+    from steppe.replay.frames import bytes_per_row
     from steppe.replay.nstep import transition_fields
     from steppe.replay.pool import ReplayBufferPool
     from steppe.replay.sequences import step_fields
-    from steppe.replay.storage import bytes_per_row
 
     missing = [name for name in ("buffer_size", "batch_size") if name not in given]
     if missing:

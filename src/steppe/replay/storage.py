@@ -22,7 +22,7 @@ from steppe.core.errors import ConfigError, UsageError
 from steppe.core.rings import History
 from steppe.core.specs import FieldSpec
 from steppe.replay import keeping
-from steppe.replay.frames import LEAST_BYTES, FrameStore
+from steppe.replay.frames import FrameStore, frame_shape, stacks_of
 from steppe.replay.gathering import Gathering, Tray
 from steppe.replay.mapped import zeros
 from steppe.replay.ringing import describe, prepare, spread
@@ -392,29 +392,6 @@ class Store:
         if self.alpha is not None:
             nothing = np.empty(0, np.int64)
             prepare(self.rings, 1, 0, self.alpha, nothing, np.array([largest]), nothing, self._entering)
-
-
-def frame_shape(field: FieldSpec) -> tuple[int, ...]:
-    """The shape of one of a stack's frames."""
-    return (field.shape[0] // field.frames, *field.shape[1:])
-
-
-def bytes_per_row(fields: Sequence[FieldSpec]) -> int:
-    """What a row takes in a store: of stacks, their ids and a frame, with a quarter of one for the starts of episodes."""
-    frame, stacked = stacks_of(fields)
-    plain = sum(f.nbytes for f in fields if f.name not in stacked)
-    if frame is None:
-        return plain
-    return plain + 4 * frame.frames * len(stacked) + 5 * frame.nbytes // (4 * frame.frames)
-
-
-def stacks_of(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str, ...]]:
-    """The first stack of frames worth storing once each, and the names of all fields like it."""
-    first = next((f for f in fields if f.frames > 1 and f.nbytes >= LEAST_BYTES * f.frames), None)
-    if first is None:
-        return None, ()
-    alike = (first.shape, first.dtype, first.frames)
-    return first, tuple(f.name for f in fields if (f.shape, f.dtype, f.frames) == alike)
 
 
 def _field(name: str, rows: np.ndarray, frames: Any) -> FieldSpec:
