@@ -222,3 +222,14 @@ def test_the_environment_of_the_seed_is_taken_by_all():
     assert single.algorithm.q_table.any()
     alone = DistAsyncQLearning(state_size=19_683, action_size=9)
     alone.train(env, 100, validation_episodes=2)
+
+
+def test_a_table_in_the_composition_api():
+    from steppe import DistributedAgent, DistributedEnvironment, MainLoop
+
+    environment = DistributedEnvironment(Corridor, num_workers=1, runtime="inline")
+    agent = DistributedAgent("q-learning", learning_rate=0.5, config={"epsilon": 1.0})
+    loop = MainLoop(environment, None, agent, config={"steps": 400, "evaluation.episodes": 2})
+    assert loop.run().state == "SUCCEEDED"
+    assert loop.run_single_episode()["length"] >= 4
+    assert agent.get_policy_parameters()["q_table"][3, 1] > 0.9

@@ -135,6 +135,33 @@ def test_games_that_are_set_up_differently_are_not_compiled():
     assert game_of(agent, "steppe/TicTacToe-v0", INDEX, 4, 0).num_games == 4
 
 
+@pytest.mark.parametrize("kind", ["world", "episodes"])
+def test_long_work_shows_life_and_ends_early_when_asked(kind):
+    beats = []
+    if kind == "episodes":
+        crew = EpisodeCrew(classic(Maze, epsilon=1.0), Maze(), 0)
+    else:
+        agent = make_agent(
+            "q-learning",
+            resolve(("t", {"env": "x", "algo": "q-learning"})).config.agent,
+            probe(reference(Maze), INDEX),
+            seed=0,
+        )
+        seeds = np.random.SeedSequence(0)
+        crew = WorldCrew(agent, make_world(reference(Maze), INDEX, 2, seeds), 500, seeds)
+
+    def pulse():
+        beats.append(1)
+        return len(beats) >= 30
+
+    taken = crew.run(1_000, pulse)
+    assert 0 < taken.steps <= 60
+    assert len(beats) >= 30
+    before = len(beats)
+    crew.run(100, lambda: beats.append(1))
+    assert len(beats) > before
+
+
 def test_masks_are_kept_to():
     agent = classic(Corridor, epsilon=1.0)
     house = House(classic(Corridor), [EpisodeCrew(agent, Corridor(), 0)], limits=Limits(episodes=20))

@@ -69,6 +69,9 @@ def segment_of(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[Fie
         "action": _column(batch, spec.action.field, rows),
         **{field.name: _column(batch, field, rows) for field in extras},
     }
+    if "mask" in flat:  # what is allowed after the last row is not known, as after a truncated one
+        flat["mask"] = np.concatenate([flat["mask"], np.ones_like(flat["mask"][:1])])
+        flat["truncated"][-1] = not terminated[-1]
     return _filled({name: column[:, None] for name, column in flat.items()}, spec, extras)
 
 

@@ -7,6 +7,7 @@ that plays whole episodes. Sharing what was learned is the worker's business.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ ESTIMATE_EVERY = 16  # runs
 NO_ROWS = np.empty(0, np.int64)
 
 
+Pulse = Callable[[], bool]  # called at every step, to show life; True when it is time to end
+
+
 @dataclass
 class Taken:
     """What a stretch of work was: steps, and the returns and lengths of the episodes that ended in it, or their means."""
@@ -47,8 +51,8 @@ class Crew(Protocol):
     kept: np.ndarray
     least_steps: int  # fewer between two merges would only keep it from working
 
-    def run(self, num_steps: int) -> Taken:
-        """Act and learn for about so many steps over all its environments, at least one."""
+    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
+        """Act and learn for about so many steps over all its environments, at least one; less if the pulse says so."""
 
     def follow(self, totals: Totals, limit: int | None) -> None:
         """Set rates to how far all workers together are."""
@@ -99,7 +103,7 @@ class WorldCrew(_Crew):
         self._obs = np.zeros(world.num_envs, np.int64)
         self._begun = False
 
-    def run(self, num_steps: int) -> Taken:
+    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
         if not self._begun:
             self.world.reset(self._obs, self._seeds)
             self._begun = True
@@ -110,6 +114,9 @@ class WorldCrew(_Crew):
             noted = self.agent.act(segment["obs"][t], world.starts, masks=masks_of(world))
             segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
             world.step(segment["action"][t], segment, t)
+            if pulse():
+                rows = t + 1
+                break
         masks = masks_of(world)
         segment["mask"][rows] = True if masks is None else masks
         require_finite(segment, rows, "worker")
@@ -135,7 +142,7 @@ class GameCrew(_Crew):
         self._seen = np.zeros(len(agent.table))  # how often each state was met at the end of a run
         self._runs = 0
 
-    def run(self, num_steps: int) -> Taken:
+    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
         tally = self.trainer.run(num_steps)
         self._estimate(num_steps)
         self._own_episodes += tally.num_games
@@ -170,13 +177,13 @@ class EpisodeCrew(_Crew):
         self._env, self._seed = _Watched(env), seed
         self._begun = False
 
-    def run(self, num_steps: int) -> Taken:
-        algorithm = self.agent.algorithm
+    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
+        algorithm, self._env.pulse = self.agent.algorithm, pulse
         if not self._begun:
             self._env.reset(seed=self._seed)  # every later reset goes on with the stream that this one began
             self._begun = True
         start, finished = algorithm.step_count, []
-        while (taken := algorithm.step_count - start) < num_steps:
+        while (taken := algorithm.step_count - start) < num_steps and not (taken and pulse()):
             total = algorithm.train_episode(self._env)
             finished.append((total, algorithm.step_count - start - taken))
         self._visit(*self._env.take())
@@ -194,6 +201,7 @@ class _Watched:
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self.pulse: Pulse = lambda: False
         self._state: Any = 0
         self._states: list[Any] = []
         self._actions: list[Any] = []
@@ -206,6 +214,7 @@ class _Watched:
     def step(self, action: Any) -> Any:
         self._states.append(self._state)
         self._actions.append(action)
+        self.pulse()
         result = self.env.step(action)
         self._state = result[0]
         return result

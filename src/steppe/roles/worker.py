@@ -45,7 +45,7 @@ class Worker:
         self.phases.switch("work")
         started_s = self.context.clock()
         self.crew.follow(table.totals(), self.limit)
-        taken = self.crew.run(min(self._left, self.chunk_steps))
+        taken = self.crew.run(min(self._left, self.chunk_steps), self._pulse)
         self.phases.switch("merge")
         change = Change(self.crew.candidates, self.crew.kept, taken.steps, taken.episodes)
         table.merge(self.index, change, self.context.clock())
@@ -67,6 +67,10 @@ class Worker:
             self._report("stopped")
         finally:
             self.crew.close()
+
+    def _pulse(self) -> bool:
+        self.context.beat()
+        return self.context.ending
 
     @property
     def _table(self) -> Table:
