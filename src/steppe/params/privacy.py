@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,9 +207,11 @@ class PrivateSum:
         number = self.ledger.charge(self.noise_multiplier, self.plan.sampling_rate, self.plan)
         plan = self.plan
         size = updates.shape[1]
-        words = np.frombuffer(self._random(8 * (size + size % 2)), np.uint64)
+        with ThreadPoolExecutor(1) as pool:  # the system takes its time for megabytes: clip meanwhile
+            drawn = pool.submit(self._random, 8 * (size + size % 2))
+            scales = clip_scales(updates, plan.clip_norm)
+            words = np.frombuffer(drawn.result(), np.uint64)
         out = np.empty(size, np.float32)
-        scales = clip_scales(updates, plan.clip_norm)
         sigma = self.noise_multiplier * plan.clip_norm
         kernels.noisy_sum(updates, scales, words, sigma, float(plan.expected_clients), out)
         return out, number
