@@ -166,7 +166,12 @@ class TestChannel(ChannelConformance):
 
 
 def spilled():
-    return [line for line in ray._private.internal_api.memory_summary(stats_only=True).splitlines() if "Spill" in line]
+    """What Ray says it had to write to disk for want of room in its stores."""
+    from ray._private.internal_api import memory_summary
+
+    told = memory_summary(stats_only=True)
+    assert "Plasma memory usage" in told
+    return [line for line in told.splitlines() if "Spill" in line]
 
 
 def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
@@ -206,6 +211,7 @@ def test_another_writer_goes_on_after_what_arrived():
         stale = Future()
         stale.set_result(np.zeros(1, np.uint8))
         reader._answered(late, stale)
+        reader.came = reader.sent
         holders[0], holders[2] = holders[2], holders[0]
         try:
             heir = RemoteWriter(reader)

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import select
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ class Cluster:
 
     def __init__(self, plan: Plan, scratch: str | None = None) -> None:
         self._ray = library()
-        self._idle: dict[str, tuple[dict[str, Any], Any]] = {}  # place → what it was made with, and the seat
+        self._idle: dict[str, tuple[Any, Any]] = {}  # place → what it was made with, and the seat
         self._joined = not self._ray.is_initialized()
         if self._joined:
             self._connect(plan, scratch)
@@ -100,9 +101,9 @@ class Cluster:
 
         `taken` counts the actors of this run by node.
         """
-        options = self._options(plan, place)
+        options, rules = self._options(plan, place), plan.config.ray
         known, seat = self._idle.pop(place, (None, None))
-        if known == options:
+        if known == (options, rules):
             return seat
         if seat is not None:
             self._ray.kill(seat)
@@ -110,12 +111,18 @@ class Cluster:
 
     def give_back(self, plan: Plan, place: str, seat: Any) -> None:
         """Keep a seat, and what it has imported, for another run."""
-        self._idle[place] = (self._options(plan, place), seat)
+        self._idle[place] = ((self._options(plan, place), plan.config.ray), seat)
 
     def lost(self) -> str | None:
         """Which part of our own cluster's head has ended, if one has."""
         ended, _, _ = select.select(list(self._heads), [], [], 0.0)
         return self._heads[ended[0]] if ended else None
+
+    def processes(self) -> dict[str, dict[str, Any]]:
+        """Everything that our own cluster consists of, for whoever has to clear up after it: some of it outlives a head
+        that was killed, for a minute."""
+        host = socket.gethostname()
+        return {f"cluster-{pid}": {"pid": pid, "host": host} for pid in _below(os.getpid())} if self._heads else {}
 
     def close(self) -> None:
         """Let go of the seats, and bring down the cluster if it is ours; one that was running is left running."""
@@ -179,9 +186,20 @@ def _heads() -> Iterator[tuple[int, str]]:
     """Handles of the processes that make up the head of the cluster which this process started."""
     if not hasattr(os, "pidfd_open"):
         return
-    for path in Path("/proc/self/task").glob("*/children"):
-        for pid in path.read_text().split():
-            with contextlib.suppress(OSError):
-                name = Path(f"/proc/{pid}/comm").read_text().strip()
-                if name in HEADS:
-                    yield os.pidfd_open(int(pid)), name
+    for pid in _children(os.getpid()):
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            if name in HEADS:
+                yield os.pidfd_open(pid), name
+
+
+def _children(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            yield from map(int, path.read_text().split())
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _below(child)

@@ -67,6 +67,7 @@ class WorldHandle:
         self._epochs: Counter[str] = Counter()
         self._asked = dict.fromkeys(KINDS, RUN)
         self._oom_kills = oom_kills()
+        self._processes = cluster.processes()
         self._looked_s = time.monotonic()
         self._closed = False
         try:
@@ -150,7 +151,7 @@ class WorldHandle:
         """What has become of the roles, as plain data."""
         faults = [asdict(fault) for fault in self.faults()]
         ranks = {place: chair.about for place, chair in self._chairs.items() if chair.about}
-        return {"ended": sorted(self._over()), "faults": faults, "ranks": ranks}
+        return {"ended": sorted(self._over()), "faults": faults, "ranks": ranks | self._processes}
 
     def _over(self) -> set[str]:
         """The places that have come to their end, one way or the other."""
@@ -173,6 +174,7 @@ class WorldHandle:
             self._hear(lives[life], life)
         if time.monotonic() - self._looked_s > LOOK_S:
             self._looked_s = time.monotonic()
+            self._processes = self._cluster.processes()
             for place in [place for place in self._chairs if self._is_on(place)]:
                 self._look_at(place, self._chairs[place])
 
@@ -274,12 +276,12 @@ class WorldHandle:
 
 def main() -> NoReturn:
     """The driver of one run, on behalf of the supervisor at the other end of standard input and output."""
-    answers = answers_only()
-    scratch = sys.argv[2]
+    answers, scratch = answers_only(), sys.argv[2]
     try:
         relay(Lines(0), answers, "ray.log", lambda order, directory: _launched(order, directory, scratch))
-    except EOFError:
-        os._exit(FAULT_EXIT)  # the supervisor is gone: our own cluster ends with us, and another one ends our seats
+    except EOFError:  # the supervisor is gone: roles never live on alone
+        library().shutdown()
+        os._exit(FAULT_EXIT)
     answer(answers, {"farewell": True})
     sys.exit(0)
 
