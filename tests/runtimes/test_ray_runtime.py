@@ -55,7 +55,7 @@ def test_runs_on_a_cluster_of_two_nodes():
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout
-    assert int(passed[1]) >= 14
+    assert int(passed[1]) >= 15
     assert "skipped" not in done.stdout
 
 

@@ -148,8 +148,12 @@ class Cluster:
         """Learner and manager stay near the driver, where the run's directory is; actors go by the rules for them."""
         config = plan.config.ray
         if not place.startswith("actor"):
-            has_gpu = place == "learner" and self.learner_gpus(plan.config) > 0
-            return {} if has_gpu else self._on(self._here, soft=True)
+            if place == "learner" and self.learner_gpus(plan.config) > 0:
+                return {}
+            takes_nothing = (
+                place == "manager" or not config.learner_cpus
+            )  # such a one always fits, and Ray puts it anywhere
+            return self._on(self._here, soft=not takes_nothing)
         if config.actors_per_node is None:
             return {"scheduling_strategy": "SPREAD" if config.placement == "spread" else "DEFAULT"}
         return self._on(self._choose(config, taken), soft=False)

@@ -140,7 +140,7 @@ class WorldHandle:
                 self.advance(min(left_s, LOOK_S))
         finally:
             for place, chair in self._chairs.items():
-                if self._keep and place in self._ended and place not in self._faults:
+                if self._keep and place in self._ended:
                     self._cluster.give_back(self._plan, place, chair.seat)
                 else:
                     self._ray.kill(chair.seat)
