@@ -167,7 +167,9 @@ class _Stay:
     def _work(self, run: RunDirectory, turns: Turns) -> None:
         ticket, plan, place = self.ticket, self.plan, self.ticket.place
         links = (self.channel, self.weights)
-        roles = build_roles(ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, epoch=ticket.epoch)
+        roles = build_roles(
+            ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, epoch=ticket.epoch
+        )
         with sampled(roles, run.profile if plan.config.flow.profile else None, waiting=place) as turns.live:
             host = next(role for role in turns.live if role.name == place)  # when it is done, its guests are too
             while not host.done and not turns.faults:
