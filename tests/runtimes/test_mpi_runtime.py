@@ -13,18 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_kit import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
-from steppe.core.errors import SteppeError
-from steppe.core.links import TRAINING
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 SUITE = Path(__file__).with_name("mpi_world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")
-PATIENCE_S = 120.0  # only bounds how long a failure takes
 SMALL = "--envs 2 -s segment_steps=16 -s hidden=[16] -s epochs=1 -s minibatch_size=16 -s evaluation.episodes=2".split()
 
 
@@ -42,41 +39,6 @@ def training(*words):
         yield process
 
 
-@contextmanager
-def under_way(command):
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        for pid in family(process.pid):
-            os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-def parents():
-    """pid → parent of every live process."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_bytes().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue
-        if state not in (b"Z", b"X"):
-            found[int(path.parent.name)] = int(parent)
-    return found
-
-
-def family(pid):
-    """A process and everything below it, as far as alive."""
-    known = parents()
-    found = [pid] if pid in known else []
-    for one in found:
-        found += [child for child, parent in known.items() if parent == one]
-    return found
-
-
 def ranks_of(process):
     """pid → place of a world, by the logs they write."""
     found = {}
@@ -88,29 +50,6 @@ def ranks_of(process):
         if log.endswith(".log") and "mpiexec" not in log:
             found[pid] = Path(log).stem
     return found
-
-
-def wait_until(true, process=None):
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
-def opened(name="run"):
-    return RunDirectory.open(name)
-
-
-def status(name="run"):
-    try:
-        return opened(name).store.status()
-    except SteppeError:
-        return None
-
-
-def trained(name="run"):
-    return status(name) is not None and bool(opened(name).store.read(TRAINING))
 
 
 def files_of(pids):

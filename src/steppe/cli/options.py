@@ -24,6 +24,7 @@ WORDS = {
     "runtime",
     "mode",
     "init_from",
+    "ray.address",
 }  # taken as they are; the rest are TOML values
 
 
@@ -53,6 +54,9 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
         algo: Annotated[Text, typer.Option(metavar="NAME")] = None,
         runtime: Annotated[Text, typer.Option(metavar="NAME")] = None,
         mode: Annotated[Text, typer.Option(metavar="NAME")] = None,
+        ray_address: Annotated[
+            Text, typer.Option(metavar="ADDR", help="A running Ray cluster, host:port or auto, for --runtime ray.")
+        ] = None,
         actors: Annotated[Text, typer.Option(metavar="N")] = None,
         envs: Annotated[Text, typer.Option(metavar="N")] = None,
         steps: Annotated[Text, typer.Option(metavar="N")] = None,
@@ -84,7 +88,7 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
             "env": env, "algo": algo, "runtime": runtime, "mode": mode, "actors": actors, "envs": envs, "steps": steps,
             "seed": seed, "target_return": target_return, "restarts": restarts, "init_from": init_from,
             "flow.record_arrivals": "true" if record_arrivals else None, "flow.profile": "true" if profile else None,
-            "device": device, "run_dir": run_dir, "name": name,
+            "device": device, "run_dir": run_dir, "name": name, "ray.address": ray_address,
         }  # fmt: skip
         command(layers({key: text for key, text in given.items() if text is not None}, pairs or [], config), as_json)
 

@@ -22,16 +22,22 @@ if TYPE_CHECKING:
 Steps = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Environment steps in total, in place of those it was made for.")
 ]
+RayAddress = Annotated[
+    str | None, typer.Option(metavar="ADDR", help="A Ray cluster to go on at, in place of where the run was.")
+]
 
 
-def resume(run: Run, steps: Steps = None, as_json: AsJson = False) -> None:
+def resume(run: Run, steps: Steps = None, ray_address: RayAddress = None, as_json: AsJson = False) -> None:
     """Go on with a run from its newest whole checkpoint.
 
     After Ctrl-C, a fault, a kill or a power cut. Checkpoints that are damaged are named on stderr.
     """
     from steppe.loops import resuming
 
-    result = shown(lambda observers: resuming.resume(run, steps=steps, observers=observers), as_json=as_json)
+    result = shown(
+        lambda observers: resuming.resume(run, steps=steps, ray_address=ray_address, observers=observers),
+        as_json=as_json,
+    )
     complain(result)
     raise typer.Exit(exit_code(result.summary))
 

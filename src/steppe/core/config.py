@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from steppe.core.errors import ConfigError, nearest
 
 PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
-RUNTIMES = ("inline", "processes", "mpi")
+RUNTIMES = ("inline", "processes", "mpi", "ray")
 RESERVED = {"STEPPE_RUNS"}  # where runs are kept: not part of a run's configuration
 
 
@@ -145,13 +146,45 @@ class CheckpointConfig(Frozen):
     )
 
 
+class RayConfig(Frozen):
+    """Where the roles live on a Ray cluster."""
+
+    address: str | None = Field(
+        None, description="Of a running cluster, host:port or auto; one of our own on this machine if absent."
+    )
+    placement: Literal["pack", "spread"] = Field(
+        "pack", description="Put actors on few nodes, or on as many as there are."
+    )
+    actors_per_node: Positive | None = Field(None, description="At most so many actors on one node.")
+    actor_cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="Ray's CPUs that each actor takes.")
+    actor_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray's GPUs that each actor takes.")
+    actor_resources: dict[str, PositiveFloat] = Field(
+        {}, description="Further resources of Ray's that each actor takes, by name: how actors get to chosen nodes."
+    )
+    learner_cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="Ray's CPUs that the learner takes.")
+    learner_gpus: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="Ray's GPUs that the learner takes; 1 where the cluster has one and device allows it, if absent.",
+    )
+    object_store_mb: Annotated[int, Field(ge=80)] | None = Field(
+        None, description="Memory of our own cluster's object store; what the run has under way, four times, if absent."
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None and value != "auto" and not re.fullmatch(r"[\w.\-]+:\d+|\[[0-9a-fA-F:]+\]:\d+", value):
+            raise ValueError("must be host:port of a Ray cluster's head, or auto (start steppe on one of its nodes)")
+        return value
+
+
 class RunConfig(Frozen):
     """One experiment: the world, the algorithm, and where and how long it runs."""
 
     env: str = Field(description="Gymnasium id, `module:Id`, or `module:function` that makes an environment.")
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
-        "processes", description="Where the roles live: inline, processes, mpi, or `module:function` of your own."
+        "processes", description="Where the roles live: inline, processes, mpi, ray, or `module:function` of your own."
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
         None, description="How they take turns; sync if absent."
@@ -181,6 +214,7 @@ class RunConfig(Frozen):
     flow: FlowConfig = Field(FlowConfig(), description="How experience and weights travel.")
     evaluation: EvalConfig = Field(EvalConfig(), description="How weights are judged.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is written down.")
+    ray: RayConfig = Field(RayConfig(), description="Where the roles live, on runtime ray.")
 
     @field_validator("runtime")
     @classmethod
@@ -219,6 +253,11 @@ class RunConfig(Frozen):
             raise ConfigError(
                 f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
             )
+        if self.ray != RayConfig() and self.runtime != "ray":
+            key = next(name for name in RayConfig.model_fields if getattr(self.ray, name) != getattr(RayConfig(), name))
+            raise ConfigError(
+                f"ray.{key} is for runtime 'ray', not {self.runtime!r}: leave it out, or use --runtime ray"
+            )
 
     def _require_plain(self) -> None:
         """What is for torch means nothing to an agent without it."""
@@ -253,6 +292,7 @@ SECTIONS: dict[str, type[Frozen]] = {
     "flow": FlowConfig,
     "evaluation": EvalConfig,
     "checkpoint": CheckpointConfig,
+    "ray": RayConfig,
 }
 
 
@@ -316,7 +356,7 @@ def unflatten(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def from_toml(path: Path) -> dict[str, Any]:
-    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint]."""
+    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint], [ray]."""
     try:
         tree = tomllib.loads(path.read_text())
     except OSError as error:

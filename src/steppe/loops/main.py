@@ -27,7 +27,7 @@ from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
 from steppe.records.profile import write_profile
 from steppe.records.view import RunView
-from steppe.runtimes import launcher, mpi, processes
+from steppe.runtimes import launcher, mpi, processes, ray
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Handle
 
@@ -270,8 +270,8 @@ class MainLoop:
                 resolve_device(device)
         limit = config.environment.time_limit or self.environment.spec.max_episode_steps
         plan = make_plan(config, replace(self.environment.spec, max_episode_steps=limit))
-        if config.runtime == "mpi":
-            mpi.require(plan)
+        if config.runtime in ("mpi", "ray"):
+            (mpi if config.runtime == "mpi" else ray).require(plan)
         return plan
 
     def _supervise(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from steppe.core import factory
 from steppe.core.checked import checked
-from steppe.core.config import RunConfig, flatten
+from steppe.core.config import RayConfig, RunConfig, flatten
 from steppe.core.errors import Conflict, UsageError
 from steppe.core.links import EVENTS
 from steppe.core.reports import EventReport
@@ -111,6 +111,7 @@ def _config(original: RunDirectory) -> RunConfig:
     return config.model_copy(
         update={
             "runtime": "inline",
+            "ray": RayConfig(),
             "target_return": None,
             "restarts": 0,
             "name": None,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steppe.core import factory
 from steppe.core.checked import checked
-from steppe.core.config import Resolved
+from steppe.core.config import Resolved, flatten, unflatten
 from steppe.core.errors import UsageError
 from steppe.loops.main import MainLoop
 from steppe.loops.result import RunResult
@@ -19,10 +19,17 @@ COMPLETE = ("steps_done", "episodes_done", "target_reached")
 
 
 @checked
-def resume(run: str | Path, *, steps: int | None = None, observers: Sequence[Observer] = ()) -> RunResult:
+def resume(
+    run: str | Path,
+    *,
+    steps: int | None = None,
+    ray_address: str | None = None,
+    observers: Sequence[Observer] = (),
+) -> RunResult:
     """Run to its end what was begun in a run's directory, from its newest whole checkpoint.
 
-    With `steps`, a run goes on to that many environment steps in total instead of those it was made for.
+    With `steps`, a run goes on to that many environment steps in total instead of those it was made for; with
+    `ray_address`, on another Ray cluster than the one it was on.
     """
     factory.stop_if_loading_main()
     directory = RunDirectory.open(run)
@@ -31,6 +38,8 @@ def resume(run: str | Path, *, steps: int | None = None, observers: Sequence[Obs
     directory.acquire()
     try:
         status = directory.store.status()
+        if ray_address is not None:
+            config = unflatten(flatten(config) | {"ray.address": ray_address})
         if steps is not None:
             config = config.model_copy(update={"steps": steps})
         elif status.state == "SUCCEEDED" and status.reason in COMPLETE:

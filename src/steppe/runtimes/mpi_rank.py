@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,24 +21,19 @@ import msgspec
 import numpy as np
 
 from steppe.core import factory
-from steppe.core.config import flatten, unflatten
-from steppe.core.errors import DiskFull, RunNotFound
-from steppe.core.links import EVENTS, Role
-from steppe.core.reports import EventReport
-from steppe.core.specs import EnvSpec
-from steppe.core.timing import RunClock
+from steppe.core.links import Role
 from steppe.records.directory import RunDirectory
 from steppe.records.sampling import sampled
-from steppe.roles.context import FINISH, Context
-from steppe.runtimes.place import FAULT_EXIT, end_unless_asked, redirect_output
-from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.turns import Fault, Turns, prepare_torch
+from steppe.roles.context import FINISH
+from steppe.runtimes.order import KINDS, Order, build_roles, open_directory, tell_faults
+from steppe.runtimes.place import FAULT_EXIT, end_unless_asked
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import Fault, Turns
 from steppe.transport.mpi import Comm, MpiChannel, MpiWeights, MpiWords, library
 
 if TYPE_CHECKING:
     from steppe.transport.mpi_tables import MpiTable
 
-KINDS = ("actor", "worker", "learner", "manager")
 BEGIN, END = "begin", "end"  # words besides those for kinds: build the roles; let go, everything is over
 ORDER = 1  # the tag of orders, in the world's own communicator; an empty one is farewell
 BEAT_S = 0.5
@@ -51,41 +46,6 @@ LONGEST_S = {
     "manager": 0.02,
 }  # between two looks of one that has nothing to do
 SHM = Path("/dev/shm")
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What a world is to run, as plain data."""
-
-    config: dict[str, Any]
-    spec: dict[str, Any]
-    resume: int | None
-    run: str
-    directory: str
-    script: factory.Script | None = None  # where `__main__:name` is found, unless the ranks run that script themselves
-    host: str = ""
-    clock_s: float = 0.0  # on that host, when the order was given
-
-    @classmethod
-    def of(cls, plan: Plan, directory: RunDirectory, script: factory.Script | None) -> Order:
-        """The order to run this plan in this directory."""
-        path = str(directory.path.resolve())
-        return cls(flatten(plan.config), asdict(plan.spec), plan.resume, directory.id, path, script)
-
-    def stamped(self) -> Order:
-        """The same, given now and here."""
-        return msgspec.structs.replace(self, host=socket.gethostname(), clock_s=time.monotonic())
-
-    def plan(self) -> Plan:
-        """The same plan again."""
-        plan = make_plan(unflatten(self.config), msgspec.convert(self.spec, EnvSpec))
-        return replace(plan, resume=self.resume)
-
-    def clock(self) -> RunClock:
-        """The clock of the host where the order was given; on another one, as exact as the order came quickly."""
-        clock = RunClock()
-        if self.host != socket.gethostname():
-            clock.exclude(time.monotonic() - self.clock_s)
-        return clock
 
 
 def seats(plan: Plan) -> list[str]:
@@ -200,39 +160,17 @@ class Seat:
         return [rank for rank in self._others if not self.weights.delivered(rank)]
 
     def _roles(self, run: RunDirectory) -> list[Role]:
-        from steppe.runtimes.wiring import build_role
-
-        prepare_torch(self.plan.config)
-        clock, spans = self.order.clock(), self.plan.config.flow.trace_spans
-        roles = []
-        for spec in self.plan.places()[self.place]:
-            links = (self.channel, self.weights, run.board)
-            asked = self._asker(spec.kind)
-            context = Context(run.id, spec.name, *links, asked, clock, spans, beat=self.beat, table=self.table)
-            roles.append(build_role(self.plan, spec, run, context))
-        return roles
-
-    def _asker(self, kind: str) -> Callable[[], int]:
-        return lambda: self.words.get(kind)
+        links = (self.channel, self.weights)
+        asked = self.words.get
+        return build_roles(self.order, self.plan, self.place, run, links, asked, self.beat, table=self.table)
 
     def _end(self) -> None:
         """Close the roles, and put what went wrong into the event log."""
         self.turns.close()
         self._stack.close()
         self.over = True
-        if self.run is None:
-            return
-        with contextlib.suppress(DiskFull):  # the first rank hears of it besides
-            for fault in reversed(self.turns.faults):
-                details = {
-                    "place": self.place,
-                    "reason": fault.reason,
-                    "message": fault.message,
-                    "details": fault.details,
-                }
-                event = EventReport(run=self.run.id, kind="fault", role=fault.role, details=details)
-                self.run.board.post(EVENTS, event.record())
-            self.run.board.flush()
+        if self.run is not None:
+            tell_faults(self.run, self.place, self.turns.faults)
 
 
 def serve(world: Comm) -> NoReturn:
@@ -269,7 +207,7 @@ def _carry_out(world: Comm, order: Order) -> None:
     seat = Seat(world, order)
     seat.words.tell(whereabouts())
     _until(seat, lambda: bool(seat.words.get(BEGIN)))
-    seat.build(lambda: _open(order.directory, seat.place))
+    seat.build(lambda: open_directory(order.directory, seat.place))
     while not seat.over:
         if seat.turn():
             seat.pause.over()
@@ -287,15 +225,6 @@ def _until(seat: Seat, true: Callable[[], bool]) -> None:
     while not true():
         seat.progress()
         seat.pause.wait()
-
-
-def _open(directory: str, place: str) -> RunDirectory:
-    path = Path(directory)
-    if not path.is_dir():
-        host = socket.gethostname()
-        raise RunNotFound(f"{path} cannot be seen on {host}: set STEPPE_RUNS to a directory that all hosts share")
-    redirect_output(path / "logs" / f"{place}.log")
-    return RunDirectory.open(path)
 
 
 def whereabouts() -> dict[str, Any]:

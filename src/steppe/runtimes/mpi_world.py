@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import atexit
 import os
-import select
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
-from steppe.core import factory
 from steppe.core.errors import UsageError
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import STOP
 from steppe.runtimes.mpi_rank import (
     BEGIN,
     END,
-    KINDS,
     ORDER,
-    Order,
     Seat,
     abort,
     quiet_signals,
@@ -34,8 +29,10 @@ from steppe.runtimes.mpi_rank import (
     serve,
     whereabouts,
 )
-from steppe.runtimes.place import FAULT_EXIT, WHERE_SIGNAL, redirect_output
+from steppe.runtimes.order import KINDS, Order
+from steppe.runtimes.place import FAULT_EXIT, WHERE_SIGNAL
 from steppe.runtimes.plan import Plan
+from steppe.runtimes.relay import Lines, answer, answers_only, relay
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault
 from steppe.transport.mpi import Comm, library
@@ -44,7 +41,6 @@ START_S = 120.0  # how long a rank may take to its first sign of life: imports o
 LOOK_S = 0.5  # between looks for hung ranks
 WHERE_S = 2.0  # how long a hung one has to write down where it hangs
 INTERRUPTED = 130  # the exit code of a run that was stopped and does not answer
-RELAY_S = 0.05  # between looks for words from the supervisor
 
 
 def world() -> Comm:
@@ -220,74 +216,16 @@ def join() -> None:
 
 def main() -> NoReturn:
     """What every rank runs where Steppe started mpiexec."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # whatever libraries print before there is a log for it must not come between the answers
+    answers = answers_only()
     join()
     quiet_signals()
     try:
-        _relay(_Lines(0), answers)
+        relay(Lines(0), answers, "learner.log", lambda order, directory: WorldHandle(order, directory, world()))
     except EOFError:
         abort(world(), FAULT_EXIT)  # the supervisor is gone: roles never live on alone
     except BaseException:  # noqa: BLE001 - told, and the whole world ends: Python would wait for the others in its exit
         sys.excepthook(*sys.exc_info())
         abort(world(), FAULT_EXIT)
     farewell()
-    _answer(answers, {"farewell": True})
+    answer(answers, {"farewell": True})
     sys.exit(0)
-
-
-def _relay(words: _Lines, answers: int) -> None:
-    """Between the supervisor, at the other end of standard input and output, and the roles."""
-    order = msgspec.json.decode(words.first(), type=Order)
-    factory.adopt_main(order.script)
-    directory = RunDirectory.open(Path(order.directory))
-    redirect_output(directory.path / "logs" / "learner.log")
-    handle = WorldHandle(order, directory, world())
-    told: dict[str, Any] = {}
-    while True:
-        handle.advance(RELAY_S)
-        for line in words.now():
-            word = msgspec.json.decode(line)
-            if "close_s" in word:
-                handle.close(word["close_s"])
-                directory.board.flush()
-                directory.store.close()
-                return
-            handle.ask(word["kind"], word["what"])
-        state = handle.state()
-        if state != told:
-            _answer(answers, state)
-            told = state
-
-
-def _answer(answers: int, words: dict[str, Any]) -> None:
-    data = memoryview(msgspec.json.encode(words) + b"\n")
-    while data:
-        data = data[os.write(answers, data) :]
-
-
-class _Lines:
-    """The lines that come in through a pipe; EOFError when there will be no more."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-        self._poll = select.poll()
-        self._poll.register(handle, select.POLLIN)
-        self._rest = b""
-
-    def first(self) -> bytes:
-        """The next line, however long it takes."""
-        while not (lines := self.now(timeout_s=None)):
-            pass
-        (line,) = lines
-        return line
-
-    def now(self, timeout_s: float | None = 0.0) -> list[bytes]:
-        """What has come, as far as it is whole."""
-        if not self._poll.poll(None if timeout_s is None else timeout_s * 1000):
-            return []
-        data = os.read(self._handle, 1 << 20)
-        if not data:
-            raise EOFError
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return lines

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from steppe.core.codec import checked_layout
-from steppe.core.errors import DamagedFile, MissingExtra
-from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.errors import MissingExtra
+from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
 from steppe.core.weights import Layout, Weights
+from steppe.transport.framing import Letter, SegmentFrame, read_about
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm as Comm
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Status as Status
 else:
     Comm = Message = Request = Status = Any
-
-_HEAD = 64  # bytes before the arrays of a message: eight words
-_ALIGN = 64
 
 
 def library() -> Any:
@@ -65,41 +62,25 @@ class Outbox:
         return not self._under_way
 
 
-class _Packet:
-    """The memory of one message with a segment: eight words, then the columns.
-
-    words: the writer's slot, epoch, sequence, version, started_s (a float), schema, bytes of state (-1: none), unused
-    """
-
-    SLOT, EPOCH, SEQUENCE, VERSION, STARTED, SCHEMA, STATE = range(7)
+class _Packet(SegmentFrame):
+    """The memory of one message with a segment, and what is still to come of it."""
 
     def __init__(self, spec: SegmentSpec, slot: int) -> None:
-        self.buffer = np.zeros(_HEAD + spec.nbytes, np.uint8)
-        self.words = self.buffer[:_HEAD].view(np.int64)
-        self.floats = self.buffer[:_HEAD].view(np.float64)
-        self.segment = Segment(spec, spec.columns(self.buffer[_HEAD:]), slot=slot)
+        super().__init__(spec, slot)
         self.actor = -1
         self.requests: list[Request] = []
         self.state: np.ndarray | None = None
-
-    def write(self, slot: int, header: SegmentHeader, state: bytes | None) -> None:
-        size = -1 if state is None else len(state)
-        self.words[:7] = (slot, header.epoch, header.sequence, header.version, 0, header.schema, size)
-        self.floats[self.STARTED] = header.started_s
 
     @property
     def complete(self) -> bool:
         """Whether everything of it has arrived; a state comes in a message after it."""
         if not all(request.Test() for request in self.requests):
             return False
-        return self.state is not None or int(self.words[self.STATE]) < 0
+        return self.state is not None or self.state_bytes < 0
 
-    def read(self, run: str) -> Segment:
-        _, epoch, sequence, version, _, schema, size = self.words[:7].tolist()
-        started_s = float(self.floats[self.STARTED])
-        self.segment.header = SegmentHeader(run, self.actor, epoch, sequence, version, started_s, schema)
-        self.segment.state = None if size < 0 or self.state is None else self.state.tobytes()
-        return self.segment
+    def arrived(self, run: str) -> Segment:
+        """The segment, once it is complete."""
+        return self.read(run, self.actor, None if self.state is None else self.state.tobytes())
 
 
 class MpiChannel:
@@ -167,7 +148,7 @@ class MpiChannel:
         for packet in self._arriving:
             if packet.actor not in behind and packet.complete:
                 self._arriving.remove(packet)
-                return packet.read(self._run)
+                return packet.arrived(self._run)
             behind.add(packet.actor)
         return None
 
@@ -231,63 +212,6 @@ class MpiChannel:
         self._outbox.keep(self._comm.Isend(data, rank, actor * self._KINDS + what), data)
 
 
-class _Letter:
-    """One message with weights: eight words, policy and layout as JSON, the buffer.
-
-    words: bytes of JSON, version, updates, env_steps, episodes, train_s (a float), unused, unused
-    """
-
-    def __init__(self, data: np.ndarray) -> None:
-        self.data = data
-        self.words = data[:_HEAD].view(np.int64)
-        self.floats = data[:_HEAD].view(np.float64)
-        self.uses = 0  # sends under way
-
-    @classmethod
-    def blank(cls, policy: str, weights: Weights) -> _Letter:
-        """One for weights of this layout."""
-        rows = [(entry.name, entry.shape, entry.dtype, entry.offset) for entry in weights.layout.entries]
-        about = msgspec.json.encode((policy, rows))
-        letter = cls(np.zeros(_start(len(about)) + weights.buffer.nbytes, np.uint8))
-        letter.words[0] = len(about)
-        letter.data[_HEAD : _HEAD + len(about)] = np.frombuffer(about, np.uint8)
-        return letter
-
-    @property
-    def about(self) -> bytes:
-        return self.data[_HEAD : _HEAD + int(self.words[0])].tobytes()
-
-    @property
-    def buffer(self) -> np.ndarray:
-        return self.data[_start(int(self.words[0])) :]
-
-    @property
-    def version(self) -> int:
-        return int(self.words[1])
-
-    def write(self, weights: Weights) -> None:
-        self.words[1:5] = (weights.version, weights.updates, weights.env_steps, weights.episodes)
-        self.floats[5] = weights.train_s
-        np.copyto(self.buffer, weights.buffer)
-
-    def read(self, layout: Layout) -> Weights:
-        """The weights in a buffer of their own."""
-        version, updates, env_steps, episodes = self.words[1:5].tolist()
-        return Weights(layout, self.buffer.copy(), version, updates, env_steps, episodes, float(self.floats[5]))
-
-
-def _start(about: int) -> int:
-    return -(-(_HEAD + about) // _ALIGN) * _ALIGN
-
-
-def _read_about(about: bytes, nbytes: int) -> tuple[str, Layout]:
-    try:
-        policy, rows = msgspec.json.decode(about, type=tuple[str, list[Any]])
-        return policy, checked_layout(rows, nbytes)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise DamagedFile(f"a message with weights is damaged: {error}") from None
-
-
 class MpiWeights:
     """A WeightStore: the rank `writer` sends to each of `readers`, and reads what it published itself.
 
@@ -301,12 +225,12 @@ class MpiWeights:
         self._comm: Comm = comm.Dup()
         self._writer = writer
         self._publishes = self._comm.Get_rank() == writer
-        self._newest: dict[str, _Letter] = {}
+        self._newest: dict[str, Letter] = {}
         self._layouts: dict[str, Layout] = {}
-        self._spare: list[_Letter] = []
+        self._spare: list[Letter] = []
         self._sent: dict[int, dict[str, int]] = {reader: {} for reader in readers if reader != writer}
-        self._under_way: dict[int, tuple[Request, _Letter]] = {}
-        self._incoming: tuple[Request, _Letter] | None = None
+        self._under_way: dict[int, tuple[Request, Letter]] = {}
+        self._incoming: tuple[Request, Letter] | None = None
         self._abouts: dict[bytes, tuple[str, Layout]] = {}
         self._status: Status = self._mpi.Status()
 
@@ -316,7 +240,7 @@ class MpiWeights:
             raise ValueError(f"version {weights.version} is not newer than {newest.version}")
         weights.require(self._layouts.setdefault(policy, weights.layout), "those published before")
         self.progress()
-        letter = self._spare_for(newest) or _Letter.blank(policy, weights)
+        letter = self._spare_for(newest) or Letter.blank(policy, weights)
         letter.write(weights)
         self._newest[policy] = letter
         self._put_by(newest)
@@ -362,12 +286,12 @@ class MpiWeights:
                     sent[policy] = letter.version
                     letter.uses += 1
 
-    def _put_by(self, letter: _Letter | None) -> None:
+    def _put_by(self, letter: Letter | None) -> None:
         """Keep a letter's memory for another, once nobody needs it."""
         if letter is not None and letter.uses == 0 and not any(letter is known for known in self._newest.values()):
             self._spare.append(letter)
 
-    def _spare_for(self, like: _Letter | None) -> _Letter | None:
+    def _spare_for(self, like: Letter | None) -> Letter | None:
         if like is None:
             return None
         for letter in self._spare:
@@ -384,7 +308,7 @@ class MpiWeights:
         spare = next((letter for letter in self._spare if letter.data.nbytes == size), None)
         if spare is not None:
             self._spare.remove(spare)
-        letter = spare or _Letter(np.zeros(size, np.uint8))
+        letter = spare or Letter(np.zeros(size, np.uint8))
         self._incoming = (message.Irecv(letter.data), letter)
         return True
 
@@ -394,7 +318,7 @@ class MpiWeights:
         letter, self._incoming = self._incoming[1], None
         about = letter.about
         if about not in self._abouts:
-            self._abouts[about] = _read_about(about, letter.buffer.nbytes)
+            self._abouts[about] = read_about(about, letter.buffer.nbytes)
         policy, self._layouts[policy] = self._abouts[about]
         before = self._newest.get(policy)
         self._newest[policy] = letter

@@ -44,16 +44,17 @@ def _fence() -> None:
         pass
 
 
-def make_room(run: str, nbytes: int) -> Path:
-    """A fresh private directory with place for `nbytes`, in shared memory if that is large enough.
+def make_room(run: str, nbytes: int, *, base: Path | None = None) -> Path:
+    """A fresh private directory with place for `nbytes`, under `base`, or in shared memory if that is large enough.
 
     The maker holds a lock on it for life, by which `sweep` knows abandoned rooms. A write past the end of a full
     filesystem would be a bus error, hence the check beforehand.
     """
-    bases = [base for base in (Path("/dev/shm"), Path(tempfile.gettempdir())) if base.is_dir()]
-    for base in bases:
-        sweep(base)
-    large = [base for base in bases if shutil.disk_usage(base).free > nbytes]
+    choice = (Path("/dev/shm"), Path(tempfile.gettempdir())) if base is None else (base,)
+    bases = [path for path in choice if path.is_dir()]
+    for path in bases:
+        sweep(path)
+    large = [path for path in bases if shutil.disk_usage(path).free > nbytes]
     if not large:
         raise UsageError(
             f"{nbytes >> 20} MiB of shared memory are needed: free some, or use fewer actors, envs or steps"

@@ -1,0 +1,168 @@
+"""A run whose roles are directed by another process, at the other end of two pipes (relay.py): mpiexec's first rank, or
+the driver of a Ray cluster. This process supervises, joins nothing itself, and outlives whatever happens there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from steppe.core import factory
+from steppe.core.process import oom_kills, rss_bytes
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import STOP
+from steppe.runtimes.order import KINDS, Order
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import Fault
+
+REAP_S = 2.0  # how long the other process has to bring down what is left
+
+
+class Distant:
+    """Words go in through the process's standard input, and what became of the roles comes out of its output."""
+
+    name = "the process"  # what it is called in messages
+    log = "process.log"
+    reap_s = REAP_S
+
+    def __init__(self, plan: Plan, directory: RunDirectory, command: Sequence[str]) -> None:
+        self._plan, self._directory = plan, directory
+        self._state: dict[str, Any] = {"ended": [], "faults": [], "ranks": {}}
+        self._rest = b""
+        self._sizes: dict[str, int | None] = {}
+        self._handles: dict[tuple[str, int], int] = {}  # place and pid → pidfd of its process
+        self._parted = self._closed = False
+        self._fault: Fault | None = None
+        self._oom_kills = oom_kills()
+        self._selector = selectors.DefaultSelector()
+        self._process = self._start(command)
+        assert self._process.stdout is not None
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+        self._say(msgspec.to_builtins(Order.of(plan, directory, factory.main_script())))
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        logs = self._directory.path / "logs"
+        logs.mkdir(exist_ok=True)
+        with (logs / self.log).open("ab") as log:
+            # In a session of its own: Ctrl-C is for this process, which decides what becomes of it.
+            pipe = subprocess.PIPE
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True, bufsize=0)
+
+    def advance(self, timeout_s: float) -> None:
+        for place, rank in self._state["ranks"].items():
+            self._sizes[place] = rss_bytes(rank["pid"]) or self._sizes.get(place)
+        self._listen(timeout_s)
+
+    def ended(self, kind: str) -> bool:
+        places = {role.place for role in self._plan.roles if role.kind == kind}
+        return self._gone or places <= set(self._state["ended"])
+
+    def faults(self) -> list[Fault]:
+        self._listen(0.0)
+        if self._gone and not self._closed and self._fault is None:
+            self._fault = self._explain()
+        told = [msgspec.convert(fault, Fault) for fault in self._state["faults"]]
+        return told + ([self._fault] if self._fault is not None else [])
+
+    def ask(self, kind: str, what: int) -> None:
+        self._say({"kind": kind, "what": what})
+
+    def close(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        gone, self._closed = self._gone, True
+        try:
+            if not gone:
+                for kind in KINDS:
+                    self.ask(kind, STOP)
+                self._say({"close_s": timeout_s})
+                self._await_farewell(timeout_s)
+        finally:  # also when a second Ctrl-C ends the waiting
+            self._bring_down()
+
+    @property
+    def _gone(self) -> bool:
+        """Whether the other side has ended without having been told to."""
+        return self._process.poll() is not None
+
+    def _explain(self) -> Fault:
+        """What can be said of an other side that could not say anything itself."""
+        code = self._process.wait(self.reap_s)
+        log = (self._directory.path / "logs" / self.log).read_text(errors="replace")
+        message = f"{self.name} ended with exit code {code}; its output is in logs/{self.log}"
+        return Fault(self.name, "role_died", message, {"traceback": log[-4000:]})
+
+    def _found(self, place: str, handle: int) -> None:
+        """A process of a role on this host has been heard of."""
+
+    def _lost(self, place: str) -> None:
+        """A process that `_found` put under watch has ended."""
+
+    def _say(self, words: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+            self._process.stdin.write(msgspec.json.encode(words) + b"\n")
+
+    def _listen(self, timeout_s: float) -> None:
+        if self._gone:
+            return
+        for key, _ in self._selector.select(timeout_s):  # in the order in which they happened
+            if key.fileobj is self._process.stdout:
+                self._hear()
+            elif not self._closed:
+                self._lost(key.data)
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        data = os.read(self._process.stdout.fileno(), 1 << 20)
+        if not data:
+            self._selector.unregister(self._process.stdout)
+            self._process.wait(self.reap_s)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            words = msgspec.json.decode(line)
+            self._parted = self._parted or "farewell" in words
+            self._state.update(words)
+        self._hold()
+
+    def _hold(self) -> None:
+        """Get hold of every role's process, as far as it is on this host and the system can tell."""
+        if not hasattr(os, "pidfd_open"):
+            return
+        for place, rank in self._state["ranks"].items():
+            key = (place, rank["pid"])
+            if key not in self._handles and rank["host"] == socket.gethostname():
+                with contextlib.suppress(ProcessLookupError):
+                    self._handles[key] = os.pidfd_open(rank["pid"])
+                    self._found(place, self._handles[key])
+
+    def _await_farewell(self, timeout_s: float) -> None:
+        all_ended = set(self._plan.places()) <= set(self._state["ended"])
+        deadline = time.monotonic() + (max(timeout_s, self.reap_s) if all_ended else timeout_s)
+        while not self._parted and self._process.poll() is None and (left_s := deadline - time.monotonic()) > 0:
+            self._listen(left_s)
+
+    def _bring_down(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self.reap_s if self._parted or self._gone else 0.0)
+        self._process.kill()
+        self._process.wait()
+        for handle in self._handles.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            select.select([handle], [], [], self.reap_s)
+            os.close(handle)
+        self._handles.clear()
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,118 @@
+"""What places on other ranks or nodes are told to run, and what they all do with it: build roles, take turns, tell faults."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steppe.core import factory
+from steppe.core.config import flatten, unflatten
+from steppe.core.errors import DiskFull, RunNotFound
+from steppe.core.links import EVENTS, Channel, Role, Table, WeightStore
+from steppe.core.reports import EventReport
+from steppe.core.specs import EnvSpec
+from steppe.core.timing import RunClock
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import Context
+from steppe.runtimes.place import redirect_output
+from steppe.runtimes.plan import Plan, make_plan
+from steppe.runtimes.turns import Fault, prepare_torch
+
+KINDS = ("actor", "worker", "learner", "manager")
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a world is to run, as plain data."""
+
+    config: dict[str, Any]
+    spec: dict[str, Any]
+    resume: int | None
+    run: str
+    directory: str
+    script: factory.Script | None = None  # where `__main__:name` is found, unless the ranks run that script themselves
+    host: str = ""
+    clock_s: float = 0.0  # on that host, when the order was given
+
+    @classmethod
+    def of(cls, plan: Plan, directory: RunDirectory, script: factory.Script | None) -> Order:
+        """The order to run this plan in this directory."""
+        path = str(directory.path.resolve())
+        return cls(flatten(plan.config), asdict(plan.spec), plan.resume, directory.id, path, script)
+
+    def stamped(self) -> Order:
+        """The same, given now and here."""
+        return msgspec.structs.replace(self, host=socket.gethostname(), clock_s=time.monotonic())
+
+    def plan(self) -> Plan:
+        """The same plan again."""
+        plan = make_plan(unflatten(self.config), msgspec.convert(self.spec, EnvSpec))
+        return replace(plan, resume=self.resume)
+
+    def clock(self) -> RunClock:
+        """The clock of the host where the order was given; on another one, as exact as the order came quickly."""
+        clock = RunClock()
+        if self.host != socket.gethostname():
+            clock.exclude(time.monotonic() - self.clock_s)
+        return clock
+
+
+def open_directory(directory: str, place: str) -> RunDirectory:
+    """The run's directory as a place on any host sees it, with the place's output going to its log."""
+    path = Path(directory)
+    if not path.is_dir():
+        host = socket.gethostname()
+        raise RunNotFound(f"{path} cannot be seen on {host}: set STEPPE_RUNS to a directory that all hosts share")
+    redirect_output(path / "logs" / f"{place}.log")
+    return RunDirectory.open(path)
+
+
+def build_roles(
+    order: Order,
+    plan: Plan,
+    place: str,
+    run: RunDirectory,
+    links: tuple[Channel, WeightStore],
+    asked: Callable[[str], int],
+    beat: Callable[[], object],
+    *,
+    epoch: int = 0,
+    table: Table | None = None,
+) -> list[Role]:
+    """The roles of one place; `asked` says what a kind of role is to do."""
+    from steppe.runtimes.wiring import build_role
+
+    prepare_torch(plan.config)
+    clock, spans = order.clock(), plan.config.flow.trace_spans
+    roles = []
+    for spec in plan.places()[place]:
+        about = (run.id, spec.name, *links, run.board, _asker(asked, spec.kind), clock, spans)
+        context = Context(*about, epoch=epoch, beat=beat, table=table)
+        roles.append(build_role(plan, spec, run, context))
+    return roles
+
+
+def _asker(asked: Callable[[str], int], kind: str) -> Callable[[], int]:
+    return lambda: asked(kind)
+
+
+def tell_faults(run: RunDirectory, place: str, faults: list[Fault]) -> None:
+    """Put what went wrong at a place into the event log; on a full disk, whoever supervises it hears of it besides."""
+    with contextlib.suppress(DiskFull):
+        for fault in reversed(faults):
+            details = {"place": place, "reason": fault.reason, "message": fault.message, "details": fault.details}
+            run.board.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
+        run.board.flush()
+
+
+def import_path() -> list[str]:
+    """Where this process finds modules, for another one to find the same."""
+    return [entry or os.getcwd() for entry in sys.path]

@@ -1,0 +1,107 @@
+"""The `ray` runtime: one Ray actor per place, on a cluster of our own or on one that is running.
+
+This process supervises and knows nothing of Ray: a driver of its own (ray_world.py) joins the cluster, and whatever becomes
+of it and of the cluster, the run's end is written down here. A program that has called `ray.init` is its own driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from steppe.core.errors import ConfigError, MissingExtra, UsageError
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.distant import Distant
+from steppe.runtimes.order import Order, import_path
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import Fault, Handle
+from steppe.transport.shm import make_room, remove_room
+
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes import ray_world; ray_world.main()"
+)
+REACH_S = 5.0
+
+
+def require(plan: Plan) -> None:
+    """Raise, before anything is written, unless this plan can run here."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtra("runtime 'ray'", "ray")
+    config = plan.config
+    if config.mode == "workers":
+        raise ConfigError("mode 'workers' is not for runtime 'ray': use --runtime processes or --runtime mpi")
+    if in_program() and config.ray.address is not None:
+        raise ConfigError("this program has called ray.init, and the run goes there: leave ray.address out")
+    if (in_program() or config.ray.address is not None) and config.ray.object_store_mb is not None:
+        raise ConfigError(
+            "ray.object_store_mb is for a cluster of the run's own: leave it out, or leave ray.address out"
+        )
+    if config.flow.actor_device.startswith("cuda") and not config.ray.actor_gpus:
+        raise ConfigError("flow.actor_device is a GPU, which Ray hides from actors: set ray.actor_gpus, as 0.25")
+    if config.ray.address not in (None, "auto"):
+        host, _, port = (config.ray.address or "").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+        except OSError as error:
+            raise UsageError(
+                f"there is no Ray cluster at {config.ray.address} ({error.strerror or error}): start one with "
+                "`ray start --head`, or leave --ray-address out"
+            ) from None
+
+
+def in_program() -> bool:
+    """Whether this process is the driver of a Ray cluster already."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def launch(plan: Plan, directory: RunDirectory) -> Handle:
+    """Take seats on the cluster and let the roles begin."""
+    require(plan)
+    if in_program():
+        from steppe.core import factory
+        from steppe.runtimes.ray_cluster import Cluster
+        from steppe.runtimes.ray_world import WorldHandle
+
+        return WorldHandle(Order.of(plan, directory, factory.main_script()), directory, Cluster(plan))
+    return RayHandle(plan, directory)
+
+
+class RayHandle(Distant):
+    """A run on a Ray cluster, seen from outside."""
+
+    name, log = "the Ray driver", "ray.log"
+    reap_s = 8.0  # a cluster takes longer to bring down than a process
+
+    def __init__(self, plan: Plan, directory: RunDirectory) -> None:
+        self._room = make_room("ray", 1, base=Path("/tmp"))  # a short name: Ray has sockets in it
+        path = json.dumps(import_path())
+        try:
+            super().__init__(plan, directory, [sys.executable, "-P", "-c", BOOT, path, str(self._room)])
+        except BaseException:
+            remove_room(self._room)
+            raise
+
+    def _bring_down(self) -> None:
+        try:
+            super()._bring_down()
+        finally:
+            self._keep_logs()
+            remove_room(self._room)
+
+    def _explain(self) -> Fault:
+        fault = super()._explain()
+        return Fault(fault.role, fault.reason, f"{fault.message} (is the cluster's head still there?)", fault.details)
+
+    def _keep_logs(self) -> None:
+        """What the cluster itself wrote goes with the run, if the run failed."""
+        if self._fault is None:
+            return
+        for found in self._room.glob("session_2*/logs/*.err"):
+            if found.stat().st_size:
+                with contextlib.suppress(OSError):
+                    shutil.copy(found, self._directory.path / "logs" / f"ray-{found.name}")

@@ -1,0 +1,209 @@
+"""A Ray cluster: one of our own on this machine, or one that is running; which nodes it has, and who gets a seat where."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from steppe.core.config import RayConfig, RunConfig
+from steppe.core.errors import UsageError
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.ray_seat import Seat
+from steppe.transport.ray import library
+
+CALLS = 8  # threads of a seat besides those that wait for segments
+STORE_BYTES = 256 << 20  # of an object store besides four times the segments under way: for weights
+SYSTEM = {
+    "prestart_worker_first_driver": False,  # nobody here runs tasks: each such worker would import Ray for nothing
+    "gcs_rpc_server_reconnect_timeout_s": 5,  # a head that is gone does not come back
+}
+HEADS = ("gcs_server", "raylet")
+
+
+class Cluster:
+    """The cluster this process is connected to. Seats that are given back keep what they have imported for the next run."""
+
+    def __init__(self, plan: Plan, scratch: str | None = None) -> None:
+        self._ray = library()
+        self._idle: dict[str, tuple[Any, Any]] = {}  # place → what it was made with, and the seat
+        self._joined = not self._ray.is_initialized()
+        if self._joined:
+            self._connect(plan, scratch)
+        self._here = self._ray.get_runtime_context().get_node_id()
+        self._heads = dict(_heads()) if self._joined and plan.config.ray.address is None else {}
+
+    def _connect(self, plan: Plan, scratch: str | None) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+        address = plan.config.ray.address
+        if address is not None:
+            try:
+                self._ray.init(address=address, **quiet)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise UsageError(f"cannot join the Ray cluster at {address}: {error}") from error
+            return
+        self._ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, math.ceil(_cpus(plan))),
+            object_store_memory=store_bytes(plan),
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=scratch,
+            _system_config=SYSTEM,
+            **quiet,
+        )
+
+    def require_room(self, plan: Plan) -> None:
+        """Raise unless the whole cluster, if it were empty, could hold the run."""
+        config, nodes = plan.config.ray, self.nodes()
+        has: Counter[str] = Counter()
+        for node in nodes.values():
+            has.update(node["Resources"])
+        needs = {"CPU": _cpus(plan), "GPU": self.learner_gpus(plan.config) + config.actor_gpus * _actors(plan)}
+        needs |= {name: amount * _actors(plan) for name, amount in config.actor_resources.items()}
+        for name, amount in needs.items():
+            if amount > has[name]:
+                raise UsageError(
+                    f"this run takes {amount:g} of Ray's {name}, but the cluster has {has[name]:g}: use fewer --actors, "
+                    f"or set ray.actor_cpus, ray.actor_gpus or ray.actor_resources"
+                )
+        if config.actors_per_node is not None and config.actors_per_node * len(nodes) < _actors(plan):
+            raise UsageError(
+                f"with ray.actors_per_node={config.actors_per_node} the cluster's {len(nodes)} nodes have no room for "
+                f"{_actors(plan)} actors"
+            )
+        smallest = min(node["Resources"].get("object_store_memory", 0.0) for node in nodes.values())
+        if 2 * plan.channel_bytes > smallest:
+            raise UsageError(
+                f"segments under way take {plan.channel_bytes >> 20} MiB, too much for an object store of "
+                f"{int(smallest) >> 20} MiB: use fewer actors, envs or steps in a segment, or a larger object store"
+            )
+
+    def learner_gpus(self, config: RunConfig) -> float:
+        """What the configuration says, or one where the cluster has one and the learner may use it."""
+        if config.ray.learner_gpus is not None:
+            return config.ray.learner_gpus
+        wanted = config.device != "cpu" and self._ray.cluster_resources().get("GPU", 0.0) >= 1
+        return 1.0 if wanted else 0.0
+
+    def nodes(self) -> dict[str, Any]:
+        """The nodes that are alive, by id."""
+        return {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+
+    def seat(self, plan: Plan, place: str, taken: Mapping[str, int]) -> Any:
+        """A seat for a place: the one that was given back from it, or a new Ray actor on a node by the plan's rules.
+
+        `taken` counts the actors of this run by node.
+        """
+        options, rules = self._options(plan, place), plan.config.ray
+        known, seat = self._idle.pop(place, (None, None))
+        if known == (options, rules):
+            return seat
+        if seat is not None:
+            self._ray.kill(seat)
+        return self._ray.remote(Seat).options(**options, **self._where(plan, place, taken)).remote()
+
+    def give_back(self, plan: Plan, place: str, seat: Any) -> None:
+        """Keep a seat, and what it has imported, for another run."""
+        self._idle[place] = ((self._options(plan, place), plan.config.ray), seat)
+
+    def lost(self) -> str | None:
+        """Which part of our own cluster's head has ended, if one has."""
+        ended, _, _ = select.select(list(self._heads), [], [], 0.0)
+        return self._heads[ended[0]] if ended else None
+
+    def processes(self) -> dict[str, dict[str, Any]]:
+        """Everything that our own cluster consists of, for whoever has to clear up after it: some of it outlives a head
+        that was killed, for a minute."""
+        host = socket.gethostname()
+        return {f"cluster-{pid}": {"pid": pid, "host": host} for pid in _below(os.getpid())} if self._heads else {}
+
+    def close(self) -> None:
+        """Let go of the seats, and bring down the cluster if it is ours; one that was running is left running."""
+        for _, seat in self._idle.values():
+            self._ray.kill(seat)
+        self._idle.clear()
+        for handle in self._heads:
+            os.close(handle)
+        self._heads = {}
+        if self._joined:
+            self._ray.shutdown()
+
+    def _options(self, plan: Plan, place: str) -> dict[str, Any]:
+        config = plan.config.ray
+        more: dict[str, Any] = {"num_cpus": 0}
+        if place == "learner":
+            more = {"num_cpus": config.learner_cpus, "num_gpus": self.learner_gpus(plan.config)}
+        elif place != "manager":
+            more = {"num_cpus": config.actor_cpus, "num_gpus": config.actor_gpus, "resources": config.actor_resources}
+        return {"max_concurrency": max(4, plan.slots_per_actor) + CALLS, "max_restarts": 0, **more}
+
+    def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
+        """Learner and manager stay near the driver, where the run's directory is; actors go by the rules for them."""
+        config = plan.config.ray
+        if not place.startswith("actor"):
+            if place == "learner" and self.learner_gpus(plan.config) > 0:
+                return {}
+            takes_nothing = (
+                place == "manager" or not config.learner_cpus
+            )  # such a one always fits, and Ray puts it anywhere
+            return self._on(self._here, soft=not takes_nothing)
+        if config.actors_per_node is None:
+            return {"scheduling_strategy": "SPREAD" if config.placement == "spread" else "DEFAULT"}
+        return self._on(self._choose(config, taken), soft=False)
+
+    def _choose(self, config: RayConfig, taken: Mapping[str, int]) -> str:
+        limit = config.actors_per_node or 0
+        order = sorted(self.nodes(), key=lambda node: (node != self._here, node))
+        free = [node for node in order if taken.get(node, 0) < limit]
+        if not free:
+            raise UsageError(f"no node of the cluster has room for another actor (ray.actors_per_node={limit})")
+        return min(free, key=lambda node: taken.get(node, 0)) if config.placement == "spread" else free[0]
+
+    def _on(self, node: str, *, soft: bool) -> dict[str, Any]:
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=soft)
+        return {"scheduling_strategy": strategy}
+
+
+def store_bytes(plan: Plan) -> int:
+    """The size of our own cluster's object store."""
+    asked = plan.config.ray.object_store_mb
+    return asked << 20 if asked is not None else 4 * plan.channel_bytes + STORE_BYTES
+
+
+def _actors(plan: Plan) -> int:
+    """How many actors have a place of their own."""
+    return sum(place.startswith("actor") for place in plan.places())
+
+
+def _cpus(plan: Plan) -> float:
+    return plan.config.ray.learner_cpus + plan.config.ray.actor_cpus * _actors(plan)
+
+
+def _heads() -> Iterator[tuple[int, str]]:
+    """Handles of the processes that make up the head of the cluster which this process started."""
+    if not hasattr(os, "pidfd_open"):
+        return
+    for pid in _children(os.getpid()):
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            if name in HEADS:
+                yield os.pidfd_open(pid), name
+
+
+def _children(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            yield from map(int, path.read_text().split())
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _below(child)

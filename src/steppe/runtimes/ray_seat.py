@@ -1,0 +1,223 @@
+"""The life of one Ray actor: build the roles of one place, let them take turns, end, and do it again when asked to.
+
+`live` is one long call. Meanwhile other threads of the actor answer: the driver (ray_world.py), which asks and looks after
+it, the learner, which takes an actor's segments, and the one who publishes weights. Runs are numbered, so that a call which
+belongs to an earlier run does nothing in a later one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core import factory
+from steppe.core.links import Channel
+from steppe.core.process import rss_bytes
+from steppe.records.directory import RunDirectory
+from steppe.records.sampling import sampled
+from steppe.roles.context import RUN
+from steppe.runtimes.order import KINDS, Order, build_roles, open_directory, tell_faults
+from steppe.runtimes.place import IDLE_S
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import Fault, Turns
+from steppe.transport.local import LocalChannel
+from steppe.transport.ray import NOTHING, Last, RayInlet, RayOutlet, RayWeights
+
+START_S = 120.0  # how long roles may take to their first step: imports on a busy machine
+DELIVER_S = 10.0  # how long the last weights may take to those who judge them
+SWITCH_S = 0.0005  # between threads of one process: a call should not wait for Python's 5 ms each time it needs a turn
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """Which place a seat is to take in which run."""
+
+    number: int  # of the run, in the driver's count
+    place: str
+    epoch: int
+    order: Order
+    path: tuple[str, ...]  # where the driver finds modules
+    directory: str  # the driver's current one
+
+
+class Seat:
+    """What a Ray actor of ours is. Every method may be called while `live` is under way."""
+
+    def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_S)
+        self._stay: _Stay | None = None
+        self._number = 0
+        self._thread = 0
+        self._changed = threading.Condition()
+
+    def hello(self) -> dict[str, Any]:
+        """Where this process is."""
+        from steppe.transport.ray import library
+
+        node = library().get_runtime_context().get_node_id()
+        return {"pid": os.getpid(), "host": socket.gethostname(), "node": node}
+
+    def live(self, ticket: bytes, last: dict[int, Last], peers: dict[str, Any]) -> bytes:
+        """Run the roles of a place to their end. Returns their faults as JSON.
+
+        `last` is what actors go on from; `peers` are the seats of the other places, for the learner.
+        """
+        told = msgspec.json.decode(ticket, type=Ticket)
+        _settle(told)
+        stay = _Stay(told, last)
+        with self._changed:
+            self._number, self._stay, self._thread = told.number, stay, threading.get_ident()
+            self._changed.notify_all()
+        for place, seat in peers.items():
+            stay.attach(place, seat)
+        try:
+            return msgspec.json.encode([asdict(fault) for fault in stay.live()])
+        finally:
+            self._thread = 0
+
+    def ask(self, number: int, kind: str, what: int) -> None:
+        """Tell all roles of a kind here to RUN, PAUSE, FINISH or STOP."""
+        if (stay := self._in(number)) is not None:
+            stay.asked[kind] = what
+            stay.bell.set()
+
+    def pulse(self, number: int) -> tuple[float, int | None]:
+        """How many seconds ago a role here last showed life, negative while it is being built; and the process's size."""
+        stay = self._in(number)
+        return (0.0 if stay is None or stay.over else time.monotonic() - stay.beat_s), rss_bytes()
+
+    def where(self) -> str:
+        """What the roles are doing at this moment."""
+        frame = sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    def take_segment(self, number: int, released: int) -> np.ndarray:
+        """For the learner: the next segment of the actor that lives here."""
+        stay = self._in(number)
+        if stay is None or not isinstance(stay.channel, RayOutlet):
+            return NOTHING
+        return stay.channel.take(released)
+
+    def take_weights(self, number: int, data: np.ndarray) -> None:
+        """For the learner: newer weights for the roles that live here."""
+        if (stay := self._in(number)) is not None:
+            stay.weights.take(data)
+
+    def attach(self, number: int, place: str, seat: Any) -> Last | None:
+        """For the driver, at the learner's seat: another has taken that place. Returns what it goes on from."""
+        stay = self._in(number)
+        return None if stay is None else stay.attach(place, seat)
+
+    def _in(self, number: int) -> _Stay | None:
+        """The stay during that run, as soon as it has begun; None when it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._number >= number)
+            return self._stay if self._number == number else None
+
+
+class _Stay:
+    """One place in one run: its links and its roles."""
+
+    def __init__(self, ticket: Ticket, last: Mapping[int, Last]) -> None:
+        self.ticket, self.plan = ticket, ticket.order.plan()
+        self.asked = dict.fromkeys(KINDS, RUN)
+        self.bell = threading.Event()
+        self.beat_s = time.monotonic() + START_S
+        self.over = False
+        self.weights = RayWeights(self.bell.set)
+        self.channel = _channel(self.plan, ticket, last, self.bell.set)
+
+    def attach(self, place: str, seat: Any) -> Last | None:
+        """Hand weights to that place and, where it is an actor's, take its segments."""
+        number = self.ticket.number
+        self.weights.attach(place, lambda reference: seat.take_weights.remote(number, reference))
+        kind, _, index = place.partition("-")
+        if kind != "actor" or not isinstance(self.channel, RayInlet):
+            return None
+        return self.channel.attach(int(index), lambda released: seat.take_segment.remote(number, released))
+
+    def live(self) -> list[Fault]:
+        """Build the roles, let them take turns until they are done, and return what went wrong."""
+        turns, run = Turns([]), None
+        try:
+            run = open_directory(self.ticket.order.directory, self.ticket.place)
+            self._work(run, turns)
+        except Exception as error:  # noqa: BLE001 - a role that cannot even be built is told like one that failed later
+            turns.faults.append(Fault.of(self.ticket.place, error))
+        self.over = True
+        if run is not None:
+            tell_faults(run, self.ticket.place, turns.faults)
+            run.store.close()
+        if isinstance(self.channel, RayOutlet):
+            self.channel.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return turns.faults
+
+    def _work(self, run: RunDirectory, turns: Turns) -> None:
+        ticket, plan, place = self.ticket, self.plan, self.ticket.place
+        links = (self.channel, self.weights)
+        roles = build_roles(
+            ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, epoch=ticket.epoch
+        )
+        with sampled(roles, run.profile if plan.config.flow.profile else None, waiting=place) as turns.live:
+            host = next(role for role in turns.live if role.name == place)  # when it is done, its guests are too
+            while not host.done and not turns.faults:
+                self._beat()
+                self.weights.progress()
+                if not turns.once():
+                    self._rest(IDLE_S[place.partition("-")[0]])
+            turns.close()
+        self._deliver()
+
+    def _beat(self) -> None:
+        self.beat_s = time.monotonic()
+
+    def _rest(self, timeout_s: float) -> None:
+        self.bell.wait(timeout_s)
+        self.bell.clear()
+
+    def _deliver(self) -> None:
+        """Wait until those who read weights have the last ones: nobody is told before that there will be no more."""
+        until_s = time.monotonic() + DELIVER_S
+        while not self.weights.delivered and time.monotonic() < until_s:
+            self.weights.progress()
+            self._rest(0.01)
+
+
+def _channel(plan: Plan, ticket: Ticket, last: Mapping[int, Last], ring: Callable[[], None]) -> Channel:
+    """The end of the channel that belongs at this place; where writer and reader share it, it never leaves their memory."""
+    kind, _, index = ticket.place.partition("-")
+    actors, slots = plan.config.actors, plan.slots_per_actor
+    if kind == "actor":
+        return RayOutlet(plan.segment, slots, ring, last.get(int(index)))
+    if kind == "manager":
+        return RayOutlet(plan.segment, 0, ring)
+    together = any(role.kind == "actor" for role in plan.places()[ticket.place])
+    channel: Channel = (
+        LocalChannel(plan.segment, actors, slots)
+        if together
+        else RayInlet(plan.segment, ticket.order.run, actors, slots, ring)
+    )
+    for actor, known in last.items():
+        channel.prime(actor, *known)
+    return channel
+
+
+def _settle(ticket: Ticket) -> None:
+    """Find modules and files where the driver finds them, as far as they are on this host."""
+    factory.adopt_main(ticket.order.script)
+    here = [entry for entry in ticket.path if os.path.exists(entry)]
+    sys.path[:] = here + [entry for entry in sys.path if entry not in here]
+    with contextlib.suppress(OSError):
+        os.chdir(ticket.directory)

@@ -1,0 +1,290 @@
+"""The driver of a run on a Ray cluster: takes seats for its places, watches them, and takes others when they die.
+
+Where Steppe was asked to run by a process that knows nothing of Ray, that process supervises (ray.py) and this one is
+started for the run alone: Ray may end its driver at any time, the supervisor never. In a program that has called `ray.init`
+itself, the driver is that program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+import msgspec
+
+from steppe.core.errors import UsageError
+from steppe.core.links import EVENTS
+from steppe.core.process import in_mib, oom_kills
+from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import FINISH, RUN, STOP
+from steppe.runtimes.order import KINDS, Order, import_path
+from steppe.runtimes.place import FAULT_EXIT
+from steppe.runtimes.ray_cluster import Cluster
+from steppe.runtimes.ray_seat import START_S, Ticket
+from steppe.runtimes.relay import Lines, answer, answers_only, relay
+from steppe.runtimes.resuming import prime
+from steppe.runtimes.turns import Fault
+from steppe.transport.local import LocalChannel
+from steppe.transport.ray import Last, library
+
+LOOK_S = 1.0  # between looks at who is alive
+WHERE_S = 2.0  # how long a hung one has to say where it hangs
+ATTACH_S = 30.0  # how long the learner has to take note of a new actor
+_runs = 0  # of this driver so far
+
+
+class _Chair:
+    """A seat in use, and what is known of it."""
+
+    def __init__(self, seat: Any, now: float) -> None:
+        self.seat, self.since_s = seat, now
+        self.hello = seat.hello.remote()
+        self.about: dict[str, Any] | None = None  # what it answered
+        self.life: Any = None  # the reference to how `live` ended
+        self.pulse: Any = None  # and to its last sign of life
+        self.asked_s = now
+        self.size: int | None = None
+
+
+class WorldHandle:
+    """A run on a cluster, as the driver sees it."""
+
+    def __init__(self, order: Order, directory: RunDirectory, cluster: Cluster, *, keep: bool = False) -> None:
+        """`keep` leaves the cluster, and the seats that are well at the end, to the caller."""
+        global _runs
+        _runs += 1
+        self._ray, self._cluster, self._keep, self._number = library(), cluster, keep, _runs
+        self._order, self._directory = order.stamped(), directory
+        self._plan = order.plan()
+        self._chairs: dict[str, _Chair] = {}
+        self._ended: set[str] = set()
+        self._faults: dict[str, Fault] = {}
+        self._epochs: Counter[str] = Counter()
+        self._asked = dict.fromkeys(KINDS, RUN)
+        self._oom_kills = oom_kills()
+        self._processes = cluster.processes()
+        self._looked_s = time.monotonic()
+        self._closed = False
+        try:
+            self._begin()
+        except UsageError as error:
+            self._faults["ray"] = Fault("ray", "usage", str(error))
+
+    def _begin(self) -> None:
+        self._cluster.require_room(self._plan)
+        last = self._primed()
+        for place in self._plan.places():
+            self._sit(place)
+        learner = self._chairs["learner"].seat
+        others = {place: chair.seat for place, chair in self._chairs.items() if place != "learner"}
+        for place, chair in self._chairs.items():
+            self._live(place, last, others if chair.seat is learner else {})
+
+    def _primed(self) -> dict[int, Last]:
+        """Where each actor goes on from, in a run that is resumed."""
+        known = LocalChannel(self._plan.segment, self._plan.config.actors, 0)
+        prime(known, self._plan, self._directory)
+        found = {actor: known.recall(actor) for actor in range(self._plan.config.actors)}
+        return {actor: last for actor, last in found.items() if last is not None}
+
+    def _sit(self, place: str) -> None:
+        taken = Counter(
+            chair.about["node"] for name, chair in self._chairs.items() if chair.about and name.startswith("actor")
+        )
+        limited = self._plan.config.ray.actors_per_node is not None and place.startswith("actor")
+        self._chairs[place] = chair = _Chair(self._cluster.seat(self._plan, place, taken), time.monotonic())
+        if limited:  # the next one's node depends on this one's
+            chair.about = self._ray.get(chair.hello, timeout=START_S)
+
+    def _live(self, place: str, last: dict[int, Last], peers: dict[str, Any]) -> None:
+        order = self._order
+        ticket = Ticket(self._number, place, self._epochs[place], order, tuple(import_path()), os.getcwd())
+        own = {actor: known for actor, known in last.items() if place in ("learner", f"actor-{actor}")}
+        chair = self._chairs[place]
+        chair.life = chair.seat.live.remote(msgspec.json.encode(ticket), own, peers)
+
+    def advance(self, timeout_s: float) -> None:
+        under_way = [chair.life for place, chair in self._chairs.items() if self._is_on(place)]
+        if under_way:
+            self._ray.wait(under_way, num_returns=1, timeout=timeout_s)
+        else:
+            time.sleep(timeout_s)
+        self._tend()
+
+    def ended(self, kind: str) -> bool:
+        return {role.place for role in self._plan.roles if role.kind == kind} <= self._over()
+
+    def faults(self) -> list[Fault]:
+        self._tend()
+        return list(self._faults.values())
+
+    def ask(self, kind: str, what: int) -> None:
+        self._asked[kind] = what
+        for chair in self._chairs.values():
+            chair.seat.ask.remote(self._number, kind, what)
+
+    def close(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout_s
+        try:
+            for kind in KINDS:
+                self.ask(kind, STOP)
+            while len(self._over()) < len(self._chairs) and (left_s := deadline - time.monotonic()) > 0:
+                self.advance(min(left_s, LOOK_S))
+        finally:
+            for place, chair in self._chairs.items():
+                if self._keep and place in self._ended:
+                    self._cluster.give_back(self._plan, place, chair.seat)
+                else:
+                    self._ray.kill(chair.seat)
+            if not self._keep:
+                self._cluster.close()
+
+    def state(self) -> dict[str, Any]:
+        """What has become of the roles, as plain data."""
+        faults = [asdict(fault) for fault in self.faults()]
+        ranks = {place: chair.about for place, chair in self._chairs.items() if chair.about}
+        return {"ended": sorted(self._over()), "faults": faults, "ranks": ranks | self._processes}
+
+    def _over(self) -> set[str]:
+        """The places that have come to their end, one way or the other."""
+        return self._ended | (set(self._faults) & set(self._chairs))
+
+    def _is_on(self, place: str) -> bool:
+        return place not in self._over() and self._chairs[place].life is not None
+
+    def _tend(self) -> None:
+        """Look after every seat: find the hung, start the killed again, note what cannot be mended."""
+        if (part := self._cluster.lost()) is not None:
+            message = f"the {part} of the run's own Ray cluster was killed or crashed; its output is in logs/ray.log"
+            self._faults.setdefault("ray", Fault("ray", "role_died", message))
+            return
+        lives = {chair.life: place for place, chair in self._chairs.items() if self._is_on(place)}
+        if not lives:
+            return
+        done, _ = self._ray.wait(list(lives), num_returns=len(lives), timeout=0)
+        for life in done:
+            self._hear(lives[life], life)
+        if time.monotonic() - self._looked_s > LOOK_S:
+            self._looked_s = time.monotonic()
+            self._processes = self._cluster.processes()
+            for place in [place for place in self._chairs if self._is_on(place)]:
+                self._look_at(place, self._chairs[place])
+
+    def _hear(self, place: str, life: Any) -> None:
+        try:
+            told = msgspec.json.decode(self._ray.get(life), type=list[Fault])
+        except self._ray.exceptions.RayError as error:
+            if isinstance(error, self._ray.exceptions.RayTaskError) or "creation task" in str(error):
+                message = f"{place} could not be started on Ray; is the same Steppe installed on every node?"
+                self._faults[place] = Fault(place, "error", message, {"traceback": str(error)})
+            else:
+                self._mend(place, self._explain(place, error))
+        else:
+            self._ended.add(place)
+            for fault in told:
+                self._faults.setdefault(place, fault)
+
+    def _mend(self, place: str, fault: Fault) -> None:
+        """Take another seat for a place, unless that would not help or the run is ending; the learner's knowledge is in
+        its checkpoints."""
+        self._ray.kill(self._chairs[place].seat)  # it may only have been out of reach
+        limit = self._plan.config.flow.max_restarts
+        ending = max(self._asked.values()) >= FINISH
+        if place == "learner" or ending or self._closed or self._epochs[place] >= limit:
+            self._faults[place] = fault
+            return
+        self._epochs[place] += 1
+        details = {"message": fault.message, **fault.details, "epoch": self._epochs[place]}
+        event = EventReport(run=self._directory.id, kind="restart", role=place, details=details)
+        self._directory.board.post(EVENTS, event.record())
+        try:
+            self._sit_again(place)
+        except (UsageError, self._ray.exceptions.RayError) as error:
+            self._faults[place] = Fault(place, fault.reason, f"{fault.message}; {error}", fault.details)
+
+    def _sit_again(self, place: str) -> None:
+        del self._chairs[place]
+        self._sit(place)
+        seat, learner = self._chairs[place].seat, self._chairs["learner"].seat
+        last = self._ray.get(learner.attach.remote(self._number, place, seat), timeout=ATTACH_S)
+        self._live(place, {} if last is None else {int(place.removeprefix("actor-")): last}, {})
+        for kind, what in self._asked.items():
+            if what != RUN:
+                seat.ask.remote(self._number, kind, what)
+
+    def _look_at(self, place: str, chair: _Chair) -> None:
+        """Whether a seat has come to be, and shows life."""
+        now = time.monotonic()
+        if chair.about is None:
+            if self._is_here(chair.hello):
+                chair.about = self._got(chair.hello)
+            elif now - chair.since_s > START_S:
+                free = self._ray.available_resources().get("CPU", 0.0)
+                message = f"Ray found no room for {place} within {START_S:g} s; {free:g} of its CPUs are free"
+                self._faults[place] = Fault(place, "no_room", message)
+            return
+        silence_s = 0.0
+        if chair.pulse is not None:
+            if self._is_here(chair.pulse):
+                silence_s, chair.size = self._got(chair.pulse) or (0.0, chair.size)
+                chair.pulse = None
+            else:
+                silence_s = now - chair.asked_s
+        if chair.pulse is None:
+            chair.pulse, chair.asked_s = chair.seat.pulse.remote(self._number), now
+        if place != "learner" and silence_s > self._plan.config.flow.hang_s:
+            self._end_hung(place, chair)
+
+    def _end_hung(self, place: str, chair: _Chair) -> None:
+        where = chair.seat.where.remote()
+        found, _ = self._ray.wait([where], timeout=WHERE_S)
+        text = self._got(where) if found else ""
+        message = f"{place} took longer than flow.hang_s={self._plan.config.flow.hang_s:g} for one step"
+        self._mend(place, Fault(place, "hung", message, {"traceback": text or ""}))
+
+    def _is_here(self, reference: Any) -> bool:
+        return bool(self._ray.wait([reference], timeout=0)[0])
+
+    def _got(self, reference: Any) -> Any:
+        """An answer; None from a seat that died meanwhile, of which `live` will tell."""
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError:
+            return None
+
+    def _explain(self, place: str, error: Exception) -> Fault:
+        chair = self._chairs[place]
+        details = {"rss_bytes": chair.size, "ray": str(error)}
+        if "running low on memory" in str(error) or oom_kills() > self._oom_kills:
+            self._oom_kills = oom_kills()
+            message = f"{place} was killed because memory ran out; it had {in_mib(chair.size)}: use fewer or smaller environments"
+            return Fault(place, "out_of_memory", message, details)
+        about = chair.about or self._got(chair.hello) or {}
+        if about and about["node"] not in self._cluster.nodes():
+            return Fault(place, "role_died", f"the node of {place} ({about['host']}) is gone", details)
+        message = f"the process of {place} was killed or crashed (it had {in_mib(chair.size)}); its output is in logs/{place}.log"
+        return Fault(place, "role_died", message, details)
+
+
+def main() -> NoReturn:
+    """The driver of one run, on behalf of the supervisor at the other end of standard input and output."""
+    answers, scratch = answers_only(), sys.argv[2]
+    try:
+        relay(Lines(0), answers, "ray.log", lambda order, directory: _launched(order, directory, scratch))
+    except EOFError:  # the supervisor is gone: roles never live on alone
+        library().shutdown()
+        os._exit(FAULT_EXIT)
+    answer(answers, {"farewell": True})
+    sys.exit(0)
+
+
+def _launched(order: Order, directory: RunDirectory, scratch: str) -> WorldHandle:
+    return WorldHandle(order, directory, Cluster(order.plan(), scratch))

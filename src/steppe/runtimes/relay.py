@@ -1,0 +1,93 @@
+"""The inner side of a pair of pipes: words from the supervisor come in, what becomes of the roles goes out.
+
+The outer side is distant.py. Words and answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from steppe.core import factory
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.order import Order
+from steppe.runtimes.place import redirect_output
+from steppe.runtimes.turns import Handle
+
+RELAY_S = 0.05  # between looks for words from the supervisor
+
+
+class Told(Handle, Protocol):
+    """A handle that can say in plain data what has become of its roles."""
+
+    def state(self) -> dict[str, Any]: ...
+
+
+def answers_only() -> int:
+    """Take standard output for answers alone: whatever libraries print goes to standard error from now on."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers
+
+
+def relay(words: Lines, answers: int, log: str, launch: Callable[[Order, RunDirectory], Told]) -> None:
+    """Launch what the supervisor orders, and pass on what is said until it says that this is the end."""
+    order = msgspec.json.decode(words.first(), type=Order)
+    factory.adopt_main(order.script)
+    directory = RunDirectory.open(Path(order.directory))
+    redirect_output(directory.path / "logs" / log)
+    handle = launch(order, directory)
+    told: dict[str, Any] = {}
+    while True:
+        handle.advance(RELAY_S)
+        for line in words.now():
+            word = msgspec.json.decode(line)
+            if "close_s" in word:
+                handle.close(word["close_s"])
+                directory.board.flush()
+                directory.store.close()
+                return
+            handle.ask(word["kind"], word["what"])
+        state = handle.state()
+        if state != told:
+            answer(answers, state)
+            told = state
+
+
+def answer(answers: int, words: dict[str, Any]) -> None:
+    """Say something to the supervisor."""
+    data = memoryview(msgspec.json.encode(words) + b"\n")
+    while data:
+        data = data[os.write(answers, data) :]
+
+
+class Lines:
+    """The lines that come in through a pipe; EOFError when there will be no more."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._poll = select.poll()
+        self._poll.register(handle, select.POLLIN)
+        self._rest = b""
+
+    def first(self) -> bytes:
+        """The next line, however long it takes."""
+        while not (lines := self.now(timeout_s=None)):
+            pass
+        (line,) = lines
+        return line
+
+    def now(self, timeout_s: float | None = 0.0) -> list[bytes]:
+        """What has come, as far as it is whole."""
+        if not self._poll.poll(None if timeout_s is None else timeout_s * 1000):
+            return []
+        data = os.read(self._handle, 1 << 20)
+        if not data:
+            raise EOFError
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines

@@ -1,0 +1,318 @@
+"""Segments and weights between Ray actors, through the object store.
+
+    segments   the reader calls each writer as often as the writer has slots; each call waits over there and is answered
+               with one segment. When the reader is done with it, it calls again: a credit. So what is under way is
+               bounded, and belongs to the reader, whatever becomes of the writer.
+    weights    the writer puts a version into the object store once and hands the reference to every reader, to each only
+               when it has taken the one before. Readers on one node share the memory.
+
+Both are flat arrays of bytes (framing.py), which Ray stores as they are, beside the object's header. Ray calls back in
+threads of its own: everything here is guarded by a lock, and `ring` is how the role's thread is woken.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from steppe.core.errors import DamagedFile, MissingExtra
+from steppe.core.experience import Segment
+from steppe.core.specs import SegmentSpec
+from steppe.core.weights import Layout, Weights
+from steppe.transport.framing import HEAD, Letter, SegmentFrame, read_about
+
+NOTHING = np.zeros(0, np.uint8)  # what a writer that has ended answers
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+Last = tuple[int, bytes | None]  # sequence number and state of an actor's last segment
+Ring = Callable[[], object]
+
+
+def library() -> Any:
+    """The module ray, which reports nothing to anybody; MissingExtra where it is not installed."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra("runtime 'ray'", "ray") from error
+    return ray
+
+
+class RayOutlet:
+    """A Channel as its one writer holds it; the reader's calls arrive at `take`, each in a thread of its own."""
+
+    def __init__(self, spec: SegmentSpec, slots: int, ring: Ring, last: Last | None = None) -> None:
+        self._frames = [SegmentFrame(spec, slot) for slot in range(slots)]
+        self._free = deque(range(slots))
+        self._held: int | None = None
+        self._ready: deque[np.ndarray] = deque()
+        self._ring, self._last = ring, last
+        self._offered = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def blank(self, actor: int) -> Segment | None:
+        if self._held is None and self._free:
+            self._held = self._free.popleft()
+        return None if self._held is None else self._frames[self._held].segment
+
+    def offer(self, segment: Segment) -> bool:
+        assert segment.header is not None, "a segment is offered with its header set"
+        frame = self._frames[segment.slot]
+        frame.write(segment.slot, segment.header, segment.state, self._offered)
+        state = np.frombuffer(segment.state or b"", np.uint8)
+        whole = np.concatenate([frame.buffer, state]) if len(state) else frame.buffer
+        with self._changed:
+            self._ready.append(whole)
+            self._last, self._held = (segment.header.sequence, segment.state), None
+            self._offered += 1
+            self._changed.notify()
+        return True
+
+    def poll(self) -> Segment | None:
+        """Nothing comes here."""
+        return None
+
+    def release(self, segment: Segment) -> None:
+        raise ValueError("only the reader of a channel releases its segments")
+
+    def recall(self, actor: int) -> Last | None:
+        return self._last
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        self._last = (sequence, state)
+
+    def take(self, released: int) -> np.ndarray:
+        """Wait for the next segment and return it; `released` is a slot that the reader is done with, or -1."""
+        with self._changed:
+            if released >= 0:
+                self._free.append(released)
+                self._ring()
+            self._changed.wait_for(lambda: self._ready or self._closed)
+            return self._ready.popleft() if self._ready else NOTHING
+
+    def close(self) -> None:
+        """Let calls return that nothing will come for any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+@dataclass(eq=False)
+class _Writer:
+    """One life of an actor, as the reader sees it."""
+
+    actor: int
+    take: Callable[[int], Any]  # calls the writer's `take` with a slot and returns the reference to the answer
+    expected: int = 0  # the ticket of the next segment
+    early: dict[int, np.ndarray] = field(default_factory=dict)  # those that overtook it
+
+
+@dataclass(eq=False)
+class _Arrival:
+    writer: _Writer
+    data: np.ndarray
+    state: bytes | None
+
+
+class RayInlet:
+    """A Channel as its one reader holds it."""
+
+    def __init__(self, spec: SegmentSpec, run: str, num_actors: int, slots_per_actor: int, ring: Ring) -> None:
+        self._run, self._slots, self._ring = run, slots_per_actor, ring
+        self._nbytes = HEAD + spec.nbytes
+        self._frames = [SegmentFrame(spec, slot) for slot in range(num_actors * slots_per_actor)]
+        self._free = [deque(self._share(actor)) for actor in range(num_actors)]
+        self._writers: dict[int, _Writer] = {}
+        self._reading: dict[int, _Writer] = {}  # frame → whose segment is in it
+        self._arrived: deque[_Arrival] = deque()
+        self._last: dict[int, Last] = {}
+        self._error: BaseException | None = None
+        self._lock = threading.RLock()
+
+    def attach(self, actor: int, take: Callable[[int], Any]) -> Last | None:
+        """Read from this writer from now on. Returns where it has to go on from: what an earlier one sent and did not
+        arrive is lost."""
+        writer = _Writer(actor, take)
+        with self._lock:
+            self._writers[actor] = writer
+            last = self._last.get(actor)
+        for _ in range(self._slots):
+            self._call(writer, -1)
+        return last
+
+    def blank(self, actor: int) -> Segment | None:
+        """Nothing is written here."""
+        return None
+
+    def offer(self, segment: Segment) -> bool:
+        return False
+
+    def poll(self) -> Segment | None:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            arrival = next((one for one in self._arrived if self._free[one.writer.actor]), None)
+            if arrival is None:
+                return None
+            self._arrived.remove(arrival)
+            slot = self._free[arrival.writer.actor].popleft()
+            self._reading[slot] = arrival.writer
+        frame = self._frames[slot]
+        np.copyto(frame.buffer, arrival.data[: self._nbytes])  # and let go of the store's memory
+        return frame.read(self._run, arrival.writer.actor, arrival.state)
+
+    def release(self, segment: Segment) -> None:
+        with self._lock:
+            writer = self._reading.pop(segment.slot)
+            self._free[writer.actor].append(segment.slot)
+            current = self._writers[writer.actor] is writer
+        if current:
+            self._call(writer, int(self._frames[segment.slot].words[SegmentFrame.SLOT]))
+
+    def recall(self, actor: int) -> Last | None:
+        """Of what has arrived: nothing else counts as offered."""
+        return self._last.get(actor)
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        self._last[actor] = (sequence, state)
+
+    def _share(self, actor: int) -> Sequence[int]:
+        return range(actor * self._slots, (actor + 1) * self._slots)
+
+    def _call(self, writer: _Writer, released: int) -> None:
+        writer.take(released).future().add_done_callback(partial(self._answered, writer))
+
+    def _answered(self, writer: _Writer, answer: Future[np.ndarray]) -> None:
+        """In a thread of Ray's."""
+        error = answer.exception()
+        if error is not None:
+            self._error = self._error or (None if _is_loss(error) else error)
+        elif len(data := answer.result()):
+            with self._lock:
+                self._take_in(writer, data)
+        self._ring()
+
+    def _take_in(self, writer: _Writer, data: np.ndarray) -> None:
+        if self._writers[writer.actor] is not writer:
+            return  # another has begun anew after what was here
+        words = data[:HEAD].view(np.int64)
+        if len(data) != self._nbytes + max(0, int(words[SegmentFrame.STATE])):
+            self._error = DamagedFile(f"a segment of {len(data)} bytes came, which is not one of this run")
+            return
+        writer.early[int(words[SegmentFrame.TICKET])] = data
+        while (due := writer.early.pop(writer.expected, None)) is not None:
+            writer.expected += 1
+            words = due[:HEAD].view(np.int64)
+            state = due[self._nbytes :].tobytes() if words[SegmentFrame.STATE] >= 0 else None
+            self._last[writer.actor] = (int(words[SegmentFrame.SEQUENCE]), state)
+            self._arrived.append(_Arrival(writer, due, state))
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether this means that the other side is gone: whoever supervises it sees to that."""
+    found = library().exceptions
+    return isinstance(error, found.RayError) and not isinstance(error, found.RayTaskError)
+
+
+@dataclass(eq=False)
+class _Reader:
+    """One that weights are handed to."""
+
+    give: Callable[[Any], Any]  # calls the reader's `take` with a reference and returns the one to the answer
+    busy: bool = False
+    gone: bool = False
+    sent: dict[str, int] = field(default_factory=dict)
+
+
+class RayWeights:
+    """A WeightStore. What is published here is handed to the readers that are attached here; each of them has a store of
+    its own, whose `take` it arrives at. A slow reader holds up nobody: when it is ready, it gets the newest."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._newest: dict[str, Letter] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._abouts: dict[bytes, tuple[str, Layout]] = {}
+        self._objects: dict[str, Any] = {}  # policy → reference to its newest letter in the store
+        self._readers: dict[str, _Reader] = {}
+        self._error: BaseException | None = None
+        self._lock = threading.RLock()
+
+    def attach(self, name: str, give: Callable[[Any], Any]) -> None:
+        """Hand weights to this reader from now on, in place of an earlier one of that name."""
+        with self._lock:
+            self._readers[name] = _Reader(give)
+            self.progress()
+
+    def publish(self, policy: str, weights: Weights) -> None:
+        with self._lock:
+            letter = self._newest.get(policy)
+            if letter is not None and weights.version <= letter.version:
+                raise ValueError(f"version {weights.version} is not newer than {letter.version}")
+            weights.require(self._layouts.setdefault(policy, weights.layout), "those published before")
+            letter = letter or Letter.blank(policy, weights)
+            letter.write(weights)
+            self._newest[policy] = letter
+            self._objects[policy] = library().put(letter.data) if self._readers else None
+            self.progress()
+
+    def newer_than(self, policy: str, version: int) -> Weights | None:
+        with self._lock:
+            newest = self._newest.get(policy)
+            if newest is None or newest.version <= version:
+                return None
+            return newest.read(self._layouts[policy])
+
+    def take(self, data: np.ndarray) -> None:
+        """What the writer hands over: memory of the object store, kept until newer weights come."""
+        letter = Letter(data)
+        with self._lock:
+            about = letter.about
+            if about not in self._abouts:
+                self._abouts[about] = read_about(about, letter.buffer.nbytes)
+            policy, self._layouts[policy] = self._abouts[about]
+            before = self._newest.get(policy)
+            if before is None or before.version < letter.version:
+                self._newest[policy] = letter
+        self._ring()
+
+    def progress(self) -> None:
+        """Hand over what is newer, to everyone who is ready for it."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            for policy, letter in self._newest.items():
+                for reader in self._readers.values():
+                    if not (reader.busy or reader.gone) and reader.sent.get(policy, -1) < letter.version:
+                        self._hand(reader, policy, letter)
+
+    @property
+    def delivered(self) -> bool:
+        """Whether every reader that is there has the newest of everything."""
+        versions = {policy: letter.version for policy, letter in self._newest.items()}
+        with self._lock:
+            return all(one.gone or (not one.busy and one.sent == versions) for one in self._readers.values())
+
+    def _hand(self, reader: _Reader, policy: str, letter: Letter) -> None:
+        if self._objects.get(policy) is None:
+            self._objects[policy] = library().put(letter.data)
+        reader.busy, reader.sent[policy] = True, letter.version
+        reader.give(self._objects[policy]).future().add_done_callback(partial(self._answered, reader))
+
+    def _answered(self, reader: _Reader, answer: Future[None]) -> None:
+        """In a thread of Ray's."""
+        error = answer.exception()
+        if error is not None:
+            reader.gone = True
+            self._error = self._error or (None if _is_loss(error) else error)
+        reader.busy = False
+        self._ring()

@@ -1,0 +1,74 @@
+"""Commands under way, the processes below them, and what their runs say, for tests of runtimes from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from steppe.core.errors import SteppeError
+from steppe.core.links import TRAINING
+from steppe.records.directory import RunDirectory
+
+PATIENCE_S = 120.0  # only bounds how long a failure takes
+
+
+@contextmanager
+def under_way(command):
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for pid in family(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def parents():
+    """pid → parent of every live process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_bytes().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in (b"Z", b"X"):
+            found[int(path.parent.name)] = int(parent)
+    return found
+
+
+def family(pid):
+    """A process and everything below it, as far as alive."""
+    known = parents()
+    found = [pid] if pid in known else []
+    for one in found:
+        found += [child for child, parent in known.items() if parent == one]
+    return found
+
+
+def wait_until(true, process=None):
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def opened(name="run"):
+    return RunDirectory.open(name)
+
+
+def status(name="run"):
+    try:
+        return opened(name).store.status()
+    except SteppeError:
+        return None
+
+
+def trained(name="run"):
+    return status(name) is not None and bool(opened(name).store.read(TRAINING))

@@ -1,0 +1,240 @@
+"""Run by test_ray_runtime.py: a Ray cluster of two nodes, and many small runs on it by seats that import torch only once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steppe.core.config import resolve
+from steppe.core.errors import UsageError
+from steppe.core.links import ACTORS, EVENTS
+from steppe.core.reports import EventReport
+from steppe.envs import probe
+from steppe.envs.builtin import CountingEnv
+from steppe.loops.main import run_experiment
+from steppe.loops.resuming import resume
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
+from steppe.runtimes import ray as ray_runtime
+from steppe.runtimes.order import Order
+from steppe.runtimes.plan import make_plan
+from steppe.runtimes.ray_cluster import Cluster
+from steppe.runtimes.ray_world import WorldHandle
+from steppe.testing.runtime import RuntimeConformance, advance
+from steppe.transport.ray import library
+
+pytestmark = pytest.mark.integration
+
+SMALL = {"mode": "sync", "actors": 2, "envs": 4, "hidden": (16, 16), "seed": 7, "evaluation.episodes": 3}
+PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 12_000}
+DQN = {
+    **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
+    "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,
+}  # fmt: skip
+LONG = {**PPO, "steps": 60_000}
+FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
+FAST = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
+ray = library()
+nodes = {}  # name → the node, of ray.cluster_utils
+kept = []  # the one Cluster of ours
+
+
+def launch(plan, directory):
+    """As `ray.launch` in a program that has called ray.init, but with the seats of the run before."""
+    if not kept:
+        kept.append(Cluster(plan))
+    return WorldHandle(Order.of(plan, directory, None), directory, kept[0], keep=True)
+
+
+ray_runtime.launch = launch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind():
+    """Seats are left here, for the next test. That runs of their own leave nothing is seen in test_ray_runtime.py."""
+
+
+class TestWorld(RuntimeConformance):
+    runtime = "ray"
+
+    def launch(self, plan, directory):
+        return launch(plan, directory)
+
+
+class SlowForOne(CountingEnv):
+    """Slow where the actor is the one whose log this process writes."""
+
+    def step(self, action):
+        if "actor-0" in os.readlink("/proc/self/fd/1"):
+            time.sleep(0.001)
+        return super().step(action)
+
+
+class Stuck(CountingEnv):
+    """Never comes back from its 20th step, in the first actor's first life."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        while self.steps == 20 and "actor-0" in os.readlink("/proc/self/fd/1"):
+            time.sleep(0.01)
+        return super().step(action)
+
+
+def train(directory, observers=(), **settings):
+    result = run_experiment(
+        resolve(("call", {"runtime": "ray", "run_dir": directory, **settings})), observers=observers
+    )
+    return {name: result.summary[name] for name in FIGURES}
+
+
+@pytest.mark.parametrize("case", [PPO, DQN], ids=["ppo", "dqn"])
+def test_the_weights_of_inline(case, tmp_path):
+    ours = train(tmp_path / "ray", **case)
+    assert ours == train(tmp_path / "inline", **case, runtime="inline")
+    assert ours["state"] == "SUCCEEDED"
+    assert ours["updates"] > 0
+
+
+def test_single_has_actor_and_learner_in_one_place(tmp_path):
+    case = {**PPO, "mode": "single", "actors": 1, "steps": 3000}
+    assert train(tmp_path / "ray", **case) == train(tmp_path / "inline", **case, runtime="inline")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """What a long run on `inline` comes to, which nothing ever happened to."""
+    return train(tmp_path_factory.mktemp("calm") / "run", **LONG, runtime="inline")
+
+
+def test_a_run_that_was_stopped_resumes_exactly(tmp_path, calm):
+    stopped = train(tmp_path / "halves", [lambda view: view.env_steps > 0], **LONG)
+    assert stopped["reason"] == "stopped_by_callback"
+    assert 0 < stopped["env_steps"] < LONG["steps"]
+    again = resume(tmp_path / "halves")
+    assert {name: again.summary[name] for name in FIGURES} == calm
+
+
+def test_async_does_not_wait_for_the_slow(tmp_path):
+    settings = {"env": "ray_world_suite:SlowForOne", "mode": "async", "flow.max_lag": 10**6, "steps": 15_000}
+    assert train(tmp_path / "run", **{**PPO, **settings})["state"] == "SUCCEEDED"
+    records = [record for _, record in RunDirectory.open(tmp_path / "run").store.read(ACTORS)]
+    steps = {record["actor"]: record["env_steps"] for record in records}
+    assert 0 < steps[0] < steps[1], "a slow actor held up the other"
+
+
+def test_a_cluster_by_its_address_is_left_running(tmp_path):
+    """Joined by a command that knows only the address; one that does not fit says what it lacks."""
+    address = ray.get_runtime_context().gcs_address
+    command = [Path(sys.executable).with_name("steppe"), "train", "CartPole-v1", "--runtime", "ray", "--json"]
+    command += ["--ray-address", address, "--mode", "single", "--envs", "2", "--steps", "500", "-s", "hidden=[8]"]
+    before = set(kept[0].nodes())
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "SUCCEEDED"
+    assert set(kept[0].nodes()) == before
+    done = subprocess.run([*command, "-s", "ray.learner_cpus=100"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "this run takes 100 of Ray's CPU, but the cluster has 8" in done.stderr
+
+
+def restarts(directory):
+    events = [EventReport.read(record) for _, record in directory.store.read(EVENTS)]
+    return [(event.role, event.details) for event in events if event.kind == "restart"]
+
+
+def watched(tmp_path, act, **settings):
+    """A run whose handle is given to `act`, and what came of it."""
+    resolved = resolve(("call", {"runtime": "ray", "run_dir": tmp_path / "run", **PPO, **settings}))
+    plan = make_plan(resolved.config, probe(resolved.config.env, resolved.config.environment))
+    directory = RunDirectory.create(plan.config, resolved.sources)
+    handle = launch(plan, directory)
+    try:
+        advance(handle, lambda: len(handle.state()["ranks"]) == len(plan.places()))
+        act(handle, directory)
+    finally:
+        handle.close(timeout_s=30.0)
+        directory.release()
+
+
+def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
+    def act(handle, directory):
+        advance(handle, lambda: restarts(directory))
+        role, details = restarts(directory)[0]
+        assert role == "actor-0"
+        assert "actor-0 took longer than flow.hang_s=2 for one step" in details["message"]
+        assert "ray_world_suite.py" in details["traceback"], "it does not say where"
+
+    watched(tmp_path, act, **{"env": "ray_world_suite:Stuck", "flow.hang_s": 2, "steps": 10**9})
+
+
+def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path, calm):
+    """Both in one run, which ends with the weights of one that was never in trouble."""
+    case = {**LONG, "ray.actors_per_node": 2, "ray.placement": "spread"}
+
+    def act(handle, directory):
+        first, second = (handle.state()["ranks"][f"actor-{index}"] for index in range(2))
+        assert {first["node"], second["node"]} == {node.node_id for node in nodes.values()}
+        here = next(name for name, node in nodes.items() if node.node_id == second["node"])
+        os.kill(second["pid"], signal.SIGKILL)
+        advance(handle, lambda: restarts(directory))
+        assert "the process of actor-1 was killed or crashed" in restarts(directory)[0][1]["message"]
+        advance(handle, lambda: handle.state()["ranks"]["actor-1"]["pid"] != second["pid"])
+        assert here == "far", "the driver's node comes first"
+        os.kill(raylet(nodes["far"]), signal.SIGKILL)
+        lost = "the node of actor-1"
+        advance(handle, lambda: handle.faults() or any(lost in told["message"] for _, told in restarts(directory)))
+        advance(handle, lambda: handle.ended("learner") or handle.faults())
+        assert handle.faults() == []
+        assert {role for role, _ in restarts(directory)} == {"actor-1"}, restarts(directory)
+        assert handle.state()["ranks"]["actor-1"]["node"] == nodes["near"].node_id
+
+    watched(tmp_path, act, **case)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").latest().weights.sha256() == calm["weights_sha256"]
+
+
+def test_no_room_is_said_in_one_sentence(tmp_path):
+    def plan_of(**settings):
+        resolved = resolve(("call", {"runtime": "ray", **PPO, **settings}))
+        return make_plan(resolved.config, probe("CartPole-v1", resolved.config.environment))
+
+    for settings, words in (
+        ({"actors": 40}, "takes 41 of Ray's CPU, but the cluster has"),
+        ({"actors": 2, "ray.actor_resources": {"gold": 1}}, "takes 2 of Ray's gold, but the cluster has 0"),
+        ({"actors": 3, "ray.actors_per_node": 1}, "have no room for 3 actors"),
+        ({"actors": 2, "segment_steps": 400_000}, "object store of 80 MiB"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            kept[0].require_room(plan_of(**settings))
+
+
+def raylet(node):
+    return node.all_processes["raylet"][0].process.pid
+
+
+if __name__ == "__main__":
+    from ray.cluster_utils import Cluster as Machines
+
+    sys.modules["ray_world_suite"] = sys.modules["__main__"]
+    sys.path.append(str(Path(__file__).parent))
+    found = Machines()
+    try:
+        sizes = {"num_cpus": 4, "object_store_memory": 80 << 20}
+        nodes["near"] = found.add_node(include_dashboard=False, _system_config=FAST, **sizes)
+        nodes["far"] = found.add_node(**sizes)
+        ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+        code = pytest.main(["-q", "-p", "no:xdist", __file__, *sys.argv[1:]])
+        for cluster in kept:
+            cluster.close()
+        ray.shutdown()
+    finally:
+        found.shutdown()
+    sys.exit(code)

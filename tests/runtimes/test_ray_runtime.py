@@ -1,0 +1,173 @@
+"""The `ray` runtime on real clusters: one of two nodes, and those that runs start for themselves and bring down again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_kit import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
+
+from steppe.core.links import EVENTS
+from steppe.records.checkpoints import Checkpoints
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+SUITE = Path(__file__).with_name("ray_world_suite.py")
+STEPPE = Path(sys.executable).with_name("steppe")
+SMALL = "--envs 2 -s segment_steps=16 -s hidden=[16] -s epochs=1 -s minibatch_size=16 -s evaluation.episodes=2".split()
+TRAIN = [STEPPE, "train", "CartPole-v1", "--runtime", "ray", *SMALL, "-s", "ray.object_store_mb=80"]
+
+
+def seats_of(process):
+    """place → pid of the run's Ray actors, by the logs they write."""
+    found = {}
+    for pid in family(process.pid):
+        try:
+            log = os.readlink(f"/proc/{pid}/fd/2")
+        except OSError:
+            continue
+        if log.endswith(".log") and Path(log).parent.name == "logs" and Path(log).stem != "ray":
+            found[Path(log).stem] = pid
+    return found
+
+
+def named(process, name):
+    return next(pid for pid in family(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
+
+
+def scratch():
+    """What clusters of our own keep their sockets and logs in."""
+    return set(Path("/tmp").glob("steppe-ray-*"))
+
+
+def restarted():
+    return [event for _, event in opened().store.read(EVENTS) if event["kind"] == "restart"]
+
+
+def test_runs_on_a_cluster_of_two_nodes():
+    done = subprocess.run([sys.executable, SUITE], capture_output=True, text=True, timeout=390, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed, done.stdout
+    assert int(passed[1]) >= 15
+    assert "skipped" not in done.stdout
+
+
+def test_killed_actor_then_killed_head():
+    """The run goes on without the one, and resumes exactly without the other."""
+    words = ["--actors", "1", "--steps", "40000", "-s", "checkpoint.every_s=0.1", "-s", "seed=3", "--name", "run"]
+    before = scratch()
+    with under_way([*TRAIN, *words]) as process:
+        wait_until(trained, process)
+        seats = seats_of(process)
+        assert sorted(seats) == ["actor-0", "learner", "manager"]
+        os.kill(seats["actor-0"], signal.SIGKILL)
+        wait_until(restarted, process)
+        wait_until(lambda: seats_of(process).get("actor-0") not in (None, seats["actor-0"]), process)
+        wait_until(lambda: Checkpoints(opened().checkpoints).latest() is not None, process)
+        members = family(process.pid)
+        os.kill(named(process, "raylet"), signal.SIGKILL)
+        out, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1, out
+        assert re.search("the raylet of the run's own Ray cluster|the Ray driver ended", errors), errors
+        wait_until(lambda: not set(members) & set(parents()))
+    assert scratch() <= before
+    assert (status().state, status().reason) == ("FAILED", "role_died")
+    resumed = subprocess.run([STEPPE, "resume", "run", "--json"], capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    command = [STEPPE, "train", "CartPole-v1", "--runtime", "inline", *SMALL, *words[:-1], "calm", "--json"]
+    calm = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(resumed.stdout)["weights_sha256"] == json.loads(calm.stdout)["weights_sha256"]
+    assert scratch() <= before
+
+
+def test_a_signal_ends_it_in_good_order():
+    before = scratch()
+    with under_way([*TRAIN, "--mode", "async", "--actors", "2", "--steps", str(10**9), "--name", "run"]) as process:
+        wait_until(trained, process)
+        members = family(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130, errors
+        wait_until(lambda: not set(members) & set(parents()))
+    assert (status().state, status().reason) == ("STOPPED", "interrupted")
+    assert Checkpoints(opened().checkpoints).latest().weights.updates > 0
+    assert "Traceback" not in errors
+    assert scratch() <= before
+
+
+SCRIPT = """
+import steppe
+from steppe.envs.builtin import CountingEnv
+print("before")
+
+class Mine(CountingEnv):
+    def step(self, action):
+        raise ArithmeticError("this world has an edge")
+
+small = dict(runtime="ray", mode="single", envs=2, steps=64, segment_steps=8, hidden=(8,))
+steppe.train(Mine, **small, **{"evaluation.episodes": 2, "ray.object_store_mb": 80})
+"""
+
+
+def test_a_script_without_a_main_guard_sees_its_own_traceback(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1
+    assert done.stdout == "before\n"
+    assert "this world has an edge" in done.stderr
+    assert 'script.py", line 8, in step' in done.stderr
+
+
+def test_a_killed_supervisor_takes_everything_along():
+    with under_way([*TRAIN, "--mode", "single", "--steps", str(10**9), "--name", "run"]) as process:
+        wait_until(trained, process)
+        members = family(process.pid)
+        process.kill()
+        process.communicate()
+        wait_until(lambda: not set(members) & set(parents()))
+    assert (status().state, status().reason) == ("LOST", "process_dead")
+
+
+def said(*words):
+    return said_of("CartPole-v1", *words)
+
+
+def said_of(*words):
+    done = subprocess.run([STEPPE, "train", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_mistakes_are_said_before_anything_is_written(tmp_path):
+    ray = ("--runtime", "ray")
+    assert "ray.address is for runtime 'ray', not 'processes'" in said("--ray-address", "auto")
+    assert "there is no Ray cluster at 127.0.0.1:1" in said(*ray, "--ray-address", "127.0.0.1:1")
+    assert "mode 'workers' is not for runtime 'ray'" in said_of(
+        "steppe/TicTacToe-v0", *ray, "--algo", "q-learning", "--mode", "workers"
+    )
+    assert "must be host:port" in said(*ray, "--ray-address", "ray://127.0.0.1:1")
+    assert "leave ray.address out" in said(*ray, "--ray-address", "auto", "-s", "ray.object_store_mb=100")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ray_that_is_not_installed(tmp_path):
+    script = (
+        "import sys\n"
+        "from steppe.cli.main import entry\n"
+        "sys.modules['ray'] = None\n"
+        "sys.argv = ['steppe', 'train', 'CartPole-v1', '--runtime', 'ray']\n"
+        "entry()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "steppe: runtime 'ray' needs an optional dependency: pip install 'steppe[ray]'\n"
+    assert not (tmp_path / "runs").exists()
