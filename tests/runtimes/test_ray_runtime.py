@@ -61,7 +61,7 @@ def test_runs_on_a_cluster_of_two_nodes():
 
 def test_killed_actor_then_killed_head():
     """The run goes on without the one, and resumes exactly without the other."""
-    words = ["--actors", "1", "--steps", "40000", "-s", "checkpoint.every_s=0.1", "-s", "seed=3", "--name", "run"]
+    words = ["--actors", "1", "--steps", "20000", "-s", "checkpoint.every_s=0.1", "-s", "seed=3", "--name", "run"]
     before = scratch()
     with under_way([*TRAIN, *words]) as process:
         wait_until(trained, process)
