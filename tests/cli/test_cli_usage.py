@@ -48,7 +48,7 @@ def test_flags_are_explained_by_the_fields(steppe, words):
     done = steppe(*words, "--help")
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
-    assert "--actors N Actors that collect experience; auto tries what suits. [default: 1]" in text
+    assert "--actors N Actors that collect experience, or workers; auto tries what suits. [default: 1]" in text
     assert "--runtime NAME Where the roles live: inline, processes, mpi, ray, or" in text
     assert "One of single, sync, async." in text
     assert "--record-arrivals Async: write down which segments were learned from" in text

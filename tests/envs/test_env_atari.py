@@ -196,7 +196,7 @@ def test_frames_are_joined_with_the_oldest_first():
 
 def test_what_an_agent_meets():
     spec = probe("ALE/Pong-v5", EnvConfig())
-    assert spec.obs == FieldSpec("obs", (4, 84, 84), "uint8")
+    assert spec.obs == FieldSpec("obs", (4, 84, 84), "uint8", frames=4)
     assert spec.action == ActionSpec("discrete", (6,))
     assert not spec.native_vector
     assert probe("ALE/Pong-v5", EnvConfig(grayscale=False, resize=42)).obs.shape == (12, 42, 42)

@@ -282,7 +282,7 @@ def test_frames_of_images_are_joined_along_the_channels():
             return np.full((4, 5, 3), self.count, np.uint8), 0.0, self.count == 6, False, {}
 
     world = make_world(factory.reference(Film), EnvConfig(frame_stack=3), 1, _seed())
-    assert world.spec.obs == FieldSpec("obs", (9, 4, 5), "uint8")
+    assert world.spec.obs == FieldSpec("obs", (9, 4, 5), "uint8", frames=3)
     journal = collect(world, 8, 3)
     seen = journal["obs"][:, 0, ::3, 0, 0]  # the first channel of each frame, oldest first
     np.testing.assert_array_equal(

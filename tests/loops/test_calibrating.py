@@ -95,7 +95,10 @@ def test_from_the_command_line_the_numbers_become_the_runs_own(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["actors"], summary["envs"]) == (calibrating.MOST_ACTORS, 1)
+    assert summary["envs"] == 1
+    assert 8 < summary["actors"] <= calibrating.MOST_ACTORS, (
+        "an environment that sleeps has as many as feed the learner"
+    )
     written = json.loads((tmp_path / "runs" / "mine" / "run.json").read_text())
-    assert written["config"]["actors"] == calibrating.MOST_ACTORS
+    assert written["config"]["actors"] == summary["actors"]
     assert written["sources"]["actors"] == "calibration"

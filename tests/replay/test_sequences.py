@@ -137,14 +137,12 @@ def test_long_episodes_come_in_pieces_that_nobody_sees(rules):
 
 @pytest.mark.parametrize("rules", RULES)
 def test_overwritten_rows_are_never_part_of_a_window(rules):
-    memory, _ = filled(rules, segments=3, capacity=300)
-    steps = {}
+    memory, steps = filled(rules, segments=3, capacity=300)
     actors = [ScriptedActor(SPEC, actor) for actor in (5, 6)]
     for _ in range(60):
         memory.add([with_hidden(actor.segment()) for actor in actors])
         steps |= {step.obs: step for actor in actors for step in actor.steps}
-    for _ in range(30):
-        batch = memory.sample()
+        batch = memory.sample()  # each time: what was overwritten last lies just before the oldest row
         for column in range(16):
             first = int(np.argmax(batch["learn"][:, column]))
             rows = int(batch["valid"][:, column].sum())

@@ -26,7 +26,7 @@ from steppe.testing.runtime import RuntimeConformance
 pytestmark = pytest.mark.integration
 
 SMALL = {"mode": "sync", "actors": 2, "envs": 4, "hidden": (16, 16), "seed": 7, "evaluation.episodes": 3}
-PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 25_000}
+PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 120_000}
 DQN = {
     **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
     "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,

@@ -73,7 +73,7 @@ def test_runs_of_one_world(tmp_path):
     assert found["ppo mpi"]["state"] == "SUCCEEDED"
     assert found["ppo mpi"]["updates"] > 0
     assert found["stopped"]["reason"] == "stopped_by_callback"
-    assert 0 < found["stopped"]["env_steps"] < 25_000
+    assert 0 < found["stopped"]["env_steps"] < 120_000
     assert found["ppo resumed"] == found["ppo inline"]
     assert found["uneven"]["state"] == "SUCCEEDED"
     slow, fast = found["uneven"]["actors"]["0"], found["uneven"]["actors"]["1"]
