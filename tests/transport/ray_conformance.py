@@ -175,7 +175,7 @@ def spilled():
 
 
 def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
-    """Six times what the store holds passes through it, from both nodes, to a reader that holds on to some."""
+    """Six times what the store holds passes through it, from both nodes, to a reader that holds on to one."""
     run, num_envs = "large", 20_000  # four under way are two thirds of a store
     num_segments = 6 * STORE_BYTES // replace(SPEC, num_envs=num_envs).nbytes // 2
     bell = threading.Event()
@@ -193,7 +193,7 @@ def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
             assert all((column.view(np.uint8) == expected[actor] % 2).all() for column in segment.columns.values())
             expected[actor] += 1
             held.append(segment)
-            if len(held) == 3:
+            if len(held) == 2:  # with both of a writer's slots held, it could not send its last
                 channel.release(held.pop(0))
         for segment in held:
             channel.release(segment)
