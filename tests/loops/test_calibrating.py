@@ -88,17 +88,15 @@ def test_other_words_are_no_numbers():
 
 
 def test_from_the_command_line_the_numbers_become_the_runs_own(tmp_path):
-    words = "train steppe/Sleep-v0 --actors auto --envs auto --steps 600 --name mine --json -s segment_steps=4 -s evaluation.episodes=1"
+    slow = "-s environment.kwargs={delay_s=0.05}"  # so long that a busy machine's learner still wants more than there may be
+    words = f"train steppe/Sleep-v0 --actors auto --envs auto --steps 600 --name mine --json -s segment_steps=4 -s evaluation.episodes=1 {slow}"
     code = "from steppe.cli.main import entry; entry()"
     done = subprocess.run(
         [sys.executable, "-c", code, *words.split()], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert summary["envs"] == 1
-    assert 8 < summary["actors"] <= calibrating.MOST_ACTORS, (
-        "an environment that sleeps has as many as feed the learner"
-    )
+    assert (summary["actors"], summary["envs"]) == (calibrating.MOST_ACTORS, 1)
     written = json.loads((tmp_path / "runs" / "mine" / "run.json").read_text())
-    assert written["config"]["actors"] == summary["actors"]
+    assert written["config"]["actors"] == calibrating.MOST_ACTORS
     assert written["sources"]["actors"] == "calibration"

@@ -176,7 +176,7 @@ def spilled():
 
 def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
     """Six times what the store holds passes through it, from both nodes, to a reader that holds on to one."""
-    run, num_envs = "large", 20_000  # four under way are two thirds of a store
+    run, num_envs = "large", 14_000  # what is under way is half a store, the most that a run may have: ray_cluster.py
     num_segments = 6 * STORE_BYTES // replace(SPEC, num_envs=num_envs).nbytes // 2
     bell = threading.Event()
     with inlet(run, 2, 2, num_envs, kind=lambda *sizes: RayInlet(*sizes, bell.set)) as channel:
