@@ -42,6 +42,7 @@ def main(account: str, timeout_s: str, sample_s: str, *command: str) -> int:
         "code": code,
         "began_s": began_s,  # on the machine's monotonic clock
         "wall_s": wall_s,
+        "elapsed_s": elapsed_s,  # with what the family took to end
         "cpu_s": own_s,
         "others_cores": others_s / elapsed_s,
         "peak_mib": None if memory.peak is None else memory.peak / 2**20,
