@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +139,18 @@ def test_processes_share_one_table_and_come_to_the_values_of_value_iteration():
     before = runtime.q_table.copy()
     runtime.train(maze, 50)
     assert np.abs(runtime.q_table - before).max() < 2.0, "a second call goes on with what was learned"
+
+
+def test_any_number_of_runs_at_once():
+    """Three programs with two processes each, and a table each: everyone's values are those of its own discount."""
+    gammas = (0.8, 0.5, 0.2)
+    place = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [[sys.executable, str(Path(__file__).with_name("parallel_program.py")), str(gamma)] for gamma in gammas]
+    programs = [subprocess.Popen(each, env=place, stdout=subprocess.PIPE, text=True) for each in words]
+    for gamma, program in zip(gammas, programs, strict=True):
+        table = np.array(json.loads(program.communicate(timeout=120)[0]))
+        error = np.abs(table[:-1] - Maze().exact(gamma))
+        assert error.max() < 0.25, (gamma, error.round(2))
 
 
 def test_one_process_learns_what_one_core_would():

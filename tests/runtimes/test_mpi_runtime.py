@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from command_kit import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
+from steppe.core.links import TRAINING
 from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -78,6 +80,18 @@ def test_runs_of_one_world(tmp_path):
     assert found["uneven"]["state"] == "SUCCEEDED"
     slow, fast = found["uneven"]["actors"]["0"], found["uneven"]["actors"]["1"]
     assert 0 < slow < fast, "a slow actor held up the other"
+
+
+def test_waiting_ranks_do_not_burn_their_cores(tmp_path):
+    """The learner waits for an environment that sleeps 20 ms a step; what it computes in that time is its processor's."""
+    words = "--steps 160 --envs 1 -s environment.kwargs={delay_s=0.02} -s segment_steps=16 -s evaluation.episodes=1"
+    run = tmp_path / "run"
+    done = world(3, STEPPE, "train", "steppe/Sleep-v0", "--runtime", "mpi", *words.split(), "--run-dir", str(run))
+    assert done.returncode == 0, done.stderr
+    records = [record for _, record in RunDirectory.open(run).store.read(TRAINING)]
+    slept_s = 0.02 * (records[-1]["env_steps"] - records[0]["env_steps"])
+    assert slept_s > 1.0
+    assert records[-1]["cpu_s"] - records[0]["cpu_s"] < 0.5 * slept_s
 
 
 def test_wrong_number_of_ranks(tmp_path):
