@@ -32,8 +32,7 @@ def steps(effort: Effort) -> Part:
     return Part(
         "Steps",
         "Density .3, random actions, all observations and communication masks; new maps included as episodes end. A step is "
-        "one world's, with all its agents. DHC steps one world and begins no new ones here; its mask is computed with NumPy, "
-        "which is faster than what it does itself.",
+        "one world's, with all its agents. DHC steps one world and begins no new ones here; its mask is computed with NumPy.",
         "steps/s",
         rows,
         claims,
