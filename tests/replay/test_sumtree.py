@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from steppe.replay.powers import power
-from steppe.replay.sumtree import BLOCK, SumTree
+from steppe.replay.sumtree import BLOCK, FAN, SumTree
 
 pytestmark = pytest.mark.unit
 
@@ -65,16 +65,26 @@ def test_total_is_the_sum_of_the_leaves(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_every_node_is_the_sum_of_what_lies_below(size):
     tree = filled(np.random.default_rng(size).random(size))
-    width, level = (
-        -(-size // BLOCK),
-        np.add.reduceat(tree.leaves[0].astype(np.float64), range(0, -(-size // 16) * 16, 16)),
-    )
+    blocks = tree.leaves[0].astype(np.float64).reshape(-1, BLOCK)
+    level = blocks.sum(axis=1)
     for offset in tree.levels:
-        np.testing.assert_allclose(tree.nodes[0, offset : offset + width], level, rtol=1e-14)
-        padded = np.zeros(-(-width // 4) * 4)
-        padded[:width] = level
-        level, width = padded.reshape(-1, 4).sum(axis=1), len(padded) // 4
+        np.testing.assert_allclose(tree.nodes[0, offset : offset + len(level)], level, rtol=1e-14)
+        level = np.pad(level, (0, -len(level) % FAN)).reshape(-1, FAN).sum(axis=1)
     assert len(level) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_node_starts_where_those_before_it_in_its_group_end(size):
+    leaves = np.random.default_rng(size).random(size)
+    leaves[size // 2 :] = 0  # whole groups, and the end of one, are empty
+    tree = filled(leaves)
+    for group in range(0, int(tree.levels[-1]), FAN):
+        sums = tree.nodes[0, group : group + FAN]
+        for place, start in enumerate(tree.starts[0, group : group + FAN]):
+            if sums[place:].any():
+                assert start == pytest.approx(math.fsum(sums[:place]), rel=1e-14)
+            else:
+                assert start == math.inf
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,13 +100,15 @@ def test_history_leaves_no_trace(size, num_parts, seeds):
         else:
             start = int(stream.integers(0, size))
             tree.fill(int(stream.integers(0, num_parts)), start, values[: size - start])
-    nodes = tree.nodes.copy()
+    nodes, starts = tree.nodes.copy(), tree.starts.copy()
     tree.rebuild()
     assert tree.nodes.tobytes() == nodes.tobytes()
+    assert tree.starts.tobytes() == starts.tobytes()
     fresh = SumTree(size, num_parts)
     for part in range(num_parts):
         fresh.fill(part, 0, tree.leaves[part, :size].copy())
     assert fresh.nodes.tobytes() == nodes.tobytes()
+    assert fresh.starts.tobytes() == starts.tobytes()
 
 
 @pytest.mark.parametrize("size", [5, 16, 100, 1000])

@@ -6,6 +6,7 @@ release the GIL, are compiled once for all dtypes and shapes, and are cached on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -69,6 +70,66 @@ def _load(kind: Any) -> Any:
 # Reads a number at an address: without the arithmetic that indices from the end of an array need.
 load_float64 = cast(Callable[[Any], float], _load(types.float64))
 load_float32 = cast(Callable[[Any], float], _load(types.float32))
+
+
+def _num_passed(typing: Any, address: Any, number: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers = builder.load(builder.inttoptr(args[0], _EIGHT.as_pointer()), align=64)
+        bits = builder.bitcast(builder.fcmp_ordered(">=", _eight_times(builder, args[1]), numbers), ir.IntType(8))
+        return builder.zext(builder.ctpop(bits), ir.IntType(64))
+
+    return types.int64(types.int64, types.float64), emit
+
+
+def _block_sum(typing: Any, address: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        four, wide = ir.VectorType(ir.FloatType(), 4), ir.VectorType(ir.DoubleType(), 4)
+        total = None
+        for quarter in range(4):
+            at = builder.add(args[0], args[0].type(16 * quarter))
+            leaves = builder.fpext(builder.load(builder.inttoptr(at, four.as_pointer()), align=16), wide)
+            total = leaves if total is None else builder.fadd(total, leaves)
+        a, b, c, d = (builder.extract_element(total, _PLACE(lane)) for lane in range(4))
+        return builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
+
+    return types.float64(types.int64), emit
+
+
+def _group_sum(typing: Any, nodes: Any, starts: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = ir.DoubleType()
+        total: Any = number(0.0)
+        running = ir.Constant(_EIGHT, [number(0.0)] * 8)
+        for node in range(8):
+            running = builder.insert_element(running, total, _PLACE(node))
+            at = builder.add(args[0], args[0].type(8 * node))
+            total = builder.fadd(total, builder.load(builder.inttoptr(at, number.as_pointer())))
+        begun = builder.fcmp_ordered("<", running, _eight_times(builder, total))
+        found = builder.select(begun, running, ir.Constant(_EIGHT, [number(math.inf)] * 8))
+        builder.store(found, builder.inttoptr(args[1], _EIGHT.as_pointer()), align=64)
+        return total
+
+    return types.float64(types.int64, types.int64), emit
+
+
+_EIGHT = ir.VectorType(ir.DoubleType(), 8)
+_PLACE = ir.IntType(32)
+
+
+def _eight_times(builder: Any, number: Any) -> Any:
+    blank: Any = ir.Constant(_EIGHT, ir.Undefined)
+    once = builder.insert_element(blank, number, _PLACE(0))
+    return builder.shuffle_vector(once, blank, ir.Constant(ir.VectorType(_PLACE, 8), [0] * 8))
+
+
+# Several numbers at a time, in registers; every result is rounded as the same additions one by one would be.
+num_passed = cast(
+    Callable[[Any, Any], int], intrinsic(_num_passed)
+)  # of 8 float64 at an address, those not above a number
+block_sum = cast(Callable[[Any], float], intrinsic(_block_sum))  # of 16 float32 at an address
+group_sum = cast(
+    Callable[[Any, Any], float], intrinsic(_group_sum)
+)  # of 8 float64; writes their starts (see sumtree.py)
 
 
 @compiled

@@ -1,7 +1,9 @@
 """A sum tree over priorities: draw a slot with probability leaf / total, in batches, in compiled code that releases the GIL.
 
     leaves  float32 [parts, 16 · blocks]   one per slot; a leaf of 0 is never drawn
-    nodes   float64 [parts, …]             level 0 sums blocks of 16 leaves, each level above sums 4 nodes, the last is the root
+    nodes   float64 [parts, …]             level 0 sums blocks of 16 leaves, each level above sums 8 nodes, the last is the root
+    starts  float64 [parts, …]             for each node, the sum of those before it in its group of 8: one cache line, one
+                                           comparison. Infinite where nothing is left, so that nothing empty is ever chosen
 
 Parents are recomputed from their children and never adjusted by differences, so every sum is a pure function of the leaves:
 no drift, and a tree rebuilt from its leaves is the same bit for bit. What a priority means is the caller's business.
@@ -11,38 +13,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.replay.kernels import compiled, load_float32, load_float64, prefetch
+from steppe.replay.kernels import block_sum, compiled, group_sum, load_float32, load_float64, num_passed, prefetch
 from steppe.replay.mapped import zeros
 
 BLOCK = 16
-FAN = 4
+FAN = 8
 NOTHING = np.empty((0, 3), np.int64)
-_BELOW = 1.0 - 2.0**-53  # times a number: the next one below it
 
 
 class SumTree:
     """One tree for each of `num_parts` rings of `capacity` slots; slot = part * capacity + position."""
 
     def __init__(self, capacity: int, num_parts: int = 1) -> None:
-        blocks = -(-capacity // BLOCK)
-        widths = [blocks]
-        while widths[-1] > 1:
-            widths[-1] = -(-widths[-1] // FAN) * FAN  # padding nodes stay 0, so no bound is ever checked
-            widths.append(widths[-1] // FAN)
+        widths = [_whole(-(-capacity // BLOCK))]  # padding nodes stay 0, so no bound is ever checked
+        while widths[-1] > FAN:
+            widths.append(_whole(widths[-1] // FAN))
         self.capacity = capacity
-        self.levels = np.cumsum([0, *widths[:-1]])
-        self.leaves = zeros((num_parts, blocks * BLOCK), "float32", None)
-        self.nodes = zeros((num_parts, sum(widths)), "float64", None)
+        self.levels = np.cumsum([0, *widths])
+        self.leaves = zeros((num_parts, widths[0] * BLOCK), "float32", None)
+        self.nodes = zeros((num_parts, sum(widths) + FAN), "float64", None)
+        self.starts = zeros(self.nodes.shape, "float64", None)
+        self.rebuild()
 
     @property
     def totals(self) -> np.ndarray:
         """The sum of each part's leaves."""
-        roots: np.ndarray = self.nodes[:, -1]
+        roots: np.ndarray = self.nodes[:, self.levels[-1]]
         return roots
 
     def assign(self, slots: np.ndarray, values: np.ndarray) -> None:
         """Set leaves (int64 slots, float32 values); of duplicates the last one counts, and slots below 0 are left out."""
-        _assign(self.leaves, self.nodes, self.levels, self.capacity, slots, values)
+        _assign(self.leaves, self.nodes, self.starts, self.levels, self.capacity, slots, values)
 
     def fill(self, part: int, start: int, values: np.ndarray) -> None:
         """Set the leaves of one part from position `start` on, without wrapping around."""
@@ -51,7 +52,7 @@ class SumTree:
     def fill_all(self, part: int, start: int, count: int, values: np.ndarray) -> None:
         """Set `count` leaves of one part from position `start` on, to `values` or to the only one of them."""
         if count:
-            _fill(self.leaves, self.nodes, self.levels, part, start, count, values)
+            _fill(self.leaves, self.nodes, self.starts, self.levels, part, start, count, values)
 
     def rebuild(self) -> None:
         """Recompute every sum from the leaves."""
@@ -66,46 +67,56 @@ class SumTree:
         None if all of those leaves are 0. Rows of the columns in `plan` are on their way to the cache afterwards.
         """
         slots, drawn = np.empty(len(draws), np.int64), np.empty(len(draws), np.float32)
-        tree = self.leaves, self.nodes, self.levels, self.capacity
+        tree = self.leaves, self.nodes, self.starts, self.levels, self.capacity
         return (slots, drawn) if descend(*tree, first, last, draws, plan, slots, drawn) else None
 
 
-@compiled
-def _block_sum(leaves: np.ndarray, part: int, block: int) -> float:
-    a = b = c = d = 0.0  # four chains in a fixed order: faster than one, and always the same result
-    for i in range(block * BLOCK, (block + 1) * BLOCK, 4):
-        a += leaves[part, i]
-        b += leaves[part, i + 1]
-        c += leaves[part, i + 2]
-        d += leaves[part, i + 3]
-    return (a + b) + (c + d)
+def _whole(count: int) -> int:
+    """So many nodes in whole groups."""
+    return -(-count // FAN) * FAN
 
 
 @compiled
-def _node_sum(nodes: np.ndarray, part: int, at: int) -> float:
-    return float((nodes[part, at] + nodes[part, at + 1]) + (nodes[part, at + 2] + nodes[part, at + 3]))
+def _sum_group(nodes: np.ndarray, starts: np.ndarray, part: int, below: int, level: int, node: int) -> None:
+    """Recompute a node of the level that begins at `level`, and the starts of its group in the level below."""
+    group = (part * nodes.shape[1] + below + node * FAN) * 8
+    nodes[part, level + node] = group_sum(np.int64(nodes.ctypes.data) + group, np.int64(starts.ctypes.data) + group)
 
 
 @compiled
 def _fill(
-    leaves: np.ndarray, nodes: np.ndarray, levels: np.ndarray, part: int, start: int, count: int, values: np.ndarray
+    leaves: np.ndarray,
+    nodes: np.ndarray,
+    starts: np.ndarray,
+    levels: np.ndarray,
+    part: int,
+    start: int,
+    count: int,
+    values: np.ndarray,
 ) -> None:
     if len(values) == 1:
         leaves[part, start : start + count] = values[0]
     else:
         leaves[part, start : start + count] = values
+    begin = np.int64(leaves.ctypes.data) + part * leaves.shape[1] * 4
     low, high = start // BLOCK, (start + count - 1) // BLOCK
     for block in range(low, high + 1):
-        nodes[part, block] = _block_sum(leaves, part, block)
+        nodes[part, block] = block_sum(begin + block * (BLOCK * 4))
     for level in range(1, len(levels)):
         low, high = low // FAN, high // FAN
         for node in range(low, high + 1):
-            nodes[part, levels[level] + node] = _node_sum(nodes, part, levels[level - 1] + node * FAN)
+            _sum_group(nodes, starts, part, levels[level - 1], levels[level], node)
 
 
 @compiled
 def _assign(
-    leaves: np.ndarray, nodes: np.ndarray, levels: np.ndarray, capacity: int, slots: np.ndarray, values: np.ndarray
+    leaves: np.ndarray,
+    nodes: np.ndarray,
+    starts: np.ndarray,
+    levels: np.ndarray,
+    capacity: int,
+    slots: np.ndarray,
+    values: np.ndarray,
 ) -> None:
     num_parts, count = len(leaves), 0
     begin, stride = np.int64(leaves.ctypes.data), np.int64(leaves.shape[1] - capacity) * 4
@@ -122,18 +133,18 @@ def _assign(
         parts[count], at[count] = part, position // BLOCK
         count += 1
     for i in range(count):
-        nodes[parts[i], at[i]] = _block_sum(leaves, parts[i], at[i])
+        nodes[parts[i], at[i]] = block_sum(begin + (parts[i] * leaves.shape[1] + at[i] * BLOCK) * 4)
     for level in range(1, len(levels)):
         below = levels[level - 1]
         width = (levels[level] - below) // FAN
         if width * num_parts <= count:  # each one once is less work than one for each slot
             for part in range(num_parts):
                 for node in range(width):
-                    nodes[part, levels[level] + node] = _node_sum(nodes, part, below + node * FAN)
+                    _sum_group(nodes, starts, part, below, levels[level], node)
             continue
         for i in range(count):
             at[i] //= FAN
-            nodes[parts[i], levels[level] + at[i]] = _node_sum(nodes, parts[i], below + at[i] * FAN)
+            _sum_group(nodes, starts, parts[i], below, levels[level], at[i])
 
 
 @compiled
@@ -166,6 +177,7 @@ def _choose_parts(
 def descend(
     leaves: np.ndarray,
     nodes: np.ndarray,
+    starts: np.ndarray,
     levels: np.ndarray,
     capacity: int,
     first: int,
@@ -177,31 +189,25 @@ def descend(
 ) -> bool:
     """Write slots and their leaves; False if all leaves are 0. Rows of the columns in `plan` (kernels.gather's) are asked for.
 
-    The child is the number of cumulated sums that `rest` has passed: no branches to mispredict, and an empty child is
-    never it, as its sum is passed together with the one before. Rounding may leave `rest` at or above the sum of all children:
-    it is held just below it, where the last child is that is not empty.
+    The child is the last one whose start `rest` has passed: no branches to mispredict, and an empty child is never it, as
+    the start behind it is passed together with its own, or its own is infinite. So rounding that leaves `rest` at or above
+    the sum of a group leads to its last child that is not empty.
     """
     count = len(draws)
     parts = np.empty(count, np.int64)
     rests = np.empty(count, np.float64)
     if not _choose_parts(nodes, levels[-1], first, last, draws, parts, rests):
         return False
-    stride = np.int64(nodes.shape[1]) * 8
+    stride = np.int64(starts.shape[1]) * 8
     for i in range(count):
         slots[i] = 0
     for level in range(len(levels) - 2, -1, -1):  # level by level for the whole batch, so that cache misses overlap
-        begin = np.int64(nodes.ctypes.data) + levels[level] * 8
+        begin = np.int64(starts.ctypes.data) + levels[level] * 8
         for i in range(count):
             at = begin + parts[i] * stride + slots[i] * (FAN * 8)
-            w, x, y = load_float64(at), load_float64(at + 8), load_float64(at + 16)
-            a = w
-            b = a + x
-            c = b + y
-            d = c + load_float64(at + 24)
-            rest = min(rests[i], d * _BELOW)
-            past_a, past_b, past_c = np.int64(rest >= a), np.int64(rest >= b), np.int64(rest >= c)
-            rests[i] = rest - (w * np.float64(past_a) + x * np.float64(past_b) + y * np.float64(past_c))
-            slots[i] = slots[i] * FAN + past_a + past_b + past_c
+            child = num_passed(at, rests[i]) - 1
+            rests[i] -= load_float64(at + child * 8)
+            slots[i] = slots[i] * FAN + child
     _choose_leaves(leaves, capacity, parts, rests, plan, slots, drawn)
     return True
 
