@@ -111,6 +111,27 @@ def test_history_leaves_no_trace(size, num_parts, seeds):
     assert fresh.starts.tobytes() == starts.tobytes()
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=30))
+def test_leaves_that_wait_are_there_when_the_tree_is_looked_at(additions):
+    """Rings are extended by runs of one value or of several; a plain list of leaves is kept beside them."""
+    values = {value: np.array([value], np.float32) for value in (1, 2)}
+    tree, plain, cursors = SumTree(150, 2), np.zeros((2, 150), np.float32), [0, 0]
+    for part, count, value in additions:
+        start = cursors[part] if cursors[part] + count <= 150 else 0
+        cursors[part] = end = start + count
+        entering = values[value] if value in values else np.arange(1, count + 1, dtype=np.float32)
+        tree.extend(part, start, end, entering)
+        plain[part, start:end] = entering
+        if count % 7 == 0:
+            tree.assign(np.array([part * 150 + start]), np.array([9], np.float32))
+            plain[part, start] = 9
+    slots, drawn = tree.descend(np.linspace(0, 1, 500, endpoint=False), 0, 2)
+    np.testing.assert_array_equal(drawn, plain.reshape(-1)[slots])
+    np.testing.assert_array_equal(tree.leaves[:, :150], plain)
+    np.testing.assert_array_equal(tree.totals, plain.sum(axis=1))
+
+
 @pytest.mark.parametrize("size", [5, 16, 100, 1000])
 def test_draws_follow_the_leaves(size):
     leaves = np.random.default_rng(size).exponential(size=size).astype(np.float32)

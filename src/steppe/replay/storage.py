@@ -56,6 +56,7 @@ class Store:
         self.stale = 0  # priorities that came too late: their rows had been overwritten
         self.rings = np.zeros((4, num_parts), np.int64)
         self.size, self.cursor, self.added, self.lap = self.rings  # views; cursor: where the next row goes
+        self._counts = self.size.data, self.cursor.data, self.added.data  # the same, read as plain numbers
         self.lap.fill(-1)  # clear() begins the first one, so that there an index is its row's position
         self.stacked: tuple[str, ...] = ()  # columns that hold ids of frames
         self._filled = 0
@@ -145,26 +146,28 @@ class Store:
 
     def _place(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         """Write rows as they are kept (ids in place of stacks), and their leaves: one each, or the same for all."""
-        start, capacity = self.cursor.item(part), self.capacity
+        size, cursor, added, capacity = *self._counts, self.capacity
+        start = cursor[part]
         end = start + count
         if end > capacity:
             self._place_around(part, rows, count, leaves)
             return
-        size, first = self.size.item(part), part * capacity + start
-        slots = slice(first, first + count)
+        filled, first = size[part], part * capacity + start
         if self.frames is not None:
-            self._let_go(slice(first, part * capacity + min(end, size)))
-        any(map(_put, self._arrays, repeat(slots), rows))  # column[slots] = values of each, in one go
+            self._let_go(slice(first, part * capacity + min(end, filled)))
+        any(
+            map(_put, self._arrays, repeat(slice(first, first + count)), rows)
+        )  # column[slots] = values of each, in one go
         if self.tree is not None:
-            self.tree.fill_all(part, start, count, leaves)
-        self.cursor[part] = end
+            self.tree.extend(part, start, end, leaves)
+        cursor[part] = end
         if end == capacity:
-            self.cursor[part] = 0
+            cursor[part] = 0
             self.lap[part] += 1
-        self.added[part] = self.added.item(part) + count
-        if size < capacity:
-            self.size[part] = grown = min(capacity, size + count)
-            self._filled += grown - size
+        added[part] += count
+        if filled < capacity:
+            size[part] = grown = min(capacity, filled + count)
+            self._filled += grown - filled
 
     def _place_around(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         """The same in pieces that end with the ring."""

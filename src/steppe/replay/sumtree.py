@@ -30,10 +30,26 @@ class SumTree:
             widths.append(_whole(widths[-1] // FAN))
         self.capacity = capacity
         self.levels = np.cumsum([0, *widths])
-        self.leaves = zeros((num_parts, widths[0] * BLOCK), "float32", None)
-        self.nodes = zeros((num_parts, sum(widths) + FAN), "float64", None)
-        self.starts = zeros(self.nodes.shape, "float64", None)
+        self._leaves = zeros((num_parts, widths[0] * BLOCK), "float32", None)
+        self._nodes = zeros((num_parts, sum(widths) + FAN), "float64", None)
+        self._starts = zeros(self._nodes.shape, "float64", None)
+        self._waiting: tuple[int, int, int, np.ndarray] | None = None  # part, from, to, their only value
         self.rebuild()
+
+    @property
+    def leaves(self) -> np.ndarray:
+        self.settle()
+        return self._leaves
+
+    @property
+    def nodes(self) -> np.ndarray:
+        self.settle()
+        return self._nodes
+
+    @property
+    def starts(self) -> np.ndarray:
+        self.settle()
+        return self._starts
 
     @property
     def totals(self) -> np.ndarray:
@@ -43,21 +59,39 @@ class SumTree:
 
     def assign(self, slots: np.ndarray, values: np.ndarray) -> None:
         """Set leaves (int64 slots, float32 values); of duplicates the last one counts, and slots below 0 are left out."""
-        _assign(self.leaves, self.nodes, self.starts, self.levels, self.capacity, slots, values)
+        self.settle()
+        _assign(self._leaves, self._nodes, self._starts, self.levels, self.capacity, slots, values)
 
     def fill(self, part: int, start: int, values: np.ndarray) -> None:
         """Set the leaves of one part from position `start` on, without wrapping around."""
-        self.fill_all(part, start, len(values), values)
+        self.fill_all(part, start, start + len(values), values)
 
-    def fill_all(self, part: int, start: int, count: int, values: np.ndarray) -> None:
-        """Set `count` leaves of one part from position `start` on, to `values` or to the only one of them."""
-        if count:
-            _fill(self.leaves, self.nodes, self.starts, self.levels, part, start, count, values)
+    def fill_all(self, part: int, start: int, end: int, values: np.ndarray) -> None:
+        """Set the leaves of one part from position `start` to `end`, to `values` or to the only one of them."""
+        self.settle()
+        self._fill(part, start, end, values)
+
+    def extend(self, part: int, start: int, end: int, values: np.ndarray) -> None:
+        """The same, but leaves of one value wait until the tree is looked at: those that follow each other are summed once."""
+        waiting = self._waiting
+        if waiting is not None and waiting[3] is values and waiting[2] == start and waiting[0] == part:
+            self._waiting = part, waiting[1], end, values
+        elif len(values) == 1:
+            self.settle()
+            self._waiting = part, start, end, values
+        else:
+            self.fill_all(part, start, end, values)
+
+    def settle(self) -> None:
+        """Set the leaves that wait."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._fill(*waiting)
 
     def rebuild(self) -> None:
         """Recompute every sum from the leaves."""
         for part in range(len(self.leaves)):
-            self.fill(part, 0, self.leaves[part].copy())
+            self.fill(part, 0, self._leaves[part].copy())
 
     def descend(
         self, draws: np.ndarray, first: int, last: int, plan: np.ndarray = NOTHING
@@ -66,9 +100,14 @@ class SumTree:
 
         None if all of those leaves are 0. Rows of the columns in `plan` are on their way to the cache afterwards.
         """
+        self.settle()
         slots, drawn = np.empty(len(draws), np.int64), np.empty(len(draws), np.float32)
-        tree = self.leaves, self.nodes, self.starts, self.levels, self.capacity
+        tree = self._leaves, self._nodes, self._starts, self.levels, self.capacity
         return (slots, drawn) if descend(*tree, first, last, draws, plan, slots, drawn) else None
+
+    def _fill(self, part: int, start: int, end: int, values: np.ndarray) -> None:
+        if end > start:
+            _fill(self._leaves, self._nodes, self._starts, self.levels, part, start, end, values)
 
 
 def _whole(count: int) -> int:
@@ -91,15 +130,15 @@ def _fill(
     levels: np.ndarray,
     part: int,
     start: int,
-    count: int,
+    end: int,
     values: np.ndarray,
 ) -> None:
     if len(values) == 1:
-        leaves[part, start : start + count] = values[0]
+        leaves[part, start:end] = values[0]
     else:
-        leaves[part, start : start + count] = values
+        leaves[part, start:end] = values
     begin = np.int64(leaves.ctypes.data) + part * leaves.shape[1] * 4
-    low, high = start // BLOCK, (start + count - 1) // BLOCK
+    low, high = start // BLOCK, (end - 1) // BLOCK
     for block in range(low, high + 1):
         nodes[part, block] = block_sum(begin + block * (BLOCK * 4))
     for level in range(1, len(levels)):

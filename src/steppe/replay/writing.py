@@ -17,7 +17,6 @@ from steppe.replay.storage import Block, Store
 
 Experience = Mapping[str, Any]
 Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
-MOST_SIZES = 256
 _LOOK = attrgetter("dtype", "shape")
 
 
@@ -29,31 +28,24 @@ class Writing:
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack}")
         self.store, self.frame_stack = store, frame_stack
         self.keys = None if keys is None else tuple(keys)
-        self._looks: dict[int, list[tuple[Any, ...]]] = {}  # dtypes and shapes that fit, by number of rows
+        self._usual: list[tuple[Any, ...]] = []  # dtypes and shapes of a block that fits as it is
 
     def __call__(self, part: int, experiences: Experiences, priorities: np.ndarray | None = None) -> int:
         """Append experiences to one part, all or none; how many there were."""
         store = self.store
-        if type(experiences) is dict and len(experiences) == len(store.columns):
-            try:  # what fits exactly is the usual case, and seen in a microsecond
-                rows = store.pick(experiences)
-                fits = list(map(_LOOK, rows)) == (self._looks.get(len(rows[0])) or self._fitting(len(rows[0])))
-            except (KeyError, AttributeError, TypeError):
-                fits = False
-            if fits:
-                return store.append(part, rows, priorities)
+        try:  # what looks like the block before is the usual case, and seen in a microsecond
+            rows = store.pick(experiences)
+            fits = list(map(_LOOK, rows)) == self._usual and len(experiences) == len(rows)
+        except (KeyError, AttributeError, TypeError):
+            fits = False
+        if fits:
+            return store.append(part, rows, priorities)
         block = as_block(experiences, self.keys)
         if not block:
             return 0
         self._require_fit(block)
+        self._usual = [(np.dtype(f.dtype), (len(block[f.name]), *f.shape)) for f in store.fields]
         return store.write(part, block, priorities)
-
-    def _fitting(self, count: int) -> list[tuple[Any, ...]]:
-        if len(self._looks) >= MOST_SIZES:
-            self._looks.clear()
-        fields = self.store.fields if count else ()
-        self._looks[count] = looks = [(np.dtype(field.dtype), (count, *field.shape)) for field in fields]
-        return looks
 
     def _require_fit(self, block: Block) -> None:
         """Raise unless the columns fit; the first ones decide the store's fields."""
