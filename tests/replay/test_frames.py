@@ -80,6 +80,17 @@ def test_stacks_without_common_frames_are_refused_in_time():
     buffer.sample(10)
 
 
+def test_a_refused_block_says_how_much_of_it_is_stored():
+    buffer = ReplayBuffer(2000, ["obs"], frame_stack=4, seed=0)
+    stacks = np.random.default_rng(0).integers(0, 255, (2000, 4, 16, 16), np.uint8)
+    with pytest.raises(UsageError, match="share too few frames") as refused:
+        buffer.add_batch({"obs": stacks})
+    assert 0 < len(buffer) < 2000
+    assert str(refused.value).endswith(f"the first {len(buffer)} of these experiences are stored")
+    drawn = buffer.sample(50)["obs"]
+    assert {stack.tobytes() for stack in drawn} <= {stack.tobytes() for stack in stacks[: len(buffer)]}
+
+
 def test_small_or_flat_columns_are_stored_whole():
     buffer = ReplayBuffer(10, ["obs", "image"], frame_stack=4)
     buffer.add_batch({"obs": np.zeros((3, 16), np.float32), "image": np.zeros((3, 4, 5, 5), np.uint8)})

@@ -4,7 +4,9 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
+from steppe.agents.flat import as_tensor
 from steppe.core import codec
 from steppe.core.agent import Learned
 from steppe.core.errors import UsageError
@@ -91,6 +93,17 @@ def test_batches_take_turns_in_two_sets_of_arrays():
     assert places[0::2] == [places[0]] * 3
     assert places[1::2] == [places[1]] * 3
     assert places[0] != places[1]
+    memory.settle()
+
+
+def test_batches_become_tensors_without_a_copy():
+    memory = memory_of()
+    for segments in rounds_of(3):
+        memory.add(segments)
+    for _ in range(3):
+        batch = memory.sample()
+        for column in [*batch.columns.values(), batch.weights]:
+            assert as_tensor(column, torch.device("cpu")).data_ptr() == column.ctypes.data
     memory.settle()
 
 

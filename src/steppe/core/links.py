@@ -71,9 +71,8 @@ class Change(NamedTuple):
     """What a worker has done since its last merge."""
 
     candidates: np.ndarray  # int64: the rows that it may have changed; none: any
-    kept: (
-        np.ndarray
-    )  # [rows, actions]: how much of the value before is left in the entries that it changed (core/merging.py)
+    # [rows, actions]: how much of the value before is left in the entries that it changed (core/merging.py).
+    kept: np.ndarray
     steps: int
     episodes: int
 

@@ -51,7 +51,7 @@ class ReplayBuffer:
         self.add_batch([experience])
 
     def add_batch(self, experiences: Experiences) -> None:
-        """Append several experiences, all or none."""
+        """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
         self._writing(self._part, experiences)
 
     def sample(self, batch_size: int) -> Any:

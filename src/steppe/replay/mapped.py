@@ -16,9 +16,8 @@ import numpy as np
 from steppe.core.durable import is_full
 from steppe.core.errors import ConfigError, DiskFull
 
-LINE = (
-    64  # bytes that come from memory at once: a row no longer than that never needs two of them for want of alignment
-)
+# Bytes that come from memory at once: a row no longer than that never needs two of them for want of alignment.
+LINE = 64
 
 
 def zeros(shape: tuple[int, ...], dtype: str, directory: Path | None) -> np.ndarray:

@@ -138,10 +138,12 @@ class Store:
                 for place, frames in stacks:
                     piece[place] = self.frames.put(piece[place], frames)
                     taken.append(piece[place])
-            except UsageError:
+            except UsageError as error:
                 for ids in taken:
                     self.frames.drop(ids)
-                raise
+                if not first:
+                    raise
+                raise UsageError(f"{error}; the first {first} of these experiences are stored") from None
             self._place(part, piece, length, leaves if len(leaves) <= 1 else leaves[first : first + length])
 
     def _place(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:

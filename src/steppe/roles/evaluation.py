@@ -95,7 +95,6 @@ def acted(policy: Policy, world: World, obs: np.ndarray, *, explore: bool = True
     masks = masks_of(world)
     if masks is None:
         return policy.act(obs, world.starts, explore=explore)
-    choose: Callable[..., Mapping[str, np.ndarray]] = (
-        policy.act
-    )  # that it takes masks goes with asking for numbered states
+    # That it takes masks goes with asking for numbered states.
+    choose: Callable[..., Mapping[str, np.ndarray]] = policy.act
     return choose(obs, world.starts, explore=explore, masks=masks)

@@ -150,9 +150,7 @@ class Cluster:
         if not place.startswith("actor"):
             if place == "learner" and self.learner_gpus(plan.config) > 0:
                 return {}
-            takes_nothing = (
-                place == "manager" or not config.learner_cpus
-            )  # such a one always fits, and Ray puts it anywhere
+            takes_nothing = place == "manager" or not config.learner_cpus  # always fits: Ray puts it anywhere
             return self._on(self._here, soft=not takes_nothing)
         if config.actors_per_node is None:
             return {"scheduling_strategy": "SPREAD" if config.placement == "spread" else "DEFAULT"}
