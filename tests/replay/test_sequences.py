@@ -9,9 +9,10 @@ from scipy import stats
 from steppe.core import codec
 from steppe.core.agent import Learned
 from steppe.core.errors import ConfigError, UsageError
+from steppe.core.sequences import ETA, mixed
 from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceDraws, SequenceMemory, Windowing
-from steppe.replay.sequences import ETA, estimate, mixed
+from steppe.replay.sequences import estimate
 from steppe.testing.memory import ScriptedActor
 
 pytestmark = pytest.mark.unit

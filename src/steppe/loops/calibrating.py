@@ -145,8 +145,7 @@ def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
         t = steps % last
         if steps and t == 0:
             segment["obs"][0] = segment["obs"][last]
-        for name, values in acted(agent, world, segment["obs"][t]).items():
-            segment.columns[name][t] = values
+        segment.write(t, acted(agent, world, segment["obs"][t]))
         world.step(segment["action"][t], segment, t)
         steps += 1
     segment["obs"][0] = segment["obs"][(steps - 1) % last + 1]

@@ -50,8 +50,7 @@ def invented_segment(policy: Policy, config: AgentConfig, spec: EnvSpec, stream:
         segment["final_obs"][...] = np.nan
     segment["final_obs"][segment.cut] = invented_obs(spec, (int(segment.cut.sum()),), stream)
     for t in range(NUM_STEPS):
-        for name, column in policy.act(segment["obs"][t], np.zeros(NUM_ENVS, bool)).items():
-            segment[name][t] = column
+        segment.write(t, policy.act(segment["obs"][t], np.zeros(NUM_ENVS, bool)))
     return segment
 
 
