@@ -398,6 +398,7 @@ class ClassicConfig(TabularConfig):
 ALGORITHMS: dict[str, type[AgentConfig]] = {
     "dqn": DQNConfig,
     "ppo": PPOConfig,
+    "r2d2": R2D2Config,
     "q-learning": QLearningConfig,
     "sarsa": SarsaConfig,
     "expected-sarsa": ExpectedSarsaConfig,
