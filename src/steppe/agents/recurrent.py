@@ -46,6 +46,7 @@ class RecurrentNetwork(nn.Module):
             self.tower = None
             self.torso, features = build_torso(config.network, spec, hidden, activation)
             self.gates = nn.Linear(features, width)
+        self._keep_at_first(f"tower.gates.{len(hidden)}" if self.tower is not None else "gates")
         self._traced: list[torch.Tensor] = []
         self._stop = np.zeros((0, 0), np.bool_)
 
@@ -74,6 +75,12 @@ class RecurrentNetwork(nn.Module):
                 self.tower.backward(gradient)
                 return
         torch.autograd.backward(traced, [as_tensor(gradient, traced[0].device)])
+
+    def _keep_at_first(self, gates: str) -> None:
+        """Open the gate that keeps the state (an LSTM's forget gate, a GRU's update gate; Jozefowicz et al. 2015)."""
+        size = self.recurrence.size
+        with torch.no_grad():
+            self.get_submodule(gates).get_parameter("bias")[size : 2 * size] = 1.0
 
     def _unrolled(
         self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None, stop: np.ndarray | None, *, trace: bool

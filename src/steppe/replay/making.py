@@ -40,6 +40,8 @@ def make_memory(
     """
     if agent.memory == "rollout":
         return Rollout(spec)
+    if once := [column.name for column in spec.extras if column.once]:
+        raise ConfigError(f"the column {once[0]!r} has one row per segment, which only memory = 'rollout' keeps")
     from steppe.replay.memory import Draws, ReplayMemory  # numba: only where it is needed
     from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
     from steppe.replay.sequences import Windowing
