@@ -29,7 +29,8 @@ class Walk:
     """An actor: segments of a world, one after the other, with what the agent noted."""
 
     def __init__(self, agent, env="steppe/Counting-v0", vector="loop", num_steps=9, seed=0):
-        self.agent, self.world = agent, make_world(env, EnvConfig(vector=vector), NUM_ENVS, np.random.SeedSequence(seed))
+        self.agent = agent
+        self.world = make_world(env, EnvConfig(vector=vector), NUM_ENVS, np.random.SeedSequence(seed))
         spec = self.world.spec
         columns = agent.config.columns(spec)
         self.spec = SegmentSpec(num_steps, NUM_ENVS, spec.obs, spec.action.field, columns)

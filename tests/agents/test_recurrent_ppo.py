@@ -116,7 +116,7 @@ def test_values_after_a_cut_remember_what_was_before_it(cell):
         for b in range(NUM_ENVS):
             for first, until in stretches(segment, b):
                 then = segment["final_obs"][until - 1, b] if segment.cut[until - 1, b] else segment["obs"][until, b]
-                expected = float(by_torch(agent, leaves, segment, b, first, until, then)[1][-1])
+                expected = by_torch(agent, leaves, segment, b, first, until, then)[1][-1].item()
                 if segment["truncated"][until - 1, b]:
                     assert final_value[until - 1, b] == pytest.approx(expected, rel=1e-4, abs=1e-5)
                     cuts += 1
@@ -191,7 +191,9 @@ def test_other_actions_are_learned_from_as_well(kind):
     """The gradient is that of the graph, which a GPU would take; deviations included."""
     action = ActionSpec("box", (2,), (-1.0,) * 2, (1.0,) * 2) if kind == "box" else ActionSpec(kind, (2, 3))
     spec = EnvSpec("invented", FieldSpec("obs", (3,), "float32"), action)
-    config = PPOConfig(recurrent=True, hidden=(5,), cell_size=4, minibatch_size=32, segment_steps=6, normalize_obs=False)
+    config = PPOConfig(
+        recurrent=True, hidden=(5,), cell_size=4, minibatch_size=32, segment_steps=6, normalize_obs=False
+    )
     agent = PPO(config, spec, seed=0)
     agent.begin(2, np.random.default_rng(0))
     segment = Segment.blank(SegmentSpec(6, 2, spec.obs, action.field, agent.config.columns(spec)))

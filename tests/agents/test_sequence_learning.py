@@ -51,7 +51,7 @@ def by_hand(values, judged, batch, *, double, value_rescaling):
         value = values[t, n, int(batch["action"][t, n])]
         weight = 1.0 if batch.weights is None else float(batch.weights[n])
         losses.append(weight * torch.nn.functional.huber_loss(value, torch.tensor(target).double()) / number)
-        errors[t, n] = abs(float(value) - target)
+        errors[t, n] = abs(value.item() - target)
     return torch.stack(losses).sum(), errors
 
 

@@ -162,9 +162,7 @@ class RecurrentActorCritic(nn.Module):
         return self.body.normalizer
 
 
-def build_network(
-    config: PPOConfig, spec: EnvSpec, width: int
-) -> TwinTowers | CommonTorso | RecurrentActorCritic:
+def build_network(config: PPOConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso | RecurrentActorCritic:
     """What the configuration asks for; `width` is what the actions' distribution needs."""
     if config.recurrent:
         return RecurrentActorCritic(config, spec, width)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numba
 import numpy as np
@@ -157,7 +157,7 @@ _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def tanh_of(x: float) -> float:
+def tanh_of(x: Any) -> Any:
     """tanh of a float32. What is not a number stays that: every comparison with it is false."""
     x = _FAR if x > _FAR else x
     x = -_FAR if x < -_FAR else x

@@ -71,7 +71,7 @@ class Recurrence(nn.Module):
         self, x: torch.Tensor, state: torch.Tensor, clear: torch.Tensor, stop: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs [T, N, out] and states [parts, T, N, size] with a graph behind them, on any device."""
-        parts, kept = list(state.split(self.size, dim=1)), []
+        parts, kept = list(torch.split(state, self.size, dim=1)), []
         for t in range(len(x)):
             for index, part in enumerate(parts):
                 known = torch.where(clear[t, :, None], torch.zeros_like(part), part)
@@ -82,8 +82,8 @@ class Recurrence(nn.Module):
         return after[0] @ self.head_weight + self.head_bias, after
 
     def _step(self, x: torch.Tensor, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        own = (parts[0] @ self.weight).split(self.size, dim=1)
-        add = x.split(self.size, dim=1)
+        own = torch.split(parts[0] @ self.weight, self.size, dim=1)
+        add = torch.split(x, self.size, dim=1)
         if self.cell == "lstm":
             i, f, g, o = (a + b for a, b in zip(add, own, strict=True))
             c = torch.sigmoid(f) * parts[1] + torch.sigmoid(i) * torch.tanh(g)
@@ -127,9 +127,7 @@ class _Memory:
         room = self.rooms.get(clear.shape) or self._room(*clear.shape)
         steps, rows = clear.shape
         gated = x.reshape(steps, rows, self.kind.num_gates, self.size)
-        self.kind.forward(
-            gated, self.weight, state, clear, room.ins, room.outs, room.gates, room.kept, room.product
-        )
+        self.kind.forward(gated, self.weight, state, clear, room.ins, room.outs, room.gates, room.kept, room.product)
         kernels.head_forward(room.hidden, self.head_weight, self.head_bias, room.outputs)
         self.last = room, clear
         return Unrolled(room.outputs.reshape(steps, rows, self.num_out), room.outs)

@@ -1,12 +1,14 @@
 """The compiled ways of LSTM and GRU through time, forth and back, on float32 arrays with axes [T, N, …].
 
-    x [T, N, gates, size]   what the inputs add to each gate (with the bias)
-    ins, outs [parts, T, N, size]   the state before and after each row: parts are (h, c) of an LSTM, (h,) of a GRU
-    gates, kept             what the way back needs: gates after their activation, and tanh(c) or h's share of the candidate
-    clear, stop [T, N]      the state is forgotten before this row; or it goes on, but no gradient goes back
+x [T, N, gates, size]   what the inputs add to each gate (with the bias)
+ins, outs [parts, T, N, size]   the state before and after each row: parts are (h, c) of an LSTM, (h,) of a GRU
+gates, kept             what the way back needs: gates after their activation, and tanh(c) or h's share of the candidate
+clear, stop [T, N]      the state is forgotten before this row; or it goes on, but no gradient goes back
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numba
 import numpy as np
@@ -17,7 +19,7 @@ _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _sigmoid(x: float) -> float:
+def _sigmoid(x: Any) -> Any:
     return _HALF + _HALF * tanh_of(_HALF * x)
 
 

@@ -48,7 +48,7 @@ class RecurrentNetwork(nn.Module):
             self.gates = nn.Linear(features, width)
         self._keep_at_first(f"tower.gates.{len(hidden)}" if self.tower is not None else "gates")
         self._traced: list[torch.Tensor] = []
-        self._stop = np.zeros((0, 0), np.bool_)
+        self._stop: np.ndarray = np.zeros((0, 0), np.bool_)
 
     @property
     def num_state(self) -> int:
@@ -86,7 +86,7 @@ class RecurrentNetwork(nn.Module):
         self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None, stop: np.ndarray | None, *, trace: bool
     ) -> Unrolled:
         shape = obs.shape[:2]
-        nowhere = np.zeros(shape, np.bool_)
+        nowhere: np.ndarray = np.zeros(shape, np.bool_)
         clear, self._stop = nowhere if clear is None else clear, nowhere if stop is None else stop
         rows = obs.reshape(shape[0] * shape[1], *obs.shape[2:])
         if not self.recurrence.bound:

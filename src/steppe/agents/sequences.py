@@ -93,10 +93,20 @@ def judge(values: np.ndarray, judged: np.ndarray, batch: Batch, *, double: bool,
     `values` are the online network's, `judged` the target network's, both [T, N, A]; `double`: a' is the online network's
     choice. With several agents, N may be sequences × agents if every column and the weights are.
     """
-    weights = np.ones(values.shape[1], np.float32) if batch.weights is None else batch.weights
-    names = ("action", "reward", "discount", "terminated", "following", "learn")
-    columns = [batch[name] for name in names]
-    return Judgement(*_huber_loss(values, values if double else judged, judged, *columns, weights, value_rescaling))
+    found = _huber_loss(
+        values,
+        values if double else judged,
+        judged,
+        batch["action"],
+        batch["reward"],
+        batch["discount"],
+        batch["terminated"],
+        batch["following"],
+        batch["learn"],
+        np.ones(values.shape[1], np.float32) if batch.weights is None else batch.weights,
+        value_rescaling,
+    )
+    return Judgement(*found)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -117,7 +127,7 @@ def _huber_loss(
     gradient = np.zeros((num_rows, count, num_actions), np.float32)
     errors = np.zeros((num_rows, count), np.float32)
     loss, mean_value, mean_error = 0.0, 0.0, 0.0
-    share = 1.0 / max(1, np.count_nonzero(learn))
+    share = 1.0 / max(1.0, float(np.count_nonzero(learn)))
     for t in range(num_rows):
         for i in range(count):
             if not learn[t, i]:

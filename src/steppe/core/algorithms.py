@@ -171,7 +171,7 @@ class PPOConfig(AgentConfig):
 class ReplayConfig(AgentConfig):
     """What every algorithm has that learns action values from replay, with a target network."""
 
-    memory = "replay"
+    memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "replay"
     actions = ("discrete",)
 
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")

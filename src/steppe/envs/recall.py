@@ -28,13 +28,14 @@ class RecallEnv(gym.Env[np.ndarray, np.int64]):
 
     def __init__(self, num_choices: int = 4, delay: int = 6) -> None:
         self.observation_space, self.action_space = _spaces(num_choices, delay)
+        self.num_choices = num_choices
         self.delay = delay
         self.cue = np.zeros(1, np.int64)
         self.elapsed = np.zeros(1, np.int64)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
-        self.cue[0], self.elapsed[0] = self.np_random.integers(self.action_space.n), 0
+        self.cue[0], self.elapsed[0] = self.np_random.integers(self.num_choices), 0
         return self._seen(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
@@ -44,9 +45,10 @@ class RecallEnv(gym.Env[np.ndarray, np.int64]):
         return self._seen(), float(right), asked, False, {}
 
     def _seen(self) -> np.ndarray:
-        seen = np.zeros((1, *self.observation_space.shape), np.float32)
+        seen = np.zeros((1, self.num_choices + 1), np.float32)
         show(self.cue, self.elapsed, self.delay, seen)
-        return seen[0]
+        first: np.ndarray = seen[0]
+        return first
 
 
 class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):

@@ -185,4 +185,3 @@ def _paid_by(config: AgentConfig, segment: Segment) -> float:
         return float(segment.num_valid)
     drawn = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)
     return drawn / float(getattr(config, "samples_per_insert", 1.0))
-
