@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe.core.agent import Agent, Learned, Progress
-    from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig
+    from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig, R2D2Config
     from steppe.core.config import EnvConfig, RunConfig
     from steppe.core.errors import RunFailed, SteppeError, UsageError
     from steppe.core.experience import Batch, Segment
@@ -53,6 +53,7 @@ __all__ = [
     "ParameterServer",
     "PrioritizedReplayBuffer",
     "Progress",
+    "R2D2Config",
     "ReplayBuffer",
     "ReplayBufferPool",
     "RunConfig",
@@ -91,6 +92,7 @@ _HOMES = {
     "ParameterServer": "params.server",
     "PrioritizedReplayBuffer": "replay.buffer",
     "Progress": "core.agent",
+    "R2D2Config": "core.algorithms",
     "ReplayBuffer": "replay.buffer",
     "ReplayBufferPool": "replay.pool",
     "RunConfig": "core.config",

@@ -126,7 +126,7 @@ def test_an_actor_builds_neither_optimizer_nor_target():
     agent.act(np.zeros((4, 3), np.float32), np.zeros(4, bool))
     agent.load(agent.weights().copy())
     assert agent._adam is None
-    assert agent._target is None
+    assert not agent._target.made
 
 
 def test_a_loss_that_is_not_a_number_is_named_with_its_update():

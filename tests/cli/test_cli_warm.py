@@ -19,6 +19,8 @@ SHORT = "--runtime processes --steps 2000 -s evaluation.episodes=1 -s evaluation
 RUNS = {
     "ppo": ["CartPole-v1", "--mode", "async", "--actors", "2"],
     "dqn": ["CartPole-v1", "--algo", "dqn"],
+    "r2d2": ["CartPole-v1", "--algo", "r2d2"],
+    "recurrent": ["CartPole-v1", "-s", "recurrent=true", "-s", "cell=gru"],
     "q-learning": ["steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--actors", "2"],
 }
 TABLES = """

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from steppe.agents import make_agent
-from steppe.core.algorithms import DQNConfig, PPOConfig
+from steppe.core.algorithms import DQNConfig, PPOConfig, R2D2Config
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.testing.agent import AgentConformance
 
@@ -111,3 +111,48 @@ class TestImageDQN(TestDQN):
 
 class TestOwnNetworkDQN(TestDQN):
     config = DQNConfig(network=f"{__name__}:small_network")
+
+
+class TestPPORecurrent(TestPPODiscrete):
+    config = PPOConfig(recurrent=True, segment_steps=6, minibatch_size=12, hidden=(8,), cell_size=5, entropy_coef=0.01)
+
+
+class TestPPORecurrentGRU(TestPPODiscrete):
+    spec = EnvSpec("box", VECTOR, BOX)
+    config = PPOConfig(
+        recurrent=True, cell="gru", segment_steps=6, minibatch_size=12, hidden=(8,), cell_size=5, normalize_reward=True
+    )
+
+
+class TestPPORecurrentImage(TestPPODiscrete):
+    spec = EnvSpec("image", TINY_IMAGE, DISCRETE)
+    config = PPOConfig(recurrent=True, segment_steps=6, minibatch_size=12, epochs=1, hidden=(8,), cell_size=5)
+
+
+class TestPPORecurrentOwnNetwork(TestPPODiscrete):
+    config = PPOConfig(
+        recurrent=True, segment_steps=6, minibatch_size=12, cell_size=5, network=f"{__name__}:small_network"
+    )
+
+
+class TestR2D2(AgentConformance):
+    spec = EnvSpec("discrete", VECTOR, DISCRETE)
+    config = R2D2Config(hidden=(8,), cell_size=5, sequence_length=4, burn_in=2, normalize_obs=True)
+
+    def make_agent(self):
+        return make_agent("r2d2", self.config, self.spec, seed=3)
+
+
+class TestR2D2GRU(TestR2D2):
+    config = R2D2Config(
+        cell="gru", hidden=(8,), cell_size=5, sequence_length=4, burn_in=0, dueling=False, value_rescaling=False
+    )
+
+
+class TestR2D2Image(TestR2D2):
+    spec = EnvSpec("image", TINY_IMAGE, DISCRETE)
+    config = R2D2Config(hidden=(8,), cell_size=5, sequence_length=4, burn_in=2)
+
+
+class TestR2D2NoLayers(TestR2D2):
+    config = R2D2Config(hidden=(), cell_size=5, sequence_length=4, burn_in=2, double=False)

@@ -204,3 +204,12 @@ class TestNativeFrames(WorldConformance):
                 began = t if single.starts[t, index] else began
                 rows = [single["obs"][max(began, t - back), index] for back in (2, 1, 0)]
                 np.testing.assert_array_equal(journal["obs"][t, index], np.concatenate(rows))
+
+
+class TestRecall(_LoopConformance):
+    env = "steppe/Recall-v0"
+
+
+class TestNativeRecall(WorldConformance):
+    def make_world(self, num_envs, seed):
+        return make_world("steppe/Recall-v0", EnvConfig(vector="native"), num_envs, np.random.SeedSequence(seed))

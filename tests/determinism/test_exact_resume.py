@@ -28,6 +28,14 @@ ALGOS = {
         "algo": "dqn", "segment_steps": 8, "batch_size": 16, "learning_starts": 70, "samples_per_insert": 2.0,
         "prioritized": True, "n_step": 3, "steps": 7 * 32, "exploration_fraction": 0.5,
     },
+    "ppo, recurrent": {
+        "algo": "ppo", "segment_steps": 16, "minibatch_size": 32, "epochs": 1, "steps": 6 * 64, "recurrent": True,
+        "cell_size": 8,
+    },
+    "r2d2": {
+        "algo": "r2d2", "segment_steps": 8, "batch_size": 4, "sequence_length": 5, "burn_in": 3, "learning_starts": 70,
+        "samples_per_insert": 2.0, "steps": 7 * 32, "cell_size": 8, "buffer_size": 1_000,
+    },
 }  # fmt: skip
 EVERY_STEP = {"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000}
 both = pytest.mark.parametrize(("algo", "ahead"), [(algo, ahead) for algo in ALGOS for ahead in (0, 1)])
@@ -49,7 +57,7 @@ def test_from_each_of_its_checkpoints(algo, ahead, tmp_path):
     known = Checkpoints(whole.path / "checkpoints").list()
     numbers = [info.number for info in known if not info.best]
     assert len(numbers) >= whole.version, "at least one a round"
-    assert algo == "ppo" or len(numbers) > 2 * whole.version, "and within the blocks of updates between them"
+    assert algo.startswith("ppo") or len(numbers) > 2 * whole.version, "and within the blocks of updates between them"
     for number in numbers[:4] + numbers[4:-4:3] + numbers[-4:]:
         path = tmp_path / f"from-{number}"
         shutil.copytree(whole.path, path)
@@ -89,7 +97,8 @@ def test_after_good_ends_while_a_round_is_half_there(algo, ahead, tmp_path):
 
 def timeless(algo):
     """Settings with nothing that goes by the length of the run."""
-    return {"exploration_fraction": 1e-9, "prioritized": False} if algo == "dqn" else {}
+    settings = {"dqn": {"exploration_fraction": 1e-9, "prioritized": False}, "r2d2": {"prioritized": False}}
+    return settings.get(algo, {})
 
 
 @both

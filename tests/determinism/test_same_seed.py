@@ -14,6 +14,10 @@ pytestmark = pytest.mark.integration
 SMALL = {"steps": 1500, "envs": 4, "hidden": (16, 16), "evaluation.episodes": 5, "evaluation.every_steps": 400}
 PPO = {"algo": "ppo", "segment_steps": 32, "minibatch_size": 64, "epochs": 2}
 DQN = {"algo": "dqn", "segment_steps": 16, "batch_size": 32, "learning_starts": 200, "samples_per_insert": 8.0}
+R2D2 = {
+    "algo": "r2d2", "segment_steps": 12, "hidden": (8,), "cell_size": 8, "batch_size": 8, "sequence_length": 6,
+    "burn_in": 3, "learning_starts": 200, "samples_per_insert": 4.0, "buffer_size": 3_000,
+}  # fmt: skip
 CASES = {
     "ppo, native vectors": {**PPO, "env": "CartPole-v1"},
     "ppo, our loop": {**PPO, "env": "CartPole-v1", "environment.vector": "loop"},
@@ -22,6 +26,9 @@ CASES = {
     "dqn, our loop, everything": {
         **DQN, "env": "steppe/Identity-v0", "prioritized": True, "n_step": 3, "dueling": True, "normalize_obs": True,
     },
+    "ppo, recurrent": {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8},
+    "r2d2": {**R2D2, "env": "steppe/Recall-v0"},
+    "r2d2, our loop": {**R2D2, "env": "steppe/Counting-v0", "normalize_obs": True, "cell": "gru"},
 }  # fmt: skip
 
 
@@ -80,7 +87,7 @@ def test_one_round_ahead_is_another_experiment(tmp_path):
     assert figures(run("inline", tmp_path, "ahead", **settings)) != figures(strict)
 
 
-@pytest.mark.parametrize("case", ["ppo, native vectors", "dqn, our loop, everything"])
+@pytest.mark.parametrize("case", ["ppo, native vectors", "dqn, our loop, everything", "ppo, recurrent", "r2d2"])
 def test_single_is_sync_with_one_actor_that_is_not_ahead(case, tmp_path):
     alone = run("inline", tmp_path, "alone", **{"mode": "single", **CASES[case]})
     beside = run("processes", tmp_path, "beside", **{"mode": "sync", "flow.ahead": 0, **CASES[case]})
@@ -111,9 +118,10 @@ def test_another_seed_gives_other_weights(case, tmp_path):
     assert one.eval_return_mean != other.eval_return_mean
 
 
-def test_how_often_it_is_judged_changes_nothing(tmp_path):
-    """Evaluation has random numbers of its own."""
-    settings = {"mode": "sync", "actors": 2, **CASES["ppo, our loop"]}
+@pytest.mark.parametrize("case", ["ppo, our loop", "ppo, recurrent", "r2d2"])
+def test_how_often_it_is_judged_changes_nothing(case, tmp_path):
+    """Evaluation has random numbers and, where an agent remembers, a memory of its own."""
+    settings = {"mode": "sync", "actors": 2, **CASES[case]}
     often = run("inline", tmp_path, "often", **settings | {"evaluation.every_steps": 100})
     never = run("inline", tmp_path, "never", **settings | {"evaluation.every_steps": 10**9})
     assert figures(often) == figures(never)

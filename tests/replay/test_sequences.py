@@ -1,5 +1,6 @@
 """Sequence replay against plain Python: windows never leave their episode, targets are right, priorities are per sequence."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -9,9 +10,10 @@ from scipy import stats
 from steppe.core import codec
 from steppe.core.agent import Learned
 from steppe.core.errors import ConfigError, UsageError
+from steppe.core.sequences import ETA, mixed
 from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceDraws, SequenceMemory, Windowing
-from steppe.replay.sequences import ETA, estimate, mixed
+from steppe.replay.sequences import estimate
 from steppe.testing.memory import ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -256,10 +258,11 @@ def test_priorities_mix_the_largest_and_the_mean_error():
 @pytest.mark.parametrize("terminated", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("agents", [(), (3,)])
-def test_estimates_are_those_of_the_actors_values(terminated, whole, agents):
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_estimates_are_those_of_the_actors_values(terminated, whole, agents, rescaled):
     """By hand, step by step: nothing beyond a termination, and never a value of a state that was not valued."""
     terminated = terminated and whole
-    stream, rules = np.random.default_rng(0), Windowing(length=4, stride=2, n_step=3, gamma=0.9)
+    stream, rules = np.random.default_rng(0), Windowing(length=4, stride=2, n_step=3, gamma=0.9, rescaled=rescaled)
     rows = 11
     piece = {
         "q_val": stream.normal(size=(rows, *agents, 5)).astype(np.float32),
@@ -281,8 +284,18 @@ def test_estimates_are_those_of_the_actors_values(terminated, whole, agents):
         target = sum(0.9**k * float(piece["reward"][t + k]) for k in range(count))
         each = []
         for agent in np.ndindex(agents):
-            bootstrap = 0.0 if ends else 0.9**count * float(piece["q_val"][(t + count, *agent)].max())
-            each.append(abs(target + bootstrap - float(piece["q_val"][(t, *agent)][piece["action"][(t, *agent)]])))
+            ahead = float(piece["q_val"][(t + count, *agent)].max())
+            if rescaled:  # the value v with sign(v) (√(|v| + 1) − 1) + .001 v = ahead, by bisection
+                low, high = -100.0, 100.0
+                while high - low > 1e-12:
+                    middle = (low + high) / 2
+                    below = math.copysign(math.sqrt(abs(middle) + 1) - 1, middle) + 1e-3 * middle < ahead
+                    low, high = (middle, high) if below else (low, middle)
+                ahead = low
+            aim = target + (0.0 if ends else 0.9**count * ahead)
+            if rescaled:
+                aim = math.copysign(math.sqrt(abs(aim) + 1) - 1, aim) + 1e-3 * aim
+            each.append(abs(aim - float(piece["q_val"][(t, *agent)][piece["action"][(t, *agent)]])))
         errors.append(sum(each) / len(each))
     starts = np.arange(0, steps, 2)
     expected = []

@@ -31,6 +31,12 @@ DQN = {
     **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
     "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,
 }  # fmt: skip
+R2D2 = {
+    **SMALL, "algo": "r2d2", "env": "steppe/Recall-v0", "segment_steps": 16, "batch_size": 8, "learning_starts": 200,
+    "samples_per_insert": 2.0, "hidden": (8,), "cell_size": 8, "steps": 1500,
+}  # fmt: skip
+RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
+CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 
 
@@ -71,7 +77,7 @@ def train(directory, observers=(), **settings):
 
 def runs(directory):
     found = {}
-    for name, case in (("ppo", PPO), ("dqn", DQN)):
+    for name, case in CASES.items():
         for runtime in ("inline", "mpi"):
             found[f"{name} {runtime}"] = train(directory / f"{name}-{runtime}", **case, runtime=runtime)
     found["stopped"] = train(directory / "halves", [lambda view: view.env_steps > 0], **PPO)

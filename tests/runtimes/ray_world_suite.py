@@ -38,6 +38,11 @@ DQN = {
     **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
     "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,
 }  # fmt: skip
+R2D2 = {
+    **SMALL, "algo": "r2d2", "env": "steppe/Recall-v0", "segment_steps": 16, "batch_size": 8, "learning_starts": 200,
+    "samples_per_insert": 2.0, "hidden": (8,), "cell_size": 8, "steps": 1500,
+}  # fmt: skip
+RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
 LONG = {**PPO, "steps": 60_000}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 FAST = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
@@ -96,7 +101,7 @@ def train(directory, observers=(), **settings):
     return {name: result.summary[name] for name in FIGURES}
 
 
-@pytest.mark.parametrize("case", [PPO, DQN], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("case", [PPO, DQN, R2D2, RECURRENT], ids=["ppo", "dqn", "r2d2", "recurrent"])
 def test_the_weights_of_inline(case, tmp_path):
     ours = train(tmp_path / "ray", **case)
     assert ours == train(tmp_path / "inline", **case, runtime="inline")

@@ -11,12 +11,18 @@ if TYPE_CHECKING:
     from steppe.agents.device import resolve_device
     from steppe.agents.dqn import DQN
     from steppe.agents.ppo import PPO
+    from steppe.agents.r2d2 import R2D2
     from steppe.core.agent import Agent
     from steppe.core.specs import EnvSpec
 
-__all__ = ["DQN", "PPO", "make_agent", "resolve_device"]
+__all__ = ["DQN", "PPO", "R2D2", "make_agent", "resolve_device"]
 
-_HOMES = {"DQN": "steppe.agents.dqn", "PPO": "steppe.agents.ppo", "resolve_device": "steppe.agents.device"}
+_HOMES = {
+    "DQN": "steppe.agents.dqn",
+    "PPO": "steppe.agents.ppo",
+    "R2D2": "steppe.agents.r2d2",
+    "resolve_device": "steppe.agents.device",
+}
 
 
 def make_agent(algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, device: str = "cpu") -> Agent:

@@ -92,31 +92,19 @@ class TwinTowers(_ActorCritic):
         return results[:, :-1], results[:, -1]
 
     def run(self, obs: np.ndarray) -> Results:
-        return self._split(self.towers.run(self._scaled(obs))) if self.towers.bound else super().run(obs)
+        return split(self.towers.run(self._scaled(obs)), self.log_std) if self.towers.bound else super().run(obs)
 
     def trace(self, obs: np.ndarray) -> Results:
-        return self._split(self.towers.trace(self._scaled(obs))) if self.towers.bound else super().trace(obs)
+        return split(self.towers.trace(self._scaled(obs)), self.log_std) if self.towers.bound else super().trace(obs)
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
         if not self.towers.bound:
             super().backward(d_outputs, d_value)
             return
-        size = self.num_outputs
-        if self.log_std is not None:
-            assert self.log_std.grad is not None, "a flat module's parameters have gradients"
-            np.sum(d_outputs[:, size:], axis=0, out=self.log_std.grad.numpy())
-        self.towers.backward(np.concatenate([d_outputs[:, :size], d_value[:, None]], axis=1))
+        self.towers.backward(merged(d_outputs, d_value, self.log_std))
 
     def _scaled(self, obs: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(obs) if self.normalizer is None else self.normalizer.scaled(obs)
-
-    def _split(self, results: np.ndarray) -> Results:
-        size = self.num_outputs
-        if self.log_std is None:
-            return results[:, :size].copy(), results[:, size].copy()
-        outputs = np.empty((len(results), 2 * size), np.float32)
-        outputs[:, :size], outputs[:, size:] = results[:, :size], self.log_std.detach().numpy()
-        return outputs, results[:, size].copy()
 
 
 class CommonTorso(_ActorCritic):
@@ -131,3 +119,23 @@ class CommonTorso(_ActorCritic):
     def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = self.torso(rows)
         return self.policy(features), self.value(features).squeeze(1)
+
+
+def split(results: np.ndarray, log_std: nn.Parameter | None) -> Results:
+    """Results of heads side by side [N, outputs + 1], in arrays of their own; deviations are the same for every row."""
+    size = results.shape[1] - 1
+    if log_std is None:
+        return results[:, :size].copy(), results[:, size].copy()
+    outputs = np.empty((len(results), 2 * size), np.float32)
+    outputs[:, :size], outputs[:, size:] = results[:, :size], log_std.detach().cpu().numpy()
+    return outputs, results[:, size].copy()
+
+
+def merged(d_outputs: np.ndarray, d_value: np.ndarray, log_std: nn.Parameter | None) -> np.ndarray:
+    """The way back from `split`: d by the heads [N, outputs + 1]; the deviations' gradient is written."""
+    if log_std is not None:
+        assert log_std.grad is not None, "a flat module's parameters have gradients"
+        size = len(log_std)
+        log_std.grad.copy_(torch.from_numpy(np.sum(d_outputs[:, size:], axis=0)))
+        d_outputs = d_outputs[:, :size]
+    return np.concatenate([d_outputs, d_value[:, None]], axis=1)

@@ -1,12 +1,10 @@
-"""Deep Q-learning (Mnih et al. 2015) on flat batches from replay: double, dueling, n-step, importance weights.
-
-The target network follows environment steps, not updates: it stays fixed within a block of updates between two segments.
-"""
+"""Deep Q-learning (Mnih et al. 2015) on flat batches from replay: double, dueling, n-step, importance weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 
 import numba
 import numpy as np
@@ -14,13 +12,14 @@ import numpy as np
 from steppe.agents.flat import FlatModule
 from steppe.agents.networks import build_seeded
 from steppe.agents.q_network import QValues, build_q_network
+from steppe.agents.sequences import wander
+from steppe.agents.target import Target
 from steppe.agents.torch_agent import TorchAgent
 from steppe.core.agent import Learned, Progress, Tree
 from steppe.core.algorithms import DQNConfig
 from steppe.core.errors import NotFinite
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import EnvSpec
-from steppe.core.weights import Weights
 
 _LEAST_PRIORITY = 1e-6  # so that no transition becomes unreachable
 
@@ -36,8 +35,7 @@ class DQN(TorchAgent):
         self.network = build_seeded(seed, lambda: build_q_network(config, spec))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
         self._online = QValues(self.flat)
-        self._target: QValues | None = None  # an actor never needs one
-        self._synced_at = 0
+        self._target = Target(self.flat, config.target_every)
 
     @property
     def epsilon(self) -> float:
@@ -48,8 +46,7 @@ class DQN(TorchAgent):
         """The best action, or with probability epsilon any; the stream gives the same count of numbers either way."""
         action: np.ndarray = self._online(obs).argmax(axis=1)
         if explore:
-            wander = self._stream.random(len(action)) < self.epsilon
-            action = np.where(wander, self._stream.integers(self.num_actions, size=len(action)), action)
+            action = wander(action, self.num_actions, self.epsilon, self._stream)
         return {"action": action}
 
     def observe(self, segment: Segment, progress: Progress) -> None:
@@ -62,11 +59,7 @@ class DQN(TorchAgent):
             network.reward_normalizer.observe(segment)
         share = min(1.0, progress.env_steps / config.exploration_steps(self._spec, progress.total_steps))
         network.epsilon.fill_(config.epsilon_start + share * (config.epsilon_end - config.epsilon_start))
-        target = self._target_network().flat
-        assert config.target_every is not None, "a fitted configuration has one"
-        if not 0 <= progress.env_steps - self._synced_at < config.target_every:  # a new run counts from 0 again
-            target.copy_from(self.flat)
-            self._synced_at = progress.env_steps
+        self._target.follow(progress.env_steps)
 
     def learn(self, batch: Batch) -> Learned:
         """One update from one draw."""
@@ -91,16 +84,13 @@ class DQN(TorchAgent):
     def state(self) -> Tree:
         normalizer = self.network.reward_normalizer
         return self._counters() | {
-            "synced_at": self._synced_at,
-            "target": self._target_network().flat.weights().buffer.copy(),
+            **self._target.state(),
             "running_returns": normalizer.running_state() if normalizer is not None else {},
         }
 
     def restore(self, state: Tree) -> None:
         self._restore_counters(state)
-        self._synced_at = int(state["synced_at"])
-        target = self._target_network().flat
-        target.load(Weights(target.layout, np.asarray(state["target"])), "this DQN's target network")
+        self._target.restore(state, "this DQN")
         if self.network.reward_normalizer is not None:
             self.network.reward_normalizer.restore_running(state["running_returns"])
 
@@ -109,7 +99,7 @@ class DQN(TorchAgent):
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:
             reward = self.network.reward_normalizer.scaled(reward)
-        judged = self._target_network()(batch["next_obs"])
+        judged = self._judge(batch["next_obs"])
         chooser = self._online(batch["next_obs"]).copy() if self.config.double else judged
         loss, mean_value, mean_error, gradient, errors = _huber_loss(
             self._online.trace(batch["obs"]),
@@ -126,10 +116,9 @@ class DQN(TorchAgent):
         self._online.backward(gradient)
         return loss, mean_value, mean_error, errors
 
-    def _target_network(self) -> QValues:
-        if self._target is None:
-            self._target = QValues(self.flat.twin())
-        return self._target
+    @cached_property
+    def _judge(self) -> QValues:
+        return QValues(self._target.flat)
 
 
 @numba.njit(cache=True, nogil=True)

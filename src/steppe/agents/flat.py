@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from steppe.agents.perceptrons import Perceptrons
+from steppe.agents.recurrence import Recurrence
 from steppe.core.agent import Tree
 from steppe.core.errors import ConfigError, NotFinite
 from steppe.core.weights import Layout, Weights
@@ -59,7 +60,7 @@ class FlatModule:
         host = self.storage if on_cpu else torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=True)
         self._host: np.ndarray = host.numpy()
         for part in module.modules() if on_cpu else ():
-            if isinstance(part, Perceptrons):
+            if isinstance(part, Perceptrons | Recurrence):
                 part.bind(self.parameters.numpy(), self.gradient.numpy())
 
     def twin(self) -> FlatModule:

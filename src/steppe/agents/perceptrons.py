@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numba
 import numpy as np
@@ -157,18 +157,23 @@ _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
+def tanh_of(x: Any) -> Any:
+    """tanh of a float32. What is not a number stays that: every comparison with it is false."""
+    x = _FAR if x > _FAR else x
+    x = -_FAR if x < -_FAR else x
+    u = x * x
+    above = x * (_P0 + u * (_P1 + u * (_P2 + u * (_P3 + u * _P4))))
+    return above / (_Q0 + u * (_Q1 + u * (_Q2 + u * (_Q3 + u * _Q4))))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _activate(y: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
-    """y ← activation(y + bias). What is not a number stays that: every comparison with it is false."""
+    """y ← activation(y + bias)."""
     num_rows, size = y.shape
     for i in range(num_rows):
         if tanh:
             for j in range(size):
-                x = y[i, j] + bias[j]
-                x = _FAR if x > _FAR else x
-                x = -_FAR if x < -_FAR else x
-                u = x * x
-                above = x * (_P0 + u * (_P1 + u * (_P2 + u * (_P3 + u * _P4))))
-                y[i, j] = above / (_Q0 + u * (_Q1 + u * (_Q2 + u * (_Q3 + u * _Q4))))
+                y[i, j] = tanh_of(y[i, j] + bias[j])
         else:
             for j in range(size):
                 x = y[i, j] + bias[j]

@@ -1,22 +1,22 @@
 """Proximal policy optimization (Schulman et al. 2017) on rollouts with axes [T, B, …].
 
-The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; the network carries that back.
+The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; the network carries that back, row by row or,
+if it remembers, through whole sequences (passes.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numba
 import numpy as np
 
-from steppe.agents.actor_critic import build_actor_critic
 from steppe.agents.distributions import distribution_for
 from steppe.agents.flat import FlatModule
 from steppe.agents.networks import build_seeded
 from steppe.agents.normalizers import Moments
+from steppe.agents.passes import Rollout, build_network, pass_for
 from steppe.agents.returns import gae
 from steppe.agents.torch_agent import TorchAgent
 from steppe.core import seeding
@@ -29,21 +29,6 @@ from steppe.core.specs import EnvSpec
 _STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
-@dataclass
-class Rollout:
-    """The valid rows of a batch, flat, with what the loss compares them to."""
-
-    obs: np.ndarray
-    action: np.ndarray
-    logp: np.ndarray
-    advantage: np.ndarray
-    returns: np.ndarray
-    explained_variance: float
-
-    def __len__(self) -> int:
-        return len(self.logp)
-
-
 class PPO(TorchAgent):
     """Clipped policy gradient with generalized advantages, for discrete, multi-discrete and box actions."""
 
@@ -51,16 +36,18 @@ class PPO(TorchAgent):
         config.require(spec, "ppo")
         self.config = config = config.fitted(spec, 1, None)[0]
         self.choices = distribution_for(spec.action)
-        self.network = build_seeded(seed, lambda: build_actor_critic(config, spec, self.choices.width))
+        self.network = build_seeded(seed, lambda: build_network(config, spec, self.choices.width))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
+        self._pass = pass_for(self.network)
+        self._recollection = self._pass.recollection
         self._rollouts = 0
         self._seen = Moments(spec.obs.shape)  # since the last update
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """Actions with their logp and the values of the observations; `explore=False` takes the mode."""
-        outputs, value = self.network.run(obs)
+        (outputs, value), noted = self._pass.act(obs, starts)
         action, logp = self.choices.sample(outputs, self._stream if explore else None)
-        return {"action": action, "logp": logp, "value": value}
+        return {"action": action, "logp": logp, "value": value, **noted}
 
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Running statistics and the learning rate.
@@ -86,7 +73,7 @@ class PPO(TorchAgent):
         totals, norms, updates = np.zeros(len(_STATS)), 0.0, 0
         for _ in range(self.config.epochs or 1):
             before, done = totals[3], updates
-            for rows in _minibatches(stream.permutation(len(rollout)), self.config.minibatch_size or len(rollout)):
+            for rows in self._pass.minibatches(rollout, self.config.minibatch_size or len(rollout.rows), stream):
                 totals += self._backward(rollout, rows)
                 norms += self._step()
                 updates += 1
@@ -102,7 +89,7 @@ class PPO(TorchAgent):
     def gradients(self, batch: Batch) -> np.ndarray:
         """The gradient of the loss on the whole rollout as one minibatch, unclipped."""
         rollout = self._prepare(batch)
-        self._backward(rollout, np.arange(len(rollout)))
+        self._backward(rollout, rollout.rows)
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient
 
@@ -126,38 +113,30 @@ class PPO(TorchAgent):
             self.network.reward_normalizer.restore_running(state["running_returns"])
 
     def _prepare(self, batch: Batch) -> Rollout:
-        """Advantages and returns with the values as they are now, then the valid rows only."""
-        obs, valid, value = batch["obs"][:-1], batch["valid"], batch["value"]
+        """Advantages and returns, with the values after the last rows as they are now."""
+        value, rows = batch["value"].ravel(), np.flatnonzero(batch["valid"])
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:
             reward = self.network.reward_normalizer.scaled(reward)
-        last_value, final_value = self._bootstrap_values(batch)
-        ends = (batch["terminated"], batch["truncated"], valid, final_value, last_value)
-        advantage = gae(reward, value, *ends, self.config.gamma, self.config.gae_lambda)[valid]
-        returns = advantage + value[valid]
+        last_value, final_value = self._pass.bootstrap(batch)
+        ends = (batch["terminated"], batch["truncated"], batch["valid"], final_value, last_value)
+        advantage = gae(reward, batch["value"], *ends, self.config.gamma, self.config.gae_lambda).ravel()
+        returns = advantage + value
+        spread = max(float(returns[rows].var()), 1e-8) if len(rows) else 1.0
         return Rollout(
-            obs=obs[valid],
-            action=batch["action"][valid],
-            logp=batch["logp"][valid],
+            batch=batch,
+            rows=rows,
+            action=batch["action"].reshape(len(value), *batch["action"].shape[2:]),
+            logp=batch["logp"].ravel(),
             advantage=advantage,
             returns=returns,
-            explained_variance=1.0 - float(advantage.var()) / max(float(returns.var()), 1e-8) if len(returns) else 0.0,
+            explained_variance=1.0 - float(advantage[rows].var()) / spread if len(rows) else 0.0,
         )
-
-    def _bootstrap_values(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Values after the last row [B], and of final observations [T, B] where an episode was only cut short."""
-        cut = batch["truncated"] & ~batch["terminated"] & batch["valid"]
-        last_obs = batch["obs"][-1]
-        _, values = self.network.run(np.concatenate([last_obs, batch["final_obs"][cut]]))
-        num_envs = len(last_obs)
-        final_value = np.zeros(cut.shape, np.float32)
-        final_value[cut] = values[num_envs:]
-        return values[:num_envs], final_value
 
     def _backward(self, rollout: Rollout, rows: np.ndarray) -> np.ndarray:
         """Fill the flat gradient from one minibatch; returns its statistics in the order of _STATS."""
         config = self.config
-        outputs, value = self.network.trace(rollout.obs.take(rows, axis=0))
+        outputs, value = self._pass.trace(rollout, rows)
         action = rollout.action.take(rows, axis=0)
         logp, entropy, inner = self.choices.evaluate(outputs, action)
         d_logp, d_value, stats = _clipped_loss(
@@ -171,7 +150,7 @@ class PPO(TorchAgent):
                 )
         d_outputs = self.choices.backward(inner, action, d_logp, -config.entropy_coef / len(rows))
         self.flat.gradient.zero_()
-        self.network.backward(d_outputs, d_value)
+        self._pass.backward(d_outputs, d_value)
         return stats
 
     def _adopt_seen(self) -> None:
@@ -221,10 +200,3 @@ def _clipped_loss(
         stats[3] += (ratio - 1.0 - log_ratio) / count
         stats[4] += (1.0 if ratio != clipped else 0.0) / count
     return d_logp, d_value, stats
-
-
-def _minibatches(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """The order in nearly equal parts of at most `size`: every row once, and no tiny remainder."""
-    count = -(-len(order) // size)
-    for part in range(count):
-        yield order[part * len(order) // count : (part + 1) * len(order) // count]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from steppe.agents.flat import FlatAdam, FlatModule
+from steppe.agents.sequences import Recollection
 from steppe.core import seeding
 from steppe.core.agent import Tree
 from steppe.core.algorithms import AgentConfig
@@ -25,21 +26,27 @@ class TorchAgent:
         self.flat = flat
         self.learning_rate = config.learning_rate or 0.0  # a fitted configuration has one
         self._stream = seeding.generator(seed, "act")
+        self._recollection: Recollection | None = None  # of a recurrent agent
         self._max_grad_norm = config.max_grad_norm
         self._adam_eps = adam_eps
         self._adam: FlatAdam | None = None
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
-        """All later exploration draws from `stream`."""
+        """All later exploration draws from `stream`, and nothing is remembered."""
         self._stream = stream
+        if self._recollection is not None:
+            self._recollection.begin(num_envs)
 
     def acting_state(self) -> Tree:
-        """Where the exploration's random numbers stand."""
-        return {"stream": self._stream.bit_generator.state}
+        """Where the exploration's random numbers stand, and what a recurrent agent remembers."""
+        state: Tree = {"stream": self._stream.bit_generator.state}
+        return state if self._recollection is None else state | {"hidden": self._recollection.state.copy()}
 
     def restore_acting(self, state: Tree) -> None:
         """Go on from there."""
         self._stream.bit_generator.state = state["stream"]
+        if self._recollection is not None:
+            self._recollection.keep(np.array(state["hidden"]))
 
     def load(self, weights: Weights) -> None:
         """Adopt weights with their counters; the layout must be this agent's."""

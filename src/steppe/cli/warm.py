@@ -21,14 +21,19 @@ from steppe.core.errors import UsageError
 PACKAGE = Path(__file__).resolve().parents[1]
 SHORT = {"runtime": "inline", "evaluation.episodes": 1, "evaluation.every_steps": 1_000_000}
 VECTORS, NUMBERS, IMAGES, GAME = "CartPole-v1", "Pendulum-v1", "steppe/ImageIdentity-v0", "steppe/TicTacToe-v0"
+CUES = "steppe/Recall-v0"
 REPLAY = {"algo": "dqn", "learning_starts": 64, "samples_per_insert": 1.0, "steps": 600}
 RUNS: dict[str, Mapping[str, Any]] = {
     "ppo": {"env": VECTORS, "steps": 1},
     "ppo, continuous actions": {"env": NUMBERS, "steps": 1},
     "ppo, images": {"env": IMAGES, "steps": 1, "segment_steps": 16, "hidden": (16,)},
+    "ppo, recurrent": {"env": CUES, "steps": 1, "recurrent": True},
+    "ppo, recurrent, gru": {"env": NUMBERS, "steps": 1, "recurrent": True, "cell": "gru", "segment_steps": 16},
     "dqn": {"env": VECTORS, **REPLAY},
     "dqn, prioritized replay": {"env": VECTORS, **REPLAY, "prioritized": True},
     "dqn, images": {"env": IMAGES, **REPLAY, "hidden": (16,)},
+    "r2d2": {"env": CUES, **REPLAY, "algo": "r2d2"},
+    "r2d2, gru": {"env": CUES, **REPLAY, "algo": "r2d2", "cell": "gru"},
     "workers": {"env": GAME, "algo": "q-learning", "mode": "workers", "steps": 1},
 }
 

@@ -87,6 +87,16 @@ class AgentConfig(Frozen):
             )
 
 
+def fitting_cell(spec: EnvSpec) -> int:
+    """The size of a recurrent cell that suits a world."""
+    return 512 if spec.is_image else 64
+
+
+def state_column(cell: str, size: int, *, once: bool = False) -> FieldSpec:
+    """The column of what a recurrent policy remembers; an LSTM also remembers what it does not put out."""
+    return FieldSpec("hidden", (2 * size if cell == "lstm" else size,), "float32", once=once)
+
+
 class PPOConfig(AgentConfig):
     """Proximal policy optimization: clipped updates on fresh rollouts (Schulman et al. 2017)."""
 
@@ -101,21 +111,38 @@ class PPOConfig(AgentConfig):
     entropy_coef: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight of the entropy bonus.")
     anneal: bool = Field(False, description="Lower the learning rate linearly to 0 over the run's steps.")
     target_kl: PositiveFloat | None = Field(None, description="End a rollout's epochs early beyond this divergence.")
+    recurrent: bool = Field(False, description="Remember within an episode, and learn from whole sequences.")
+    cell: Literal["lstm", "gru"] | None = Field(
+        None, description="What carries the state along (recurrent); lstm if absent."
+    )
+    cell_size: Positive | None = Field(
+        None, description="Numbers that the cell puts out (recurrent); chosen to fit if absent."
+    )
+
+    def model_post_init(self, _: Any) -> None:
+        for name in ("cell", "cell_size"):
+            if getattr(self, name) is not None and not self.recurrent:
+                raise ConfigError(f"{name} is for recurrent=true: set that too, or leave {name} out")
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        return (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
+        noted = (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
+        if not self.recurrent:
+            return noted
+        return (*noted, state_column(self.cell or "lstm", self.cell_size or fitting_cell(spec), once=True))
 
     def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), large
         minibatches and 2 epochs. Others: 8 per actor, 128 steps, 4 epochs. A rollout makes 8 minibatches of 64 to 512
         rows. The step size grows with the root of the minibatch, 1e-3 at 64 rows to 2.5e-3 at 400 and more; 2.5e-4 for
         images. Worlds with continuous actions mostly have rewards and observations of any scale: there both are
-        normalized.
+        normalized. Recurrent: one layer before the cell, and minibatches of at least one whole sequence.
         """
         cheap = spec.native_vector and not spec.is_image
         envs = num_envs or (max(1, 128 // num_actors) if cheap else 8)
         steps = self.segment_steps or (32 if cheap else 128)
         minibatch = self.minibatch_size or min(512, max(64, steps * envs * num_actors // 8))
+        if self.recurrent and minibatch < steps:
+            minibatch = self._whole(steps)
         rate = 2.5e-4 if spec.is_image else min(2.5e-3, 1e-3 * math.sqrt(minibatch / 64))
         continuous = spec.action.kind == "box"
         fitted = self._chosen(
@@ -124,18 +151,27 @@ class PPOConfig(AgentConfig):
             epochs=2 if cheap else 4,
             minibatch_size=minibatch,
             learning_rate=rate,
-            hidden=(64, 64),
+            hidden=(64,) if self.recurrent else (64, 64),
             normalize_obs=continuous,
             normalize_reward=continuous,
+            **({"cell": "lstm", "cell_size": fitting_cell(spec)} if self.recurrent else {}),
         )
         return fitted, envs
 
+    def _whole(self, steps: int) -> int:
+        """The smallest minibatch of recurrent learning: one sequence."""
+        if self.minibatch_size is not None:
+            raise ConfigError(
+                f"minibatch_size={self.minibatch_size} holds no whole sequence of {steps} steps, which recurrent=true learns "
+                "from: raise it, or lower segment_steps"
+            )
+        return steps
 
-class DQNConfig(AgentConfig):
-    """Deep Q-learning with double targets and optional prioritized replay (Mnih et al. 2015, van Hasselt et al. 2016)."""
 
-    implementation = "steppe.agents.dqn:DQN"
-    memory = "replay"
+class ReplayConfig(AgentConfig):
+    """What every algorithm has that learns action values from replay, with a target network."""
+
+    memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "replay"
     actions = ("discrete",)
 
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
@@ -161,6 +197,13 @@ class DQNConfig(AgentConfig):
     beta: Fraction = Field(
         0.4, description="Importance correction at the start; reaches 1 at the end of the run (prioritized)."
     )
+
+
+class DQNConfig(ReplayConfig):
+    """Deep Q-learning with double targets and optional prioritized replay (Mnih et al. 2015, van Hasselt et al. 2016)."""
+
+    implementation = "steppe.agents.dqn:DQN"
+
     epsilon_start: Fraction = Field(1.0, description="Share of random actions at the start.")
     epsilon_end: Fraction = Field(0.04, description="Share of random actions after the exploration phase.")
     exploration_fraction: PositiveFloat | None = Field(
@@ -188,6 +231,76 @@ class DQNConfig(AgentConfig):
             learning_rate=1e-4 if spec.is_image else 2e-3,
             target_every=1_000 if spec.is_image else 200,
             hidden=(64, 64),
+        )
+        return fitted, envs
+
+
+class SequenceConfig(ReplayConfig):
+    """What every algorithm has that learns action values from sequences, with a state that is carried along in them.
+
+    Its columns are `hidden`, the state in which each step was met, and `q_val`, what the actor thought of its actions.
+    """
+
+    memory = "sequences"
+    normalize_reward: ClassVar[bool | None] = False  # type: ignore[misc]  # rewards are kept as they were
+
+    batch_size: Positive = Field(32, description="Sequences per update.")
+    buffer_size: Positive = Field(100_000, description="Steps kept.")
+    learning_starts: Annotated[int, Field(ge=0)] = Field(1_000, description="Steps to gather before the first update.")
+    samples_per_insert: PositiveFloat = Field(
+        16.0, description="Steps learned from per step gathered: batch_size × sequence_length × updates per step."
+    )
+    sequence_length: Positive = Field(16, description="Steps of a sequence that are learned from.")
+    sequence_stride: Positive | None = Field(
+        None, description="Steps from the start of one sequence to the next, which overlap; half a sequence if absent."
+    )
+    burn_in: Annotated[int, Field(ge=0)] = Field(
+        8, description="Steps before a sequence that only bring the stored state up to date."
+    )
+    prioritized: bool = Field(True, description="Draw sequences in proportion to their errors.")
+    value_rescaling: bool = Field(False, description="Learn values in a scale that brings large ones near each other.")
+    epsilon_base: Fraction = Field(0.4, description="Share of random actions in the environment that explores most.")
+    epsilon_power: Annotated[float, Field(ge=0)] = Field(
+        7.0,
+        description="From there the share falls to epsilon_base ** (1 + this) over all actors' environments.",
+    )
+
+    def model_post_init(self, _: Any) -> None:
+        if self.sequence_stride is not None and self.sequence_stride > self.sequence_length:
+            raise ConfigError(
+                f"sequence_stride={self.sequence_stride} would leave steps out between sequences of "
+                f"{self.sequence_length}: give at most sequence_length"
+            )
+
+
+class R2D2Config(SequenceConfig):
+    """Recurrent Q-learning on prioritized sequences with stored state (Kapturowski et al. 2019)."""
+
+    implementation = "steppe.agents.r2d2:R2D2"
+
+    dueling: bool = Field(True, description="Separate value and advantage streams.")
+    value_rescaling: bool = Field(True, description="Learn values in a scale that brings large ones near each other.")
+    cell: Literal["lstm", "gru"] = Field("lstm", description="What carries the state along.")
+    cell_size: Positive | None = Field(None, description="Numbers that the cell puts out; chosen to fit if absent.")
+
+    def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
+        hidden = state_column(self.cell, self.cell_size or fitting_cell(spec))
+        return hidden, FieldSpec("q_val", spec.action.sizes, "float32")
+
+    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+        """16 environments per actor where they step as a vector, 8 elsewhere; segments so short that all actors together
+        bring 256 steps before the next block of updates. Vectors: one layer of 64, a cell of 64 and a step size of 1e-3;
+        images: 512 and 512, 1e-4.
+        """
+        envs = num_envs or (16 if spec.native_vector else 8)
+        fitted = self._chosen(
+            spec,
+            segment_steps=max(1, 256 // (envs * num_actors)),
+            learning_rate=1e-4 if spec.is_image else 1e-3,
+            target_every=2_500 if spec.is_image else 500,
+            sequence_stride=max(1, self.sequence_length // 2),
+            hidden=(64,),
+            cell_size=fitting_cell(spec),
         )
         return fitted, envs
 
@@ -285,6 +398,7 @@ class ClassicConfig(TabularConfig):
 ALGORITHMS: dict[str, type[AgentConfig]] = {
     "dqn": DQNConfig,
     "ppo": PPOConfig,
+    "r2d2": R2D2Config,
     "q-learning": QLearningConfig,
     "sarsa": SarsaConfig,
     "expected-sarsa": ExpectedSarsaConfig,

@@ -7,6 +7,7 @@ trajectory, no loss, no replay and no count.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -61,6 +62,13 @@ class Segment:
         cut: np.ndarray = self.columns["terminated"] | self.columns["truncated"]
         return cut
 
+    def write(self, t: int, chosen: Mapping[str, np.ndarray]) -> None:
+        """Set what a policy chose and noted at row t; columns that are there once take row 0's only."""
+        for name, values in chosen.items():
+            column = self.columns[name]
+            if t < len(column):
+                column[t] = values
+
     def next_obs(self) -> np.ndarray:
         """What was seen after each step, as a new `[T, B, …]` array."""
         following = self.columns["obs"][1:].copy()
@@ -74,7 +82,7 @@ class Segment:
         flat = {
             column.name: self.columns[column.name][: self.spec.num_steps][keep]
             for column in self.spec.fields
-            if column.name not in ("valid", "final_obs")
+            if column.name not in ("valid", "final_obs") and not column.once
         }
         flat["next_obs"] = self.next_obs()[keep]
         return flat

@@ -16,13 +16,15 @@ _ALIGN = 64  # one cache line: columns of one segment never share one
 class FieldSpec:
     """One column: its name, its shape for a single step of a single environment, and its dtype.
 
-    `frames` > 1 says that so many observations of equal shape are joined along the first axis, the newest last.
+    `frames` > 1 says that so many observations of equal shape are joined along the first axis, the newest last. A column
+    that is there `once` has one row in a segment, of its first step: what a recurrent policy remembered then.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     frames: int = 1
+    once: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +94,7 @@ class SegmentSpec:
         object.__setattr__(self, "fields", base + self.extras)
 
     def shape(self, column: FieldSpec) -> tuple[int, ...]:
-        rows = self.num_steps + (column.name in ("obs", "mask"))
+        rows = 1 if column.once else self.num_steps + (column.name in ("obs", "mask"))
         return (rows, self.num_envs, *column.shape)
 
     @cached_property

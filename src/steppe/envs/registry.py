@@ -16,7 +16,7 @@ _BUILTINS = {
     "steppe/NaN-v0": ("NaNEnv", {}),
 }
 _TWO_ARMED_BANDIT, _TICTACTOE = "steppe/TwoArmedBandit-v0", "steppe/TicTacToe-v0"
-_PATHFINDING = "steppe/Pathfinding-v0"
+_RECALL, _PATHFINDING = "steppe/Recall-v0", "steppe/Pathfinding-v0"
 
 
 def register_builtins() -> None:
@@ -32,6 +32,13 @@ def register_builtins() -> None:
             "steppe.envs.tictactoe:TicTacToeEnv",
             vector_entry_point="steppe.envs.tictactoe_vector:TicTacToeVectorEnv",
             kwargs={"opponent": "random"},
+        )
+    if _RECALL not in gym.registry:
+        gym.register(
+            _RECALL,
+            "steppe.envs.recall:RecallEnv",
+            vector_entry_point="steppe.envs.recall:RecallVectorEnv",
+            reward_threshold=0.95,
         )
     if _PATHFINDING not in gym.registry:  # a PettingZoo environment: Gymnasium makes only its vector version
         gym.register(

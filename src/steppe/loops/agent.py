@@ -170,6 +170,7 @@ class DistributedAgent:
         Replay agents take flat transitions (obs, action, reward, next_obs, terminated), and answer with `priorities` if the
         batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value.
         """
+        self._require_rows()
         with borrowed_torch(THREADS, self.config):
             if self.config.memory == "rollout":
                 return self._learn_rollout(batch)
@@ -181,6 +182,7 @@ class DistributedAgent:
 
         A replay agent goes through them once, in minibatches of its batch size, shuffled.
         """
+        self.require_steps()
         columns = columns_of(experiences)
         with borrowed_torch(THREADS, self.config):
             if self.config.memory == "rollout":
@@ -204,6 +206,7 @@ class DistributedAgent:
 
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The gradient of the loss on a batch by parameter, unclipped; the weights stay as they are."""
+        self._require_rows()
         agent = self.agent
         with borrowed_torch(THREADS, self.config):
             gradient = agent.gradients(
@@ -282,9 +285,26 @@ class DistributedAgent:
 
     def observe(self, experiences: Sequence[Mapping[str, Any]]) -> None:
         """Let running statistics, exploration and target network follow new experiences, without learning from them."""
+        self.require_steps()
         with borrowed_torch(THREADS, self.config):
             self._observe(segment_of(columns_of(experiences), self.spec, self.config.columns(self.spec)))
         self._paid_steps += len(experiences)
+
+    def require_steps(self) -> None:
+        """Raise unless this agent can learn from steps as `generate_experiences` gives them."""
+        self._require_rows()
+        if any(column.once for column in self.config.columns(self.spec)):
+            raise UsageError(
+                f"{self.algo} with a memory learns from rollouts [T, B] and the state that each began with, not from single "
+                "steps: use MainLoop.run_training, steppe.train, or learn_from_batch with a column 'hidden' [1, B, …]"
+            )
+
+    def _require_rows(self) -> None:
+        if self.config.memory == "sequences":
+            raise UsageError(
+                f"{self.algo} learns from sequences with stored state, which runs gather: use MainLoop.run_training or "
+                "steppe.train"
+            )
 
     def _learn_rollout(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
         segment = segment_of(batch, self.spec, self.config.columns(self.spec))

@@ -53,6 +53,11 @@ def segment_of(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[Fie
     """
     if all(name in batch for name in _OF_ROLLOUTS):
         return _filled(batch, spec, extras)
+    if any(field.once for field in extras):
+        raise UsageError(
+            "an agent with a memory learns from a rollout [T, B] and the state that it began with ('hidden' [1, B, …]), not "
+            "from flat transitions"
+        )
     reward = _column(batch, FieldSpec("reward", (), "float32"))
     rows = len(reward)
     obs = _column(batch, spec.obs, rows)

@@ -18,7 +18,7 @@ from steppe.core import seeding
 from steppe.core.agent import Agent, Progress
 from steppe.core.algorithms import AgentConfig, implementation
 from steppe.core.config import Resolved, RunConfig
-from steppe.core.experience import Batch, Segment, SegmentHeader
+from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.specs import EnvSpec
 from steppe.core.world import World
 from steppe.envs.making import make_world, probe
@@ -145,8 +145,7 @@ def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
         t = steps % last
         if steps and t == 0:
             segment["obs"][0] = segment["obs"][last]
-        for name, values in acted(agent, world, segment["obs"][t]).items():
-            segment.columns[name][t] = values
+        segment.write(t, acted(agent, world, segment["obs"][t]))
         world.step(segment["action"][t], segment, t)
         steps += 1
     segment["obs"][0] = segment["obs"][(steps - 1) % last + 1]
@@ -155,9 +154,10 @@ def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
 
 def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
     """Seconds of learning that one environment step asks for."""
+    window = sum(getattr(config, name, 0) for name in ("burn_in", "sequence_length", "n_step"))
     small = {
         "learning_starts": 0,
-        "buffer_size": max(4096, getattr(config, "batch_size", 1)),
+        "buffer_size": max(4096, getattr(config, "batch_size", 1), 8 * window),
         "buffer_storage": "memory",
     }
     config = config.model_copy(update={key: value for key, value in small.items() if hasattr(config, key)})
@@ -173,14 +173,15 @@ def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
             memory.update(batch, agent.learn(batch))
             if number:  # the first round compiles
                 spent_s += time.perf_counter() - started_s
-                steps += _paid_by(batch, config, segment)
+                steps += _paid_by(config, segment)
         if spent_s > TRY_S or time.perf_counter() > until_s:
             break
     return spent_s / steps if steps else MOST_S / segment.num_valid
 
 
-def _paid_by(batch: Batch, config: AgentConfig, segment: Segment) -> float:
-    """The environment steps that one batch stands for: all of a rollout's, or a share of each transition drawn."""
-    if batch.indices is None:
+def _paid_by(config: AgentConfig, segment: Segment) -> float:
+    """The environment steps that one batch stands for: all of a rollout's, or a share of each step drawn."""
+    if config.memory == "rollout":
         return float(segment.num_valid)
-    return len(batch.indices) / float(getattr(config, "samples_per_insert", 1.0))
+    drawn = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)
+    return drawn / float(getattr(config, "samples_per_insert", 1.0))

@@ -191,7 +191,7 @@ def _by_lane(segments: list[Segment]) -> list[list[Experience]]:
         columns = {
             column.name: segment[column.name][: segment.spec.num_steps].copy()
             for column in segment.spec.fields
-            if column.name not in ("valid", "final_obs")
+            if column.name not in ("valid", "final_obs") and not column.once
         }
         columns["next_obs"] = segment.next_obs()
         for env in range(segment.spec.num_envs):

@@ -82,7 +82,7 @@ def episodic(
 def _of_pool(pool: ReplayBufferPool | None, agent: DistributedAgent) -> dict[str, Any]:
     if pool is None:
         return {}
-    if agent.config.memory != "replay":
+    if agent.config.memory == "rollout":
         raise ConfigError(
             f"{agent.algo} learns from fresh rollouts and keeps no replay buffer: give replay_buffer=None"
         )

@@ -28,7 +28,7 @@ Space = spaces.Space[Any]
 class LoadedPolicy:
     """Acts as a run learned to, in one environment or in a batch of them.
 
-    Where the run stacked frames, call `reset` before the first observation of each episode.
+    Where the run stacked frames or the agent remembers, call `reset` before the first observation of each episode.
     """
 
     def __init__(self, config: RunConfig, weights: Weights, seed: int) -> None:

@@ -153,6 +153,7 @@ class MainLoop:
     def run_single_episode(self) -> dict[str, Any]:
         """Play one episode with the parts, remember it, learn what is due, and return its return, length and losses."""
         self._require_here("an episode of one's own")
+        self.agent.require_steps()
         steps = self.environment.generate_experiences(self.agent, 1)
         self.episode += 1
         if self.agent.config.memory == "rollout":

@@ -40,7 +40,7 @@ def decide(
             )
         return config, config.model_dump()
     kind = config_class(name)
-    decided = _mapped(kind, given, name)
+    decided = _mapped(kind, given, name, config or {})
     for key, value in (config or {}).items():
         if key not in kind.model_fields:
             raise ConfigError(f"{name} has no setting {key!r}.{nearest(key, kind.model_fields)}")
@@ -50,16 +50,19 @@ def decide(
     return validated(kind, decided, "agent."), decided
 
 
-def _mapped(kind: type[AgentConfig], given: Mapping[str, float], name: str) -> dict[str, Any]:
+def _mapped(
+    kind: type[AgentConfig], given: Mapping[str, float], name: str, config: Mapping[str, Any]
+) -> dict[str, Any]:
     """The four numbers under the names that the algorithm has for them; one without a name may not be changed."""
     fields = kind.model_fields
+    length = config.get("sequence_length", fields["sequence_length"].default) if "sequence_length" in fields else 1
     for key in ("learning_rate", "batch_size", "update_frequency", "target_update_frequency"):
         if not given[key] > 0:
             raise ConfigError(f"{key}={given[key]}: must be greater than 0")
     homes = {
         "learning_rate": ("learning_rate", given["learning_rate"]),
         "batch_size": ("batch_size" if "batch_size" in fields else "minibatch_size", given["batch_size"]),
-        "update_frequency": ("samples_per_insert", given["batch_size"] / given["update_frequency"]),
+        "update_frequency": ("samples_per_insert", given["batch_size"] * length / given["update_frequency"]),
         "target_update_frequency": ("target_every", given["target_update_frequency"]),
     }
     decided: dict[str, Any] = {}

@@ -34,12 +34,14 @@ def make_memory(
 ) -> Memory:
     """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig).
 
-    For sequences, the fields sequence_length, sequence_stride and burn_in count too. A pool of the caller's is used in place:
-    its capacity, kind and alpha are then the ones that count. `directory` is where a replay lies that the configuration wants
-    on disk.
+    For sequences, the fields sequence_length, sequence_stride, burn_in and value_rescaling count too. A pool of the
+    caller's is used in place: its capacity, kind and alpha are then the ones that count. `directory` is where a replay lies
+    that the configuration wants on disk.
     """
     if agent.memory == "rollout":
         return Rollout(spec)
+    if once := [column.name for column in spec.extras if column.once]:
+        raise ConfigError(f"the column {once[0]!r} has one row per segment, which only memory = 'rollout' keeps")
     from steppe.replay.memory import Draws, ReplayMemory  # numba: only where it is needed
     from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
     from steppe.replay.sequences import Windowing
@@ -55,7 +57,7 @@ def make_memory(
     if agent.memory == "replay":
         draws = Draws(**limits, **of("n_step", "gamma"), total_steps=total_steps)
         return ReplayMemory(spec, pool, draws, stream=stream)
-    named = {"sequence_length": "length", "sequence_stride": "stride"}
+    named = {"sequence_length": "length", "sequence_stride": "stride", "value_rescaling": "rescaled"}
     shape = {named.get(name, name): value for name, value in of(*named, "burn_in", "n_step", "gamma").items()}
     sequences = SequenceDraws(**limits, windowing=Windowing(**shape), total_steps=total_steps)
     return SequenceMemory(spec, pool, sequences, stream=stream)

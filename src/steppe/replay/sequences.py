@@ -21,6 +21,7 @@ import numpy as np
 
 from steppe.core.errors import ConfigError
 from steppe.core.experience import Batch
+from steppe.core.sequences import mixed, rescaled, unscaled
 from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.replay.gathering import Gathering
 from steppe.replay.kernels import compiled
@@ -28,7 +29,6 @@ from steppe.replay.pool import ReplayBufferPool
 from steppe.replay.ringing import CURSOR, SIZE
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
-ETA = 0.9  # a sequence's priority: this share of its largest error, the rest of its mean (Kapturowski et al. 2019)
 META = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))
 
 
@@ -41,6 +41,7 @@ class Windowing:
     stride: int | None = None  # length, if absent: no overlap
     n_step: int = 1
     gamma: float = 0.99
+    rescaled: bool = False  # the actor's values are in the scale of core/sequences.py
     states: tuple[str, ...] = ("hidden",)  # columns of which only a window's first row is wanted
 
     def __post_init__(self) -> None:
@@ -157,14 +158,6 @@ class Windows:
         }
 
 
-def mixed(errors: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """One priority per sequence from errors [T, N] of the steps that count; 0 where none does."""
-    size = np.abs(np.where(counted, errors, 0.0))
-    number = np.maximum(counted.sum(axis=0), 1)
-    priorities: np.ndarray = ETA * size.max(axis=0) + (1.0 - ETA) * size.sum(axis=0) / number
-    return priorities
-
-
 def estimate(piece: Mapping[str, np.ndarray], starts: np.ndarray, rules: Windowing, *, whole: bool) -> np.ndarray:
     """Priorities of new sequences by the actor's own values, column q_val [rows, …, actions]; NaN where it has no say.
 
@@ -185,7 +178,8 @@ def estimate(piece: Mapping[str, np.ndarray], starts: np.ndarray, rules: Windowi
     best = values.max(axis=-1)[np.minimum(t + count, known - 1)]
     factor = np.where(ended, 0.0, rules.gamma**count)
     lead = (steps,) + (1,) * (chosen.ndim - 1)  # agents, where there are several: their mean
-    errors = np.abs(total.reshape(lead) + factor.reshape(lead) * best - chosen).reshape(steps, -1).mean(axis=1)
+    target = total.reshape(lead) + factor.reshape(lead) * (unscaled(best) if rules.rescaled else best)
+    errors = np.abs((rescaled(target) if rules.rescaled else target) - chosen).reshape(steps, -1).mean(axis=1)
     told = ended | (count > 0)
     windows = np.minimum(starts[None, :] + np.arange(rules.length)[:, None], steps - 1)
     counted = told[windows] & (starts[None, :] + np.arange(rules.length)[:, None] < steps)

@@ -154,8 +154,7 @@ class Actor:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
         try:
             self.phases.switch("policy")
-            for name, values in acted(self.policy, self.world, segment["obs"][t]).items():
-                segment.columns[name][t] = values
+            segment.write(t, acted(self.policy, self.world, segment["obs"][t]))
             self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)
         except Exception as error:

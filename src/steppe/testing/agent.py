@@ -50,8 +50,7 @@ def invented_segment(policy: Policy, config: AgentConfig, spec: EnvSpec, stream:
         segment["final_obs"][...] = np.nan
     segment["final_obs"][segment.cut] = invented_obs(spec, (int(segment.cut.sum()),), stream)
     for t in range(NUM_STEPS):
-        for name, column in policy.act(segment["obs"][t], np.zeros(NUM_ENVS, bool)).items():
-            segment[name][t] = column
+        segment.write(t, policy.act(segment["obs"][t], np.zeros(NUM_ENVS, bool)))
     return segment
 
 
@@ -65,6 +64,29 @@ def invented_draw(spec: EnvSpec, stream: np.random.Generator) -> Batch:
         "terminated": stream.random(BATCH_SIZE) < 0.3,
         "discount": np.full(BATCH_SIZE, 0.97, np.float32),
     }
+    return Batch(columns, weights=stream.random(BATCH_SIZE).astype(np.float32), indices=np.arange(BATCH_SIZE))
+
+
+def invented_windows(config: AgentConfig, spec: EnvSpec, stream: np.random.Generator) -> Batch:
+    """A batch as replay gives sequences: windows of other lengths, with a burn-in that some have only a part of."""
+    given = {name: getattr(config, name, 1) for name in ("burn_in", "sequence_length", "n_step")}
+    num_rows = sum(given.values())
+    lead = stream.integers(0, given["burn_in"] + 1, BATCH_SIZE)
+    steps = stream.integers(1, given["sequence_length"] + 1, BATCH_SIZE)
+    t = np.arange(num_rows)[:, None]
+    columns = {
+        "obs": invented_obs(spec, (num_rows, BATCH_SIZE), stream),
+        "action": stream.integers(0, spec.action.sizes[0], (num_rows, BATCH_SIZE, *spec.action.field.shape)),
+        "reward": stream.standard_normal((num_rows, BATCH_SIZE)).astype(np.float32),
+        "discount": np.full((num_rows, BATCH_SIZE), 0.97, np.float32),
+        "terminated": stream.random((num_rows, BATCH_SIZE)) < 0.3,
+        "following": np.minimum(t + 1, lead + steps),
+        "valid": t <= lead + steps,
+        "learn": (t >= lead) & (t < lead + steps),
+    }
+    for column in config.columns(spec):
+        lead_shape = (BATCH_SIZE,) if column.name == "hidden" else (num_rows, BATCH_SIZE)
+        columns[column.name] = stream.standard_normal((*lead_shape, *column.shape)).astype(column.dtype)
     return Batch(columns, weights=stream.random(BATCH_SIZE).astype(np.float32), indices=np.arange(BATCH_SIZE))
 
 
@@ -96,8 +118,11 @@ class AgentConformance:
         return agent.learn(self.batch(agent, segment, stream)).stats
 
     def batch(self, agent: Agent, segment: Segment, stream: np.random.Generator) -> Batch:
-        if self.config_of(agent).memory == "rollout":
+        config = self.config_of(agent)
+        if config.memory == "rollout":
             return Batch(segment.columns)
+        if config.memory == "sequences":
+            return invented_windows(config, self.spec, stream)
         return invented_draw(self.spec, stream)
 
     def obs(self, num_rows: int = NUM_ENVS, seed: int = 3) -> np.ndarray:

@@ -1,0 +1,136 @@
+"""Recurrent Q-learning (Kapturowski et al. 2019) on sequences with axes [T, N, …]: stored state, burn-in, n-step double
+targets in rescaled units, priorities per sequence, a ladder of exploration over all actors' environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import nn
+
+from steppe.agents.flat import FlatModule
+from steppe.agents.networks import build_seeded
+from steppe.agents.perceptrons import Head
+from steppe.agents.recurrence import Unrolled
+from steppe.agents.recurrent import RecurrentNetwork
+from steppe.agents.sequences import Judgement, Recollection, judge, ladder, leads, wander
+from steppe.agents.target import Target
+from steppe.agents.torch_agent import TorchAgent
+from steppe.core.agent import Learned, Progress, Tree
+from steppe.core.algorithms import R2D2Config
+from steppe.core.experience import Batch, Segment
+from steppe.core.sequences import mixed
+from steppe.core.specs import EnvSpec
+
+
+class R2D2(TorchAgent):
+    """Q-learning with a memory of the episode, for discrete actions."""
+
+    def __init__(self, config: R2D2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        config.require(spec, "r2d2")
+        self.config = config = config.fitted(spec, 1, None)[0]
+        self.num_actions = spec.action.sizes[0]
+        self.network = build_seeded(seed, lambda: RecurrentQ(config, spec))
+        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-3)
+        self._recollection = self._remembered = Recollection((self.network.body.num_state,))
+        self._target = Target(self.flat, config.target_every)
+        self._epsilon = ladder(config.epsilon_base, config.epsilon_power, 1, 0, 1)
+
+    def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
+        """Take this actor's place on the ladder of exploration."""
+        super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
+        self._epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, num_envs, actor, num_actors)
+
+    def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
+        """The best action, or any; with the state in which it was chosen, and the values that it was chosen by."""
+        hidden = self._remembered.meet(starts)
+        values, unrolled = self.network.values(obs[None], hidden)
+        self._remembered.keep(unrolled.states(-1))
+        action: np.ndarray = values[0].argmax(axis=1)
+        if explore:
+            action = wander(action, self.num_actions, self._shares(len(obs)), self._stream)
+        return {"action": action, "hidden": hidden, "q_val": values[0]}
+
+    def observe(self, segment: Segment, progress: Progress) -> None:
+        """Running statistics, and the target network every `target_every` environment steps."""
+        self.env_steps = progress.env_steps
+        normalizer = self.network.body.normalizer
+        if normalizer is not None:
+            normalizer.fold(segment["obs"][:-1][segment["valid"]])
+        self._target.follow(progress.env_steps)
+
+    def learn(self, batch: Batch) -> Learned:
+        """One update from one draw."""
+        found = self._backward(batch)
+        norm = self._step()
+        stats = {
+            "loss": found.loss,
+            "q_mean": found.mean_value,
+            "td_error": found.mean_error,
+            "grad_norm": norm,
+            "learning_rate": self.learning_rate,
+        }
+        return Learned(1, stats, priorities=mixed(found.errors, batch["learn"]))
+
+    def gradients(self, batch: Batch) -> np.ndarray:
+        """The gradient of the loss on one draw, unclipped."""
+        self._backward(batch)
+        gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
+        return gradient
+
+    def state(self) -> Tree:
+        return self._counters() | self._target.state()
+
+    def restore(self, state: Tree) -> None:
+        self._restore_counters(state)
+        self._target.restore(state, "this R2D2")
+
+    def _backward(self, batch: Batch) -> Judgement:
+        """Fill the flat gradient. Both networks bring the stored state up to date over the burn-in; no gradient goes there."""
+        config, older = self.config, self._target.flat.module
+        assert isinstance(older, RecurrentQ)
+        obs, hidden = batch["obs"], batch["hidden"]
+        judged, _ = older.values(obs, hidden)
+        values = self.network.trace(obs, hidden, leads(batch["learn"]))
+        found = judge(values, judged, batch, double=config.double, value_rescaling=config.value_rescaling)
+        found.require_finite(self.updates)
+        self.flat.gradient.zero_()
+        self.network.backward(found.gradient)
+        return found
+
+    def _shares(self, width: int) -> np.ndarray:
+        """Of random actions; a batch of another width than was begun with explores as a lone environment."""
+        return self._epsilon if len(self._epsilon) == width else self._epsilon[:1]
+
+
+class RecurrentQ(nn.Module):
+    """Action values [T, N, A] of a network that remembers; dueling: Q = V + A − mean A (Wang et al. 2016)."""
+
+    def __init__(self, config: R2D2Config, spec: EnvSpec) -> None:
+        super().__init__()
+        self.dueling, self.num_actions = config.dueling, spec.action.sizes[0]
+        self.body = RecurrentNetwork(config, spec, [Head(self.num_actions), *[Head(1)] * config.dueling], "relu")
+
+    def values(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, Unrolled]:
+        """Action values for reading, and what is remembered after each row."""
+        unrolled = self.body.unroll(obs, state)
+        return self._joined(unrolled.outputs), unrolled
+
+    def trace(self, obs: np.ndarray, state: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """Action values that `backward` may follow; no gradient goes back beyond rows where `stop` [T, N] is set."""
+        return self._joined(self.body.trace(obs, state, None, stop).outputs)
+
+    def backward(self, gradient: np.ndarray) -> None:
+        """Fill the gradients, which are zero, from d(loss)/d(values)."""
+        if self.dueling:
+            total = gradient.sum(axis=2, keepdims=True)
+            gradient = np.concatenate([gradient - total / self.num_actions, total], axis=2)
+        self.body.backward(gradient)
+
+    def _joined(self, outputs: np.ndarray) -> np.ndarray:
+        if not self.dueling:
+            return outputs
+        advantage, value = outputs[..., :-1], outputs[..., -1:]
+        joined: np.ndarray = value + advantage - advantage.mean(axis=2, keepdims=True)
+        return joined

@@ -1,0 +1,197 @@
+"""A recurrent cell with linear heads on it, NumPy in and out. On the CPU compiled kernels carry the state through time and
+gradients back; elsewhere torch's graph does. What comes before the cell is recurrent.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from steppe.agents import recurrence_kernels as kernels
+from steppe.agents.perceptrons import Head, Layer
+
+Cell = Literal["lstm", "gru"]
+ROOMS = 8  # shapes of sequences whose memory is kept
+
+
+class _Kind(NamedTuple):
+    num_gates: int
+    num_parts: int  # arrays of its size that make up a state
+    forward: Callable[..., None]
+    backward: Callable[..., None]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Kind:
+        """The same for a module's twin: kernels are not copied."""
+        return self
+
+
+_KINDS: Mapping[Cell, _Kind] = {
+    "lstm": _Kind(4, 2, kernels.lstm_forward, kernels.lstm_backward),
+    "gru": _Kind(3, 1, kernels.gru_forward, kernels.gru_backward),
+}
+
+
+@dataclass
+class Unrolled:
+    """Outputs [T, N, out], and each part of the state after every row, [parts, T, N, size]; the next call reuses both."""
+
+    outputs: np.ndarray
+    after: np.ndarray
+
+    def states(self, rows: int | tuple[np.ndarray, ...]) -> np.ndarray:
+        """The states [N, …] after one row, or [M, …] after those at indices (t, n), in an array of their own."""
+        return np.concatenate([part[rows] for part in self.after], axis=-1)
+
+
+class Recurrence(nn.Module):
+    """Reads what the inputs add to its gates (`num_in` numbers a row) and a state of `num_state` numbers."""
+
+    def __init__(self, cell: Cell, size: int, heads: Sequence[Head]) -> None:
+        super().__init__()
+        self.cell, self.size = cell, size
+        self.kind = _KINDS[cell]
+        self.num_in, self.num_state = self.kind.num_gates * size, self.kind.num_parts * size
+        weight = torch.cat([_orthogonal(size) for _ in range(self.kind.num_gates)], dim=1)
+        self.weight = nn.Parameter(weight)
+        layers = [Layer(size, head.size, head.gain) for head in heads]
+        self.head_weight = nn.Parameter(torch.cat([layer.weight.data for layer in layers], dim=1))
+        self.head_bias = nn.Parameter(torch.cat([layer.bias.data for layer in layers]))
+        self._memory: _Memory | None = None
+
+    @property
+    def num_out(self) -> int:
+        return len(self.head_bias)
+
+    def forward(
+        self, x: torch.Tensor, state: torch.Tensor, clear: torch.Tensor, stop: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs [T, N, out] and states [parts, T, N, size] with a graph behind them, on any device."""
+        parts, kept = list(torch.split(state, self.size, dim=1)), []
+        for t in range(len(x)):
+            for index, part in enumerate(parts):
+                known = torch.where(clear[t, :, None], torch.zeros_like(part), part)
+                parts[index] = torch.where(stop[t, :, None], known.detach(), known)
+            parts = self._step(x[t], parts)
+            kept.append(torch.stack(parts))
+        after = torch.stack(kept, dim=1)
+        return after[0] @ self.head_weight + self.head_bias, after
+
+    def _step(self, x: torch.Tensor, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        own = torch.split(parts[0] @ self.weight, self.size, dim=1)
+        add = torch.split(x, self.size, dim=1)
+        if self.cell == "lstm":
+            i, f, g, o = (a + b for a, b in zip(add, own, strict=True))
+            c = torch.sigmoid(f) * parts[1] + torch.sigmoid(i) * torch.tanh(g)
+            return [torch.sigmoid(o) * torch.tanh(c), c]
+        reset, update = torch.sigmoid(add[0] + own[0]), torch.sigmoid(add[1] + own[1])
+        fresh = torch.tanh(add[2] + reset * own[2])
+        return [fresh + update * (parts[0] - fresh)]
+
+    def bind(self, parameters: np.ndarray, gradient: np.ndarray) -> None:
+        """Take the flat vectors that all parameters and their gradients lie in at the same places; done when they move."""
+        tensors = (self.weight, self.head_weight, self.head_bias)
+        self._memory = _Memory(self, *([_view(flat, tensor) for tensor in tensors] for flat in (parameters, gradient)))
+
+    @property
+    def bound(self) -> bool:
+        """Whether the compiled ways can be taken."""
+        return self._memory is not None
+
+    def unroll(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> Unrolled:
+        """Outputs for x [T · N, num_in] from `state` [N, num_state] on; forgotten before rows where `clear` [T, N] is set."""
+        assert self._memory is not None, "bind comes before unroll"
+        return self._memory.forward(x, state, clear)
+
+    def backward(self, d_outputs: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """Write the parameters' gradients from d(loss)/d(outputs) [T, N, out] of the last `unroll`; returns that by its x."""
+        assert self._memory is not None, "bind comes before backward"
+        return self._memory.backward(d_outputs, stop)
+
+
+class _Memory:
+    """The views of parameters and gradients, and memory for the newest shapes of sequences."""
+
+    def __init__(self, net: Recurrence, parameters: list[np.ndarray], gradients: list[np.ndarray]) -> None:
+        self.kind, self.size, self.num_out = net.kind, net.size, net.num_out
+        self.weight, self.head_weight, self.head_bias = parameters
+        self.d_weight, self.d_head_weight, self.d_head_bias = gradients
+        self.rooms: dict[tuple[int, int], _Room] = {}
+        self.last: tuple[_Room, np.ndarray] | None = None
+
+    def forward(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> Unrolled:
+        room = self.rooms.get(clear.shape) or self._room(*clear.shape)
+        steps, rows = clear.shape
+        gated = x.reshape(steps, rows, self.kind.num_gates, self.size)
+        self.kind.forward(gated, self.weight, state, clear, room.ins, room.outs, room.gates, room.kept, room.product)
+        kernels.head_forward(room.hidden, self.head_weight, self.head_bias, room.outputs)
+        self.last = room, clear
+        return Unrolled(room.outputs.reshape(steps, rows, self.num_out), room.outs)
+
+    def backward(self, d_outputs: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        assert self.last is not None, "unroll comes before backward"
+        room, clear = self.last
+        steps, rows = clear.shape
+        back = room.back or room.prepared()
+        flat = np.ascontiguousarray(d_outputs, np.float32).reshape(steps * rows, self.num_out)
+        kernels.head_backward(
+            room.hidden, self.head_weight, flat, self.d_head_weight, self.d_head_bias, back.d_out.reshape(-1, self.size)
+        )
+        turned = np.ascontiguousarray(self.weight.T)
+        self.kind.backward(
+            back.d_out, turned, clear | stop, room.ins, room.gates, room.kept, back.d_x, back.d_product, back.carried
+        )
+        width = self.kind.num_gates * self.size
+        h_in = room.ins[0].reshape(steps * rows, self.size)
+        kernels.state_weight_gradient(h_in, back.d_product.reshape(-1, width), self.d_weight)
+        return back.d_x.reshape(-1, width)
+
+    def _room(self, steps: int, rows: int) -> _Room:
+        if len(self.rooms) >= ROOMS:
+            del self.rooms[next(iter(self.rooms))]
+        self.rooms[steps, rows] = room = _Room(self.kind, self.size, self.num_out, steps, rows)
+        return room
+
+
+class _Room:
+    """The arrays of one shape of sequences."""
+
+    def __init__(self, kind: _Kind, size: int, num_out: int, steps: int, rows: int) -> None:
+        self.kind = kind
+        self.ins, self.outs = (np.empty((kind.num_parts, steps, rows, size), np.float32) for _ in range(2))
+        self.gates = np.empty((steps, rows, kind.num_gates, size), np.float32)
+        self.kept = np.empty((steps, rows, size), np.float32)
+        self.product = np.empty((rows, kind.num_gates * size), np.float32)
+        self.hidden = self.outs[0].reshape(steps * rows, size)
+        self.outputs = np.empty((steps * rows, num_out), np.float32)
+        self.back: _Back | None = None
+
+    def prepared(self) -> _Back:
+        """Memory for the way back as well, which actors never need."""
+        d_x = np.empty_like(self.gates)
+        d_product = d_x if self.kind.num_parts == 2 else np.empty_like(d_x)  # an LSTM's are the same
+        self.back = _Back(np.empty_like(self.kept), d_x, d_product, np.empty((2, *self.kept.shape[1:]), np.float32))
+        return self.back
+
+
+class _Back(NamedTuple):
+    d_out: np.ndarray
+    d_x: np.ndarray
+    d_product: np.ndarray
+    carried: np.ndarray
+
+
+def _orthogonal(size: int) -> torch.Tensor:
+    weight = torch.empty(size, size)
+    nn.init.orthogonal_(weight)
+    return weight
+
+
+def _view(flat: np.ndarray, tensor: torch.Tensor) -> np.ndarray:
+    start = int(tensor.storage_offset())
+    view: np.ndarray = flat[start : start + tensor.numel()].reshape(tensor.shape)
+    return view

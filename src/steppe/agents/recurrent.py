@@ -1,0 +1,120 @@
+"""Networks that remember: observations [T, N, …] and the state before them become outputs [T, N, out], NumPy in and out.
+
+    obs → front (compiled perceptrons, or any torso in torch) → what it adds to the cell's gates → cell → linear heads
+
+On the CPU the cell is compiled, whatever the front is; on a GPU all of it is torch's graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from steppe.agents.flat import as_tensor
+from steppe.agents.networks import build_torso
+from steppe.agents.normalizers import ObsNormalizer
+from steppe.agents.perceptrons import Head, Perceptrons
+from steppe.agents.recurrence import Recurrence, Unrolled
+from steppe.core.algorithms import PPOConfig, R2D2Config, fitting_cell
+from steppe.core.errors import ConfigError
+from steppe.core.specs import EnvSpec
+
+
+class RecurrentNetwork(nn.Module):
+    """Front, cell and heads. Results lie in memory that the next call reuses."""
+
+    def __init__(
+        self,
+        config: PPOConfig | R2D2Config,
+        spec: EnvSpec,
+        heads: Sequence[Head],
+        activation: Literal["tanh", "relu"],
+    ) -> None:
+        super().__init__()
+        if config.normalize_obs and spec.is_image:
+            raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
+        self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
+        self.recurrence = Recurrence(config.cell or "lstm", config.cell_size or fitting_cell(spec), heads)
+        width, hidden = self.recurrence.num_in, config.hidden or ()
+        if config.network in ("auto", "mlp") and not spec.is_image and hidden:
+            self.tower: Perceptrons | None = Perceptrons(spec.obs.shape[0], hidden, {"gates": Head(width)}, activation)
+        else:
+            self.tower = None
+            self.torso, features = build_torso(config.network, spec, hidden, activation)
+            self.gates = nn.Linear(features, width)
+        self._keep_at_first(f"tower.gates.{len(hidden)}" if self.tower is not None else "gates")
+        self._traced: list[torch.Tensor] = []
+        self._stop: np.ndarray = np.zeros((0, 0), np.bool_)
+
+    @property
+    def num_state(self) -> int:
+        """Numbers that are remembered of an episode."""
+        return self.recurrence.num_state
+
+    def unroll(self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None = None) -> Unrolled:
+        """From `state` [N, num_state] through `obs` [T, N, …]; nothing is remembered into rows where `clear` [T, N] is set."""
+        return self._unrolled(obs, state, clear, None, trace=False)
+
+    def trace(
+        self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None = None, stop: np.ndarray | None = None
+    ) -> Unrolled:
+        """The same, remembering what `backward` needs; no gradient goes back beyond rows where `stop` [T, N] is set."""
+        return self._unrolled(obs, state, clear, stop, trace=True)
+
+    def backward(self, d_outputs: np.ndarray) -> None:
+        """Fill the gradients, which are zero, from d(loss)/d(outputs) [T, N, out] of the last `trace`."""
+        traced, self._traced = self._traced, []
+        gradient = d_outputs
+        if self.recurrence.bound:
+            gradient = self.recurrence.backward(d_outputs, self._stop)
+            if self.tower is not None:
+                self.tower.backward(gradient)
+                return
+        torch.autograd.backward(traced, [as_tensor(gradient, traced[0].device)])
+
+    def _keep_at_first(self, gates: str) -> None:
+        """Open the gate that keeps the state (an LSTM's forget gate, a GRU's update gate; Jozefowicz et al. 2015)."""
+        size = self.recurrence.size
+        with torch.no_grad():
+            self.get_submodule(gates).get_parameter("bias")[size : 2 * size] = 1.0
+
+    def _unrolled(
+        self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None, stop: np.ndarray | None, *, trace: bool
+    ) -> Unrolled:
+        shape = obs.shape[:2]
+        nowhere: np.ndarray = np.zeros(shape, np.bool_)
+        clear, self._stop = nowhere if clear is None else clear, nowhere if stop is None else stop
+        rows = obs.reshape(shape[0] * shape[1], *obs.shape[2:])
+        if not self.recurrence.bound:
+            return self._elsewhere(rows, state, clear, trace=trace)
+        return self.recurrence.unroll(self._front(rows, trace=trace), state, clear)
+
+    def _front(self, rows: np.ndarray, *, trace: bool) -> np.ndarray:
+        """What the inputs add to the gates."""
+        if self.tower is not None:
+            scaled = np.ascontiguousarray(rows) if self.normalizer is None else self.normalizer.scaled(rows)
+            return self.tower.trace(scaled) if trace else self.tower.run(scaled)
+        with torch.set_grad_enabled(trace):
+            gated = self._gates(as_tensor(rows, torch.device("cpu")))
+        self._traced = [gated] if trace else []
+        added: np.ndarray = gated.detach().numpy()
+        return added
+
+    def _gates(self, rows: torch.Tensor) -> torch.Tensor:
+        scaled = rows if self.normalizer is None else self.normalizer(rows)
+        gated: torch.Tensor = self.gates(self.torso(scaled)) if self.tower is None else self.tower(scaled)
+        return gated
+
+    def _elsewhere(self, rows: np.ndarray, state: np.ndarray, clear: np.ndarray, *, trace: bool) -> Unrolled:
+        """All of it as torch's graph."""
+        device = self.recurrence.weight.device
+        with torch.set_grad_enabled(trace):
+            gated = self._gates(as_tensor(rows, device)).reshape(*clear.shape, -1)
+            flags = as_tensor(clear, device), as_tensor(self._stop, device)
+            outputs, after = self.recurrence(gated, as_tensor(state, device), *flags)
+        self._traced = [outputs] if trace else []
+        return Unrolled(outputs.detach().cpu().numpy(), after.detach().cpu().numpy())

@@ -1,0 +1,155 @@
+"""What agents share that learn action values from sequences: exploration, the state between steps, and the loss.
+
+Axes are [T, N, …]. Batches are as replay/sequences.py lays them: a step's target is its n-step sum and the row `following`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from steppe.core.errors import NotFinite
+from steppe.core.experience import Batch
+from steppe.core.sequences import rescaled, unscaled
+
+_rescaled, _unscaled = numba.njit(rescaled), numba.njit(unscaled)
+
+
+def ladder(base: float, power: float, num_envs: int, actor: int, num_actors: int) -> np.ndarray:
+    """Shares of random actions [num_envs] of one actor, from base down to base ** (1 + power) over all of them.
+
+    Neighbours on the ladder are in different actors, so each actor has a part of every kind (Horgan et al. 2018).
+    """
+    place = np.arange(num_envs) * num_actors + actor
+    shares: np.ndarray = base ** (1.0 + power * place / max(1, num_envs * num_actors - 1))
+    return shares
+
+
+def wander(
+    action: np.ndarray, num_actions: int, epsilon: float | np.ndarray, stream: np.random.Generator
+) -> np.ndarray:
+    """The actions, or with probability epsilon any; the stream gives the same count of numbers either way."""
+    strays = stream.random(action.shape) < epsilon
+    chosen: np.ndarray = np.where(strays, stream.integers(num_actions, size=action.shape), action)
+    return chosen
+
+
+class Recollection:
+    """What a recurrent policy remembers of the episode in each environment, float32 [B, *shape]; 0 when it starts."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.state = np.zeros((0, *shape), np.float32)
+
+    def begin(self, num_envs: int) -> None:
+        """Remember nothing of `num_envs` environments."""
+        self.state = np.zeros((num_envs, *self.shape), np.float32)
+
+    def meet(self, starts: np.ndarray) -> np.ndarray:
+        """The state before a step, forgotten where an episode starts; another number of environments begins anew."""
+        if len(starts) != len(self.state):
+            self.begin(len(starts))
+        elif starts.any():
+            self.state[starts] = 0.0
+        return self.state
+
+    def keep(self, state: np.ndarray) -> None:
+        """Take over the state after a step, in an array of its own: the one before may still be read."""
+        self.state = state
+
+
+def leads(learn: np.ndarray) -> np.ndarray:
+    """Bool [T, N], True at the first row of each sequence that is learned from: no gradient goes back beyond it."""
+    first = np.zeros_like(learn)
+    first[learn.argmax(axis=0), np.arange(learn.shape[1])] = True
+    return first
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A loss, its gradient by the action values [T, N, A], and |TD errors| [T, N], 0 where nothing is learned.
+
+    core.sequences.mixed makes priorities of the errors.
+    """
+
+    loss: float
+    mean_value: float
+    mean_error: float
+    gradient: np.ndarray
+    errors: np.ndarray
+
+    def require_finite(self, update: int) -> None:
+        """Raise NotFinite that names the update."""
+        if not math.isfinite(self.loss):
+            raise NotFinite(f"loss is {self.loss} at update {update}: lower learning_rate or check the rewards")
+
+
+def judge(values: np.ndarray, judged: np.ndarray, batch: Batch, *, double: bool, value_rescaling: bool) -> Judgement:
+    """The mean weighted Huber loss (threshold 1) of Q(s, a) − [Σ γᵏ r + γⁿ Q'(sₙ, a')] over the rows that are learned from.
+
+    `values` are the online network's, `judged` the target network's, both [T, N, A]; `double`: a' is the online network's
+    choice. With several agents, N may be sequences × agents if every column and the weights are.
+    """
+    found = _huber_loss(
+        values,
+        values if double else judged,
+        judged,
+        batch["action"],
+        batch["reward"],
+        batch["discount"],
+        batch["terminated"],
+        batch["following"],
+        batch["learn"],
+        np.ones(values.shape[1], np.float32) if batch.weights is None else batch.weights,
+        value_rescaling,
+    )
+    return Judgement(*found)
+
+
+@numba.njit(cache=True, nogil=True)
+def _huber_loss(
+    values: np.ndarray,
+    chooser: np.ndarray,
+    judged: np.ndarray,
+    action: np.ndarray,
+    reward: np.ndarray,
+    discount: np.ndarray,
+    terminated: np.ndarray,
+    following: np.ndarray,
+    learn: np.ndarray,
+    weights: np.ndarray,
+    value_rescaling: bool,
+) -> tuple[float, float, float, np.ndarray, np.ndarray]:
+    num_rows, count, num_actions = values.shape
+    gradient = np.zeros((num_rows, count, num_actions), np.float32)
+    errors = np.zeros((num_rows, count), np.float32)
+    loss, mean_value, mean_error = 0.0, 0.0, 0.0
+    share = 1.0 / max(1.0, float(np.count_nonzero(learn)))
+    for t in range(num_rows):
+        for i in range(count):
+            if not learn[t, i]:
+                continue
+            target = np.float64(reward[t, i])
+            if not terminated[t, i]:
+                then = following[t, i]
+                best = 0
+                for j in range(1, num_actions):
+                    if chooser[then, i, j] > chooser[then, i, best]:
+                        best = j
+                ahead = np.float64(judged[then, i, best])
+                target += np.float64(discount[t, i]) * (_unscaled(ahead) if value_rescaling else ahead)
+            if value_rescaling:
+                target = _rescaled(target)
+            value = np.float64(values[t, i, action[t, i]])
+            error = value - target
+            size = abs(error)
+            weight = np.float64(weights[i]) * share
+            loss += weight * (0.5 * error * error if size <= 1.0 else size - 0.5)
+            gradient[t, i, action[t, i]] = weight * min(max(error, -1.0), 1.0)
+            errors[t, i] = size
+            mean_value += value * share
+            mean_error += size * share
+    return loss, mean_value, mean_error, gradient, errors

@@ -1,0 +1,45 @@
+"""The target network of Q-learners: an older copy, renewed every so many environment steps, not updates, so that it stays
+fixed within a block of updates between two segments."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from steppe.agents.flat import FlatModule
+from steppe.core.agent import Tree
+from steppe.core.weights import Weights
+
+
+class Target:
+    """A twin of `online`, made when it is first needed: an actor never needs one."""
+
+    def __init__(self, online: FlatModule, every_steps: int | None) -> None:
+        assert every_steps is not None, "a fitted configuration says how often"
+        self.online, self.every_steps = online, every_steps
+        self._synced_at = 0
+
+    @cached_property
+    def flat(self) -> FlatModule:
+        """The older network."""
+        return self.online.twin()
+
+    @property
+    def made(self) -> bool:
+        """Whether there is one already."""
+        return "flat" in self.__dict__
+
+    def follow(self, env_steps: int) -> None:
+        """Copy the online network if it is time to."""
+        target = self.flat
+        if not 0 <= env_steps - self._synced_at < self.every_steps:  # a new run counts from 0 again
+            target.copy_from(self.online)
+            self._synced_at = env_steps
+
+    def state(self) -> Tree:
+        return {"synced_at": self._synced_at, "target": self.flat.weights().buffer.copy()}
+
+    def restore(self, state: Tree, whose: str) -> None:
+        self._synced_at = int(state["synced_at"])
+        self.flat.load(Weights(self.flat.layout, np.asarray(state["target"])), f"{whose}'s target network")

@@ -1,0 +1,135 @@
+"""Recall: a task for agents that remember, one at a time and as a compiled vector.
+
+    step          0        1 … delay    delay + 1
+    seen          the cue  nothing      the question
+    what to do    any      any          name the cue: 1 if right, else 0, and the episode is over
+
+Whatever the cue was, the question looks the same: without a memory the best return is 1 / num_choices, with one it is 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numba
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from steppe.core.errors import ConfigError
+
+Info = dict[str, Any]
+
+
+class RecallEnv(gym.Env[np.ndarray, np.int64]):
+    """See a cue of `num_choices`, wait `delay` steps, name it. Observes the cue one-hot, and whether that is asked now."""
+
+    def __init__(self, num_choices: int = 4, delay: int = 6) -> None:
+        self.observation_space, self.action_space = _spaces(num_choices, delay)
+        self.num_choices = num_choices
+        self.delay = delay
+        self.cue = np.zeros(1, np.int64)
+        self.elapsed = np.zeros(1, np.int64)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
+        super().reset(seed=seed)
+        self.cue[0], self.elapsed[0] = self.np_random.integers(self.num_choices), 0
+        return self._seen(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
+        asked = bool(self.elapsed[0] > self.delay)
+        right = asked and int(action) == self.cue[0]
+        self.elapsed += 1
+        return self._seen(), float(right), asked, False, {}
+
+    def _seen(self) -> np.ndarray:
+        seen = np.zeros((1, self.num_choices + 1), np.float32)
+        show(self.cue, self.elapsed, self.delay, seen)
+        first: np.ndarray = seen[0]
+        return first
+
+
+class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Many of them in one call; an episode that ended begins anew in the next step, which ignores its action."""
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs: int = 1, *, num_choices: int = 4, delay: int = 6) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs} must be at least 1")
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = _spaces(num_choices, delay)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.delay = delay
+        self.num_choices = num_choices
+        self.cue = np.zeros(num_envs, np.int64)
+        self.elapsed = np.zeros(num_envs, np.int64)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: Info | None = None
+    ) -> tuple[np.ndarray, Info]:
+        """New episodes everywhere; one number seeds them all, and without one chance goes on from where it was."""
+        if isinstance(seed, list):
+            raise ConfigError("one stream of chance serves all episodes: seed it with one number, not a list")
+        super().reset(seed=seed, options=options)
+        self.cue[:], self.elapsed[:] = self._cues(), 0
+        return self._seen(), {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
+        """Act once everywhere."""
+        chosen = np.ascontiguousarray(actions, np.int64)
+        if chosen.shape != (self.num_envs,):
+            raise ConfigError(f"{self.num_envs} environments need as many actions, not {chosen.shape}")
+        rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
+        answer(chosen, self._cues(), self.cue, self.elapsed, self.delay, rewards, terminated)
+        return self._seen(), rewards, terminated, np.zeros(self.num_envs, np.bool_), {}
+
+    def _cues(self) -> np.ndarray:
+        return self.np_random.integers(self.num_choices, size=self.num_envs)
+
+    def _seen(self) -> np.ndarray:
+        seen = np.zeros((self.num_envs, self.num_choices + 1), np.float32)
+        show(self.cue, self.elapsed, self.delay, seen)
+        return seen
+
+
+def _spaces(num_choices: int, delay: int) -> tuple[spaces.Box, spaces.Discrete]:
+    if num_choices < 2 or delay < 0:
+        raise ConfigError(f"num_choices={num_choices} must be at least 2, and delay={delay} at least 0")
+    return spaces.Box(0.0, 1.0, (num_choices + 1,), np.float32), spaces.Discrete(num_choices)
+
+
+@numba.njit(cache=True, nogil=True)
+def show(cue: np.ndarray, elapsed: np.ndarray, delay: int, seen: np.ndarray) -> None:
+    """Write what there is to see into `seen`, which is 0; nothing after an episode's end."""
+    last = seen.shape[1] - 1
+    for b in range(len(cue)):
+        if elapsed[b] == 0:
+            seen[b, cue[b]] = 1.0
+        elif elapsed[b] == delay + 1:
+            seen[b, last] = 1.0
+
+
+@numba.njit(cache=True, nogil=True)
+def answer(
+    actions: np.ndarray,
+    fresh: np.ndarray,
+    cue: np.ndarray,
+    elapsed: np.ndarray,
+    delay: int,
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+) -> None:
+    """One step of every episode; those that were over begin with their `fresh` cue."""
+    for b in range(len(cue)):
+        rewards[b], terminated[b] = 0.0, False
+        if elapsed[b] > delay + 1:
+            cue[b], elapsed[b] = fresh[b], 0
+            continue
+        if elapsed[b] == delay + 1:
+            terminated[b] = True
+            rewards[b] = 1.0 if actions[b] == cue[b] else 0.0
+        elapsed[b] += 1
