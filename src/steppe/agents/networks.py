@@ -66,7 +66,7 @@ class MLP(nn.Sequential):
     """Fully connected layers. tanh comes with orthogonal initial weights (PPO), relu with torch's own (DQN)."""
 
     def __init__(self, spec: EnvSpec, hidden: tuple[int, ...], activation: Activation) -> None:
-        layers: list[nn.Module] = [Scaled(), nn.Flatten()] if spec.is_image else []
+        layers: list[nn.Module] = [Scaled(spec.obs.most), nn.Flatten()] if spec.is_image else []
         width = math.prod(spec.obs.shape)
         for size in hidden:
             tanh = activation == "tanh"
@@ -83,7 +83,7 @@ class CNN(nn.Sequential):
             raise ConfigError(f"network='cnn' needs image observations, and {spec.id} has vectors: use network=mlp")
         channels, height, width = spec.obs.shape
         plan = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(height, width) >= _NATURE_SIDE else [(16, 3, 1), (32, 3, 1)]
-        layers: list[nn.Module] = [Scaled()]
+        layers: list[nn.Module] = [Scaled(spec.obs.most)]
         for size, kernel, stride in plan:
             layers += [nn.Conv2d(channels, size, kernel, stride), nn.ReLU(inplace=True)]
             channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
@@ -100,12 +100,17 @@ class CNN(nn.Sequential):
 class Scaled(nn.Module):
     """uint8 pixels to [0, 1]. On the CPU their channels come to lie side by side: convolutions learn 1.7 times as fast."""
 
+    def __init__(self, most: int = 255) -> None:
+        super().__init__()
+        self.scale = 1.0 / most
+
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         if obs.device.type != "cpu" or obs.dtype != torch.uint8:
-            return obs.to(torch.float32) * (1.0 / 255.0)
+            return obs.to(torch.float32) * self.scale
         count, channels, height, width = obs.shape
         beside = torch.empty((count, height, width, channels))
-        _scale_beside(obs.numpy().reshape(count, channels, -1), beside.numpy().reshape(count, -1, channels))
+        rows = beside.numpy().reshape(count, -1, channels)
+        _scale_beside(obs.numpy().reshape(count, channels, -1), rows, np.float32(self.scale))
         return beside.permute(0, 3, 1, 2)
 
 
@@ -131,9 +136,8 @@ class DuelingHead(nn.Module):
 
 
 @numba.njit(cache=True, nogil=True)
-def _scale_beside(planes: np.ndarray, beside: np.ndarray) -> None:
+def _scale_beside(planes: np.ndarray, beside: np.ndarray, scale: np.float32) -> None:
     """`torch.Tensor.contiguous` does the same in eight times the time."""
-    scale = np.float32(1.0 / 255.0)
     for i in range(len(planes)):
         target = beside[i]
         for channel in range(planes.shape[1]):

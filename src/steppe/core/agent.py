@@ -43,14 +43,14 @@ class Policy(Protocol):
     version: int
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
-        """Prepare to act in `num_envs` environments; all randomness comes from `stream`."""
+        """Prepare to act for `num_envs` rows, environments or their agents; all randomness comes from `stream`."""
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """Actions `[B, …]` for observations `[B, …]` under "action", and the columns that the config declares.
 
         `starts[b]` is True on the first step of an episode (recurrent state is cleared there). The arrays may be
-        reused by the next call. A policy that asks for numbered states is also given `masks` [B, A], or None: what is
-        allowed.
+        reused by the next call. A policy that asks for numbered states is also given `masks` [B, actions], or None: what is
+        allowed. One with an attribute `hears` that is True is also given `comm_mask` [B, num_agents]: whom each agent hears.
         """
 
     def acting_state(self) -> Tree:

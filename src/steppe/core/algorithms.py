@@ -138,9 +138,9 @@ class PPOConfig(AgentConfig):
         normalized. Recurrent: one layer before the cell, and minibatches of at least one whole sequence.
         """
         cheap = spec.native_vector and not spec.is_image
-        envs = num_envs or (max(1, 128 // num_actors) if cheap else 8)
+        envs = num_envs or (max(1, 128 // (num_actors * spec.num_agents)) if cheap else 8)
         steps = self.segment_steps or (32 if cheap else 128)
-        minibatch = self.minibatch_size or min(512, max(64, steps * envs * num_actors // 8))
+        minibatch = self.minibatch_size or min(512, max(64, steps * envs * spec.num_agents * num_actors // 8))
         if self.recurrent and minibatch < steps:
             minibatch = self._whole(steps)
         rate = 2.5e-4 if spec.is_image else min(2.5e-3, 1e-3 * math.sqrt(minibatch / 64))

@@ -1,8 +1,8 @@
 """Segment: what one actor saw over T steps of B environments. Batch: what an agent learns from.
 
 The rule every consumer shares: the observation after step t is `final_obs[t]` where the episode was cut
-(`terminated | truncated`), and `obs[t + 1]` elsewhere. Rows with `valid == False` are autoreset steps: they belong to no
-trajectory, no loss, no replay and no count.
+(`terminated | truncated`), and `obs[t + 1]` elsewhere. Rows with `valid == False` are autoreset steps, or of agents that are
+not there: they belong to no trajectory, no loss, no replay and no count.
 """
 
 from __future__ import annotations
@@ -53,8 +53,26 @@ class Segment:
 
     @property
     def num_valid(self) -> int:
-        """How many environment steps it really holds."""
+        """How many rows are experience: steps of environments, or of their agents where there are several."""
         return int(np.count_nonzero(self.columns["valid"]))
+
+    @property
+    def env_steps(self) -> int:
+        """How many steps of environments it holds: with several agents, those in which any of them was there."""
+        return self.num_valid if self.spec.num_agents == 1 else int(np.count_nonzero(self._there.any(axis=2)))
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Where the episode of an environment ended [T, N]: all agents who were there were cut."""
+        there = self._there
+        stayed = there & ~self.cut.reshape(there.shape)
+        ended: np.ndarray = there.any(axis=2) & ~stayed.any(axis=2)
+        return ended
+
+    @property
+    def _there(self) -> np.ndarray:
+        valid, num_agents = self.columns["valid"], self.spec.num_agents
+        return valid.reshape(len(valid), -1, num_agents)
 
     @property
     def cut(self) -> np.ndarray:

@@ -36,6 +36,7 @@ class TrainingReport(Report, kw_only=True):
     version: int
     updates: int
     env_steps: int
+    agent_steps: int | None = None  # with several agents in an environment, what all of them did
     train_s: float
     stats: dict[str, float] = {}  # losses and the like, averaged since the last report
     memory: dict[str, float] = {}
@@ -58,6 +59,7 @@ class ActorReport(Report, kw_only=True):
     env_steps: int
     episodes: list[tuple[float, int]] = []  # (return, length); of very many the newest, or their means
     num_episodes: int | None = None  # how many there were; as many as are listed if absent
+    agent_returns: dict[str, float] = {}  # with several agents, each one's mean part of these returns
     phases: dict[str, float] = {}  # seconds in env, policy, blocked, other
     rss_bytes: int | None = None
     cpu_s: float | None = None  # of the process, since it began
@@ -76,6 +78,7 @@ class EvaluationReport(Report, kw_only=True):
     lengths: list[int]
     return_mean: float
     return_std: float
+    agent_returns: dict[str, float] = {}  # with several agents, each one's mean part of the returns
     duration_s: float
     weights_sha256: str
     reached: bool = False  # the target return

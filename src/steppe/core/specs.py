@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+WITH_LAST = ("obs", "mask", "comm_mask")  # columns that also say what was after the last step
 _ALIGN = 64  # one cache line: columns of one segment never share one
 
 
@@ -17,7 +18,8 @@ class FieldSpec:
     """One column: its name, its shape for a single step of a single environment, and its dtype.
 
     `frames` > 1 says that so many observations of equal shape are joined along the first axis, the newest last. A column
-    that is there `once` has one row in a segment, of its first step: what a recurrent policy remembered then.
+    that is there `once` has one row in a segment, of its first step: what a recurrent policy remembered then. `most` is the
+    largest value of an image: 1 for planes of 0 and 1.
     """
 
     name: str
@@ -25,6 +27,7 @@ class FieldSpec:
     dtype: str
     frames: int = 1
     once: bool = False
+    most: int = 255
 
     @property
     def nbytes(self) -> int:
@@ -50,8 +53,20 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class AgentSpec:
+    """What one agent of several sees and does, where they differ."""
+
+    obs: FieldSpec
+    action: ActionSpec
+
+
+@dataclass(frozen=True)
 class EnvSpec:
-    """What an agent needs to know of a world. Observations are flattened or images by declared rules (envs/spaces.py)."""
+    """What an agent needs to know of a world. Observations are flattened or images by declared rules (envs/spaces.py).
+
+    With several agents, `obs` and `action` are those of each of them. Where they differ, `members` says what each has, and
+    `obs` and `action` are as large as the largest.
+    """
 
     id: str
     obs: FieldSpec  # "obs": float32 vector (d,), uint8 image (channels, height, width), or one int64 number ()
@@ -60,6 +75,9 @@ class EnvSpec:
     max_episode_steps: int | None = None
     num_states: int | None = None  # observations are numbers below this, for agents that look them up in a table
     in_turns: bool = False  # two agents move in turns: what follows a step is the opponent's
+    num_agents: int = 1  # in each environment; row n · num_agents + a of every [T, B, …] array is agent a of environment n
+    agents: tuple[str, ...] = ()  # their names, where there are several
+    members: tuple[AgentSpec, ...] = ()  # only where they differ
 
     @property
     def is_image(self) -> bool:
@@ -70,8 +88,10 @@ class EnvSpec:
 class SegmentSpec:
     """The memory of one segment: T steps of B environments, column after column in one buffer.
 
-    `obs` has T + 1 rows, the last being what the actor saw after its last step; so has `mask`, what was allowed there, for
-    agents that declare it. `final_obs` is meaningful only where `terminated | truncated`: untouched pages of it cost nothing.
+    With several agents in an environment, B counts all of them, those of one environment next to each other.
+    `obs` has T + 1 rows, the last being what the actor saw after its last step; so have `mask`, what was allowed there, and
+    `comm_mask`, who was heard there, for agents that declare them. `final_obs` is meaningful only where
+    `terminated | truncated`: untouched pages of it cost nothing.
     """
 
     num_steps: int
@@ -79,6 +99,7 @@ class SegmentSpec:
     obs: FieldSpec
     action: FieldSpec
     extras: tuple[FieldSpec, ...] = ()
+    num_agents: int = 1
     fields: tuple[FieldSpec, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +115,7 @@ class SegmentSpec:
         object.__setattr__(self, "fields", base + self.extras)
 
     def shape(self, column: FieldSpec) -> tuple[int, ...]:
-        rows = 1 if column.once else self.num_steps + (column.name in ("obs", "mask"))
+        rows = 1 if column.once else self.num_steps + (column.name in WITH_LAST)
         return (rows, self.num_envs, *column.shape)
 
     @cached_property

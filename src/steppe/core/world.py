@@ -16,15 +16,20 @@ ResumeKind = Literal["exact", "replay", "episode-boundary"]
 
 
 class World(Protocol):
-    """B copies of one environment. Resets happen inside; the caller only steps.
+    """N copies of one environment, B rows. Resets happen inside; the caller only steps.
 
     `starts[b]` says whether the observation written last is the first of an episode. A world may reset within the step
     that ended an episode, or spend the next step on it; in the second case that row is written with `valid == False`.
-    A world of numbered states also has `masks`, bool [B, A]: which actions are allowed now.
+    A world of numbered states also has `masks`, bool [B, actions]: which actions are allowed now.
+
+    Agent a of environment n is row n · num_agents + a; with one agent, rows are environments. Where an agent is not there,
+    its row has `valid == False` and an observation of 0, and `starts` when it comes. One that leaves before the others is cut
+    in its own row; the environment's episode is over when all who were there have been cut (`Segment.ended`). A world of
+    several agents also has `comm_mask`, bool [B, num_agents]: whom each hears now; and `agent_returns()`.
     """
 
     spec: EnvSpec
-    num_envs: int
+    num_envs: int  # N
     starts: np.ndarray  # bool [B]
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
@@ -43,7 +48,7 @@ class World(Protocol):
     def take_finished(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call, by step, then by environment.
 
-        Returns are as the environment gave them, before clipping and scaling.
+        Returns are as the environment gave them, before clipping and scaling, and the sum of all agents'.
         """
 
     def unfinished(self) -> list[tuple[float, int]]:
@@ -69,6 +74,23 @@ class World(Protocol):
         """Close every environment."""
 
 
+def num_rows(world: World) -> int:
+    """B: the agents of all environments."""
+    return world.num_envs * world.spec.num_agents
+
+
 def masks_of(world: World) -> np.ndarray | None:
-    """Which actions a world allows now [B, A]; None where it does not say."""
+    """Which actions a world allows now [B, actions]; None where it does not say."""
     return getattr(world, "masks", None)
+
+
+def comm_mask_of(world: World) -> np.ndarray:
+    """Whom each agent hears now [B, num_agents]; everyone, where the world does not say."""
+    mask: np.ndarray | None = getattr(world, "comm_mask", None)
+    return np.ones((num_rows(world), world.spec.num_agents), np.bool_) if mask is None else mask
+
+
+def agent_returns_of(world: World) -> np.ndarray | None:
+    """Each agent's part of the returns that `take_finished` would give now [episodes, num_agents]; NaN for one who was not
+    there. None where there is but one agent."""
+    return world.agent_returns() if world.spec.num_agents > 1 else None  # type: ignore[attr-defined,no-any-return]

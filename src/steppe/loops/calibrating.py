@@ -122,10 +122,11 @@ def _pace(config: RunConfig, spec: EnvSpec, num_envs: int | None) -> Pace:
 def _collect(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, float]:
     """(seconds per environment step, share of them that the processor worked); fills the segment from what was seen."""
     seeds = seeding.sequence(config.seed, "calibration")
-    world = make_world(config.env, config.environment, segment.spec.num_envs, seeds)
+    num_envs = segment.spec.num_envs // segment.spec.num_agents
+    world = make_world(config.env, config.environment, num_envs, seeds)
     try:
         world.reset(segment["obs"][0])
-        agent.begin(world.num_envs, seeding.generator(config.seed, "calibration", "act"))
+        agent.begin(segment.spec.num_envs, seeding.generator(config.seed, "calibration", "act"))
         _fill(agent, world, segment, 0.0)  # once, to compile what has to be
         began_s, worked_s = time.perf_counter(), time.thread_time()
         steps = _fill(agent, world, segment, TRY_S)
@@ -135,7 +136,7 @@ def _collect(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, 
     known = min(steps, segment.spec.num_steps)
     for column in segment.columns.values():  # what there was no time for is as what was seen
         column[known:] = column[np.arange(len(column) - known) % known]
-    return wall_s / (steps * world.num_envs), cpu_s / wall_s
+    return wall_s / (steps * num_envs), cpu_s / wall_s
 
 
 def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
@@ -165,7 +166,7 @@ def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
     until_s, spent_s, steps = time.perf_counter() + MOST_S, 0.0, 0.0
     for number in itertools.count():
         segment.header = SegmentHeader("calibration", 0, 0, number, 0)
-        agent.observe(segment, Progress(segment.num_valid * (number + 1), 10**9))
+        agent.observe(segment, Progress(segment.env_steps * (number + 1), 10**9))
         memory.add([segment])
         while memory.ready() and time.perf_counter() < until_s:
             started_s = time.perf_counter()
@@ -176,12 +177,12 @@ def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
                 steps += _paid_by(config, segment)
         if spent_s > TRY_S or time.perf_counter() > until_s:
             break
-    return spent_s / steps if steps else MOST_S / segment.num_valid
+    return spent_s / steps if steps else MOST_S / segment.env_steps
 
 
 def _paid_by(config: AgentConfig, segment: Segment) -> float:
     """The environment steps that one batch stands for: all of a rollout's, or a share of each step drawn."""
     if config.memory == "rollout":
-        return float(segment.num_valid)
-    drawn = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)
-    return drawn / float(getattr(config, "samples_per_insert", 1.0))
+        return float(segment.env_steps)
+    drawn = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)  # steps of agents
+    return drawn / float(getattr(config, "samples_per_insert", 1.0)) * segment.env_steps / segment.num_valid

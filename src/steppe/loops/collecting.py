@@ -123,7 +123,7 @@ def _launch(plan: Plan, directory: RunDirectory) -> Reading:
 
 @dataclass
 class Lane:
-    """One environment of one actor, followed through its segments. Steps of two lanes never meet."""
+    """One environment of one actor, or one agent in it, followed through its segments. Steps of two lanes never meet."""
 
     wanted: int
     episodes: list[list[Experience]] = field(default_factory=list)
@@ -151,7 +151,7 @@ class Lane:
 
 def gather_episodes(collector: Collector, weights: Weights, num_episodes: int, limit: int) -> list[list[Experience]]:
     """Whole episodes, as many from each lane as from the next: the first to end are not the ones that count."""
-    num_lanes = collector.plan.config.actors * collector.plan.num_envs
+    num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_episodes // num_lanes + (lane < num_episodes % num_lanes) for lane in range(num_lanes)]
     lanes = [Lane(share) for share in shares]
     restart = True
@@ -171,7 +171,7 @@ def gather_episodes(collector: Collector, weights: Weights, num_episodes: int, l
 
 def gather_steps(collector: Collector, weights: Weights, num_steps: int, *, restart: bool) -> dict[str, np.ndarray]:
     """`num_steps` transitions in equal shares, lane after lane, each lane's in the order in which they happened."""
-    num_lanes = collector.plan.config.actors * collector.plan.num_envs
+    num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_steps // num_lanes + (lane < num_steps % num_lanes) for lane in range(num_lanes)]
     lanes: list[list[Experience]] = [[] for _ in shares]
     while any(len(lane) < share for lane, share in zip(lanes, shares, strict=True)):

@@ -15,7 +15,7 @@ from steppe.core.config import RunConfig
 from steppe.core.errors import CannotResume, DamagedFile, EnvironmentFault
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
-from steppe.core.world import World
+from steppe.core.world import World, num_rows
 from steppe.envs import make_world
 from steppe.records.directory import RunDirectory
 from steppe.records.faults import Faults
@@ -86,7 +86,7 @@ def _repeat(
     world = make_world(config.env, config.environment, config.envs, env_seeds(config.seed, actor))
     try:
         notes += _begin(world, config, actor, origin)
-        row = Segment.blank(SegmentSpec(1, world.num_envs, world.spec.obs, world.spec.action.field))
+        row = Segment.blank(SegmentSpec(1, num_rows(world), world.spec.obs, world.spec.action.field))
         for action in () if actions is None else actions:
             world.step(action, row, 0)
     except EnvironmentFault as fault:
@@ -98,7 +98,7 @@ def _repeat(
 
 def _begin(world: World, config: RunConfig, actor: int, origin: dict[str, Any]) -> list[str]:
     """Bring a world where the recorded actions began; returns what is not as it was."""
-    obs = np.zeros((world.num_envs, *world.spec.obs.shape), world.spec.obs.dtype)
+    obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
     if "state" not in origin:
         after = origin["after"]
         world.reset(obs, None if after is None else env_seeds(config.seed, actor, after=after))

@@ -15,10 +15,10 @@ from steppe.core.links import ACTORS
 from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
-from steppe.core.world import ResumeKind, World, masks_of
+from steppe.core.world import ResumeKind, World, agent_returns_of, comm_mask_of, masks_of, num_rows
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
-from steppe.roles.evaluation import acted
+from steppe.roles.evaluation import acted, means_of
 from steppe.roles.gates import Gate
 from steppe.roles.trail import KeepFault, Trail
 
@@ -47,7 +47,7 @@ class Actor:
         self.pending: Segment | None = None
         self.world, self.policy, self.gate, self.context = world, policy, gate, context
         self.phases = Phases("env", "policy", "blocked", "other")
-        self._obs = np.zeros((world.num_envs, *world.spec.obs.shape), world.spec.obs.dtype)
+        self._obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         self._begun = False
         self._trail = Trail(index, world, keep_fault)
         self._reported_s = context.clock()
@@ -90,10 +90,12 @@ class Actor:
         if "mask" in segment.columns:
             masks = masks_of(self.world)
             segment["mask"][-1] = True if masks is None else masks
+        if "comm_mask" in segment.columns:
+            segment["comm_mask"][-1] = comm_mask_of(self.world)
         self.phases.switch("other")
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
-        self.env_steps += segment.num_valid
+        self.env_steps += segment.env_steps
         segment.header = SegmentHeader(
             self.context.run, self.index, self.epoch, self.sequence, self.version, started_s=started_s
         )
@@ -154,6 +156,8 @@ class Actor:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
         try:
             self.phases.switch("policy")
+            if "comm_mask" in segment.columns:
+                segment["comm_mask"][t] = comm_mask_of(self.world)
             segment.write(t, acted(self.policy, self.world, segment["obs"][t]))
             self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)
@@ -173,6 +177,7 @@ class Actor:
 
     def _report(self, state: str) -> None:
         self.phases.switch("other")
+        shares = agent_returns_of(self.world)
         report = ActorReport(
             run=self.context.run,
             actor=self.index,
@@ -181,6 +186,7 @@ class Actor:
             sequence=self.sequence,
             env_steps=self.env_steps,
             episodes=self.world.take_finished(),
+            agent_returns={} if shares is None else means_of(self.world.spec.agents, shares),
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),
             cpu_s=time.process_time(),

@@ -11,15 +11,19 @@ from steppe.core import seeding
 from steppe.core.agent import Policy
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
-from steppe.core.world import World, masks_of
+from steppe.core.world import World, agent_returns_of, comm_mask_of, masks_of, num_rows
 
 
 @dataclass
 class Evaluation:
-    """Returns and lengths by episode, and frames of the first environment's first episode where asked for."""
+    """Returns and lengths by episode, and frames of the first environment's first episode where asked for.
+
+    With several agents, `by_agent` has each one's part of every return, NaN where one was not there.
+    """
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    by_agent: list[np.ndarray] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
 
     @property
@@ -30,6 +34,10 @@ class Evaluation:
     def std(self) -> float:
         return float(np.std(self.returns))
 
+    def agent_means(self, names: tuple[str, ...]) -> dict[str, float]:
+        """Mean return by agent; nothing where there is but one."""
+        return means_of(names, np.array(self.by_agent)) if self.by_agent else {}
+
 
 class Judge:
     """A world for evaluating in. One judge evaluates many weights, each on episodes of its own.
@@ -39,7 +47,8 @@ class Judge:
 
     def __init__(self, world: World, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
         self.world, self.policy, self.seed, self.max_steps = world, policy, seed, max_steps
-        spec = SegmentSpec(1, world.num_envs, world.spec.obs, world.spec.action.field)
+        known = world.spec
+        spec = SegmentSpec(1, num_rows(world), known.obs, known.action.field, num_agents=known.num_agents)
         self._row = Segment.blank(spec)
 
     def evaluate(
@@ -59,11 +68,13 @@ class Judge:
                 result.frames.append(frame)
             ended = self._step(explore=explore)
             filming = filming and 0 not in ended
-            for env, (total, length) in zip(ended, self.world.take_finished(), strict=True):
+            shares = agent_returns_of(self.world) if len(ended) else None
+            for number, (env, (total, length)) in enumerate(zip(ended, self.world.take_finished(), strict=True)):
                 if quota[env] > 0:
                     quota[env] -= 1
                     result.returns.append(total)
                     result.lengths.append(length)
+                    result.by_agent += [shares[number]] if shares is not None else []
             if not quota.any():
                 break
         else:
@@ -72,7 +83,7 @@ class Judge:
 
     def _begin(self) -> None:
         names = ("judge", self.policy.version)
-        self.policy.begin(self.world.num_envs, seeding.generator(self.seed, *names, "policy"))
+        self.policy.begin(num_rows(self.world), seeding.generator(self.seed, *names, "policy"))
         self.world.reset(self._row["obs"][0], seeding.sequence(self.seed, *names, "env"))
 
     def _step(self, *, explore: bool) -> np.ndarray:
@@ -80,7 +91,7 @@ class Judge:
         action = acted(self.policy, self.world, obs[0], explore=explore)["action"]
         self.world.step(action, self._row, 0)
         obs[0] = obs[1]
-        return np.flatnonzero(self._row.cut[0] & self._row["valid"][0])
+        return np.flatnonzero(self._row.ended[0])
 
     def _count_unfinished(self, result: Evaluation, quota: np.ndarray) -> None:
         """Episodes that never end count with what they have after `max_steps`."""
@@ -91,10 +102,19 @@ class Judge:
 
 
 def acted(policy: Policy, world: World, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-    """What a policy does in a world now; where the world says what is allowed, the policy is told."""
+    """What a policy does in a world now; where the world says what is allowed, the policy is told, and whom agents hear."""
+    told: dict[str, np.ndarray] = {}
     masks = masks_of(world)
-    if masks is None:
-        return policy.act(obs, world.starts, explore=explore)
-    # That it takes masks goes with asking for numbered states.
+    if masks is not None:  # that it takes them goes with asking for numbered states
+        told["masks"] = masks
+    if getattr(policy, "hears", False):
+        told["comm_mask"] = comm_mask_of(world)
     choose: Callable[..., Mapping[str, np.ndarray]] = policy.act
-    return choose(obs, world.starts, explore=explore, masks=masks)
+    return choose(obs, world.starts, explore=explore, **told)
+
+
+def means_of(names: tuple[str, ...], returns: np.ndarray) -> dict[str, float]:
+    """Mean return by agent over episodes [episodes, num_agents], without those in which it was not there."""
+    there = ~np.isnan(returns)
+    sums = np.where(there, returns, 0.0).sum(axis=0)
+    return {name: float(sums[a] / there[:, a].sum()) for a, name in enumerate(names) if there[:, a].any()}

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from steppe.core import codec
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.errors import DiskFull
@@ -56,6 +58,7 @@ class Learner:
         self.agent, self.memory, self.intake = agent, memory, intake
         self.limits, self.save, self.context = limits, save, context
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
+        self.agent_steps: int | None = None  # counted where there are several agents in an environment
         self.phases = Phases("wait", "sample", "remember", "learn", "publish", "other")
         self.lags: Counter[int] = Counter()
         self._announced = False
@@ -103,8 +106,10 @@ class Learner:
             assert segment.header is not None
             self._first_step_s = min(self._first_step_s, segment.header.started_s)
             self.lags[self.version - segment.header.version] += 1
-            self.env_steps += segment.num_valid
-            self.episodes += int((segment.cut & segment["valid"]).sum())
+            self.env_steps += segment.env_steps
+            self.episodes += int(np.count_nonzero(segment.ended))
+            if segment.spec.num_agents > 1:
+                self.agent_steps = (self.agent_steps or 0) + segment.num_valid
             self.agent.observe(segment, Progress(self.env_steps, self.limits.steps))
         if segments:
             self.memory.add(segments)
@@ -225,6 +230,7 @@ class Learner:
             "memory": self.memory.live_state(),
             "ledger": self.intake.ledger.state(),
             "lags": [[lag, count] for lag, count in self.lags.items()],
+            "agent_steps": self.agent_steps,
         }
         if self._acting is not None:
             state["acting"] = {"weights": codec.encode_weights(self._acting), "owed": self._owed}
@@ -236,7 +242,7 @@ class Learner:
         self.agent.restore(state["agent"])
         self.memory.restore(state["memory"])
         self.intake.ledger.restore(state["ledger"])
-        self.lags = Counter(dict(state["lags"]))
+        self.lags, self.agent_steps = Counter(dict(state["lags"])), state.get("agent_steps")
         self.version, self.updates = int(counters["version"]), int(counters["updates"])
         self.env_steps, self.episodes = int(counters["env_steps"]), int(counters["episodes"])
         self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.episodes
@@ -272,6 +278,7 @@ class Learner:
             version=self.version,
             updates=self.updates,
             env_steps=self.env_steps,
+            agent_steps=self.agent_steps,
             train_s=self.train_s,
             stats={name: sum(values) / len(values) for name, values in self._stats.items()},
             memory=self.memory.stats(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from steppe.core import factory
 from steppe.core.algorithms import AgentConfig, ClassicConfig
 from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec, SegmentSpec
 
 
@@ -38,6 +39,12 @@ class Plan:
 
     @property
     def num_envs(self) -> int:
+        """Environments per actor."""
+        return self.segment.num_envs // self.segment.num_agents
+
+    @property
+    def num_rows(self) -> int:
+        """Their agents: what a policy acts for at once."""
         return self.segment.num_envs
 
     @property
@@ -68,6 +75,10 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
     config = config.model_copy(update={"agent": agent, "envs": num_envs, "environment": environment})
     if config.runtime != "inline":
         _require_portable(config, agent)
+    if config.mode == "workers" and spec.num_agents > 1:
+        raise ConfigError(
+            f"mode 'workers' is for one agent per environment, and {spec.id} has {spec.num_agents}: use --mode sync"
+        )
     lockstep = config.mode != "async"
     lone_async = config.actors == 1 and not lockstep
     if agent.in_table:
@@ -86,7 +97,8 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
 def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpec:
     """The memory of one segment for a fitted agent in a world."""
     assert agent.segment_steps is not None, "an agent's configuration is fitted to a world first"
-    return SegmentSpec(agent.segment_steps, num_envs, spec.obs, spec.action.field, agent.columns(spec))
+    rows, columns = num_envs * spec.num_agents, agent.columns(spec)
+    return SegmentSpec(agent.segment_steps, rows, spec.obs, spec.action.field, columns, spec.num_agents)
 
 
 def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:

@@ -80,7 +80,7 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
     world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
     policy = _agent(plan, _device(plan, config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
-    policy.begin(plan.num_envs, stream, actor=role.index, num_actors=config.actors)
+    policy.begin(plan.num_rows, stream, actor=role.index, num_actors=config.actors)
     gate: Gate = Lockstep(plan.ahead) if plan.lockstep else Free()
     if script is not None:
         gate = follower = Follower(role.index, script, script.shelf_over(context.weights))
@@ -139,7 +139,7 @@ def _crew(plan: Plan, agent: Any, names: tuple[str | int, ...]) -> Crew:
     from steppe.roles.crews import EpisodeCrew, GameCrew, WorldCrew, game_of
 
     config, rows = plan.config, plan.segment.num_steps
-    agent.begin(plan.num_envs, seeding.generator(config.seed, *names, "policy"))
+    agent.begin(plan.num_rows, seeding.generator(config.seed, *names, "policy"))
     seeds = seeding.sequence(config.seed, *names, "env")
     game = game_of(agent, config.env, config.environment, plan.num_envs, seeding.integer(config.seed, *names, "games"))
     if game is not None:
