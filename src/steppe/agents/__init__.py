@@ -28,6 +28,10 @@ _HOMES = {
 def make_agent(algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, device: str = "cpu") -> Agent:
     """The agent of an algorithm by name (or `module:Class`), with fresh weights drawn from `seed`."""
     config.require(spec, algo)
+    if config.policies != "shared":
+        from steppe.agents.grouped import Grouped
+
+        return Grouped(algo, config, spec, seed=seed, device=device)
     agent: Agent = implementation(algo)(config, spec, seed=seed, device=device)
     return agent
 

@@ -14,7 +14,7 @@ from steppe.core.errors import WorldError, nearest
 
 # Gymnasium registers these whether or not they can be made: where they come from → the module they need
 NEEDS = {
-    "steppe.envs.pathfinding_parallel": "pettingzoo",
+    "steppe.envs.teamwork": "pettingzoo",
     "gymnasium.envs.box2d": "Box2D",
     "gymnasium.envs.mujoco": "mujoco",
     "gymnasium.envs.phys2d": "jax",
@@ -63,7 +63,8 @@ def envs(
 ) -> None:
     """List the environments.
 
-    Besides these, `module:Id` names one that a module registers, and `module:function` one that a function makes.
+    Besides these, `module:Id` names one that a module registers, `module:function` one that a function makes, and
+    `pettingzoo.sisl.pursuit_v5` or `sisl/pursuit-v5` one of PettingZoo's.
     """
     rows = [row for row in _environments(every) if pattern is None or pattern.lower() in row["id"].lower()]
     if not rows:

@@ -8,6 +8,8 @@ from typing import Any
 
 from steppe.cli.glyphs import count, decimal, duration, shares_in_words, spread
 
+MOST_NAMED = 8  # agents
+
 
 def summary_text(summary: Mapping[str, Any], directory: Path) -> str:
     """State and reason, returns, speed, where the time went, and where everything is kept."""
@@ -28,12 +30,15 @@ def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, st
     if summary.get("eval_return_mean") is not None:
         judged = spread(summary["eval_return_mean"], summary["eval_return_std"])
         yield "evaluation", f"{judged} over {count(summary['eval_episodes'])} episodes"
+    if summary.get("eval_agent_returns"):
+        yield "by agent", _by_agent(summary["eval_agent_returns"])
     yield "training", f"{decimal(summary['train_return_mean'])} mean return at the end"
     if summary.get("time_to_target_s") is not None:
         yield "target", f"reached after {duration(summary['time_to_target_s'])}"
+    by_agents = f" ({count(summary['agent_steps'])} of agents)" if summary.get("agent_steps") else ""
     yield (
         "work",
-        f"{count(summary['env_steps'])} steps, {count(summary['updates'])} updates, version {count(summary['version'])}",
+        f"{count(summary['env_steps'])} steps{by_agents}, {count(summary['updates'])} updates, version {count(summary['version'])}",
     )
     times = f"{duration(summary['train_s'])} of training, {duration(summary['wall_s'])} in all"
     yield "speed", f"{count(summary['steps_per_s'])} steps/s; {times}"
@@ -48,6 +53,11 @@ def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, st
         yield role, shares_in_words(shares)
     yield "run", str(directory)
     yield from _places(directory)
+
+
+def _by_agent(returns: Mapping[str, float]) -> str:
+    named = [f"{agent} {decimal(value)}" for agent, value in returns.items()]
+    return ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
 
 
 def _comparison(summary: Mapping[str, Any]) -> str:

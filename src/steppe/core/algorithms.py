@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,6 +58,11 @@ class AgentConfig(Frozen):
     normalize_reward: bool | None = Field(
         None, description="Scale rewards by the running deviation of returns, kept in the weights; likewise."
     )
+    policies: Literal["shared", "own"] | dict[str, str] = Field(
+        "shared",
+        description="With several agents: `shared`, one policy for all; `own`, one for each; or agent → policy, as in "
+        '{"wolf_*" = "wolves", "*" = "sheep"}, the first pattern that fits.',
+    )
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         """What `act` writes into a segment besides the action."""
@@ -78,6 +84,10 @@ class AgentConfig(Frozen):
 
     def require(self, spec: EnvSpec, name: str) -> None:
         """Raise unless this algorithm can act in that world."""
+        if self.policies != "shared":
+            self._require_groups(spec, name)
+        elif spec.members:
+            raise WorldError(_differing(spec))
         if (spec.num_states is None) == (self.observations == "index"):
             raise ConfigError(f"{name} takes environment.observations={self.observations!r}: leave that key out")
         if spec.action.kind not in self.actions:
@@ -85,6 +95,39 @@ class AgentConfig(Frozen):
             raise WorldError(
                 f"{name} cannot choose {describe(spec.action)} actions, which {spec.id} has; these can: {', '.join(able)}"
             )
+
+    def groups(self, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
+        """The agents that share each policy, by number, in the order in which policies are first needed."""
+        if self.policies == "shared":
+            return {"shared": tuple(range(spec.num_agents))}
+        found: dict[str, tuple[int, ...]] = {}
+        used = set()
+        for index, agent in enumerate(spec.agents):
+            policy = agent
+            if self.policies != "own":
+                pattern = next((pattern for pattern in self.policies if fnmatchcase(agent, pattern)), None)
+                if pattern is None:
+                    raise ConfigError(f"policies says nothing of {agent!r}: add it, or '*' for all others")
+                policy = self.policies[pattern]
+                used.add(pattern)
+            found[policy] = (*found.get(policy, ()), index)
+        if self.policies != "own" and (idle := [pattern for pattern in self.policies if pattern not in used]):
+            raise ConfigError(
+                f"policies[{idle[0]!r}] fits none of the agents that those before it leave: {', '.join(spec.agents[:8])}"
+            )
+        return found
+
+    def _require_groups(self, spec: EnvSpec, name: str) -> None:
+        """Raise unless every policy is for agents that are alike, and learns from rollouts."""
+        if not spec.agents:
+            raise ConfigError(f"policies is for environments with several agents, and {spec.id} has one: leave it out")
+        if self.memory != "rollout":
+            raise ConfigError(f"{name} learns one policy for all agents: leave policies out, or use ppo")
+        for policy, members in self.groups(spec).items():
+            if len({spec.members[index] for index in members} if spec.members else ()) > 1:
+                raise ConfigError(
+                    f"the policy {policy!r} is for agents that are not alike: {_differing(spec, members)}"
+                )
 
 
 def fitting_cell(spec: EnvSpec) -> int:
@@ -319,6 +362,7 @@ class TabularConfig(AgentConfig):
     hidden: ClassVar[tuple[int, ...] | None] = None  # type: ignore[misc]
     normalize_obs: ClassVar[bool | None] = False  # type: ignore[misc]
     normalize_reward: ClassVar[bool | None] = False  # type: ignore[misc]
+    policies: ClassVar[Literal["shared"]] = "shared"  # type: ignore[misc]
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="Part of the error that an update takes away, at the start of the run; 0.1 if absent."
@@ -435,3 +479,19 @@ def implementation(algo: str) -> type:
 def describe(action: ActionSpec) -> str:
     """An action space in words."""
     return {"discrete": "discrete", "multi_discrete": "multi-discrete", "box": "continuous"}[action.kind]
+
+
+def _differing(spec: EnvSpec, members: tuple[int, ...] | None = None) -> str:
+    """Which two agents differ, and in what."""
+    among = range(spec.num_agents) if members is None else members
+    first = spec.members[among[0]]
+    other = next(index for index in among if spec.members[index] != first)
+
+    def words(index: int) -> str:
+        member = spec.members[index]
+        return f"{spec.agents[index]} observes {list(member.obs.shape)} and has {describe(member.action)} actions {list(member.action.sizes)}"
+
+    told = f"{words(among[0])}, {words(other)}"
+    if members is not None:
+        return told
+    return f"the agents of {spec.id} are not alike ({told}): give each kind a policy of its own, with policies=own or a table"

@@ -181,7 +181,9 @@ class RayConfig(Frozen):
 class RunConfig(Frozen):
     """One experiment: the world, the algorithm, and where and how long it runs."""
 
-    env: str = Field(description="Gymnasium id, `module:Id`, or `module:function` that makes an environment.")
+    env: str = Field(
+        description="Gymnasium or PettingZoo id, `module:Id`, or `module:function` that makes an environment."
+    )
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
         "processes", description="Where the roles live: inline, processes, mpi, ray, or `module:function` of your own."

@@ -59,20 +59,14 @@ class Segment:
     @property
     def env_steps(self) -> int:
         """How many steps of environments it holds: with several agents, those in which any of them was there."""
-        return self.num_valid if self.spec.num_agents == 1 else int(np.count_nonzero(self._there.any(axis=2)))
+        valid, num_agents = self.columns["valid"], self.spec.num_agents
+        there = valid if num_agents == 1 else valid.reshape(len(valid), -1, num_agents).any(axis=2)
+        return int(np.count_nonzero(there))
 
     @property
     def ended(self) -> np.ndarray:
-        """Where the episode of an environment ended [T, N]: all agents who were there were cut."""
-        there = self._there
-        stayed = there & ~self.cut.reshape(there.shape)
-        ended: np.ndarray = there.any(axis=2) & ~stayed.any(axis=2)
-        return ended
-
-    @property
-    def _there(self) -> np.ndarray:
-        valid, num_agents = self.columns["valid"], self.spec.num_agents
-        return valid.reshape(len(valid), -1, num_agents)
+        """Where the episode of an environment ended [T, N]."""
+        return ended(self.columns["valid"], self.cut, self.spec.num_agents)
 
     @property
     def cut(self) -> np.ndarray:
@@ -104,6 +98,16 @@ class Segment:
         }
         flat["next_obs"] = self.next_obs()[keep]
         return flat
+
+
+def ended(valid: np.ndarray, cut: np.ndarray, num_agents: int) -> np.ndarray:
+    """Where the episodes of environments ended, rows [..., B] to [..., N]: all agents who were there were cut."""
+    if num_agents == 1:
+        return valid & cut  # type: ignore[no-any-return]
+    there = valid.reshape(*valid.shape[:-1], -1, num_agents)
+    stayed = there & ~cut.reshape(there.shape)
+    over: np.ndarray = there.any(axis=-1) & ~stayed.any(axis=-1)
+    return over
 
 
 @dataclass

@@ -75,7 +75,9 @@ class EnvSpec:
     max_episode_steps: int | None = None
     num_states: int | None = None  # observations are numbers below this, for agents that look them up in a table
     in_turns: bool = False  # two agents move in turns: what follows a step is the opponent's
-    num_agents: int = 1  # in each environment; row n · num_agents + a of every [T, B, …] array is agent a of environment n
+    num_agents: int = (
+        1  # in each environment; row n · num_agents + a of every [T, B, …] array is agent a of environment n
+    )
     agents: tuple[str, ...] = ()  # their names, where there are several
     members: tuple[AgentSpec, ...] = ()  # only where they differ
 

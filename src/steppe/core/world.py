@@ -93,4 +93,4 @@ def comm_mask_of(world: World) -> np.ndarray:
 def agent_returns_of(world: World) -> np.ndarray | None:
     """Each agent's part of the returns that `take_finished` would give now [episodes, num_agents]; NaN for one who was not
     there. None where there is but one agent."""
-    return world.agent_returns() if world.spec.num_agents > 1 else None  # type: ignore[attr-defined,no-any-return]
+    return world.agent_returns() if world.spec.num_agents > 1 else None  # type: ignore[attr-defined]

@@ -1,11 +1,18 @@
-"""From the text that names an environment to what makes it: a Gymnasium registration or a function."""
+"""From the text that names an environment to what makes it: a Gymnasium registration or a function.
+
+PettingZoo's environments are named by their module (`pettingzoo.sisl.pursuit_v5`), which makes them by `parallel_env` or
+`env`, or by PettingZoo's own id (`sisl/pursuit-v5`).
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
+import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -17,16 +24,20 @@ from steppe.core.errors import MissingExtra, WorldError, nearest
 
 Source = Registration | Callable[..., Any]
 ATARI = "ALE"  # the namespace of current Atari games
+_MAKERS = ("parallel_env", "env")  # what modules of PettingZoo's kind make their environments with
 _SHIMS = ("GymV21Environment", "GymV26Environment")  # doors to another library, not environments
 
 
 def find(env: str) -> Source:
-    """What makes `env`: a Gymnasium id, `module:Id`, or a `module:function` that returns an environment."""
+    """What makes `env`: an id of Gymnasium's or PettingZoo's, a module of PettingZoo's kind, `module:Id`, or a
+    `module:function` that returns an environment."""
     module, colon, name = env.partition(":")
     if not colon:
         if env.startswith(f"{ATARI}/") and not _register_atari():
             raise MissingExtra(env, "atari")
-        return _registered(env, env)
+        if "." in env and all(part.isidentifier() for part in env.split(".")):
+            return _of_pettingzoo(env.removeprefix("pettingzoo.").replace(".", "/")) or _of_module(env)
+        return _of_pettingzoo(env) or _registered(env, env)
     if module in ("local", "__main__"):
         return _function(factory.resolve(env), env)
     try:
@@ -47,6 +58,40 @@ def known_environments() -> list[str]:
 def is_atari(source: Source) -> bool:
     """Whether this is one of ale-py's current games, for which atari.py has the usual preprocessing."""
     return isinstance(source, Registration) and source.namespace == ATARI
+
+
+def _of_module(env: str) -> Callable[..., Any]:
+    """The function by which a module of PettingZoo's kind makes its environment, all agents at once where it can."""
+    package, _, last = env.rpartition(".")
+    if package.partition(".")[0] == "pettingzoo" and importlib.util.find_spec("pettingzoo") is None:
+        raise MissingExtra(env, "multiagent")
+    try:
+        found = importlib.import_module(env)
+    except ImportError as error:
+        raise WorldError(f"cannot import {env!r} for the environment: {error}.{_sibling(package, last)}") from error
+    for name in _MAKERS:
+        if callable(getattr(found, name, None)):
+            return getattr(found, name)  # type: ignore[no-any-return]
+    raise WorldError(f"the module {env!r} has neither parallel_env nor env: name the function, as in '{env}:make'")
+
+
+def _sibling(package: str, name: str) -> str:
+    """The nearest name among the modules beside it."""
+    paths = getattr(sys.modules.get(package), "__path__", [])
+    close = nearest(name, [module.name for module in pkgutil.iter_modules(paths)])
+    return close.replace("'", f"'{package}.", 1)
+
+
+def _of_pettingzoo(env: str) -> Callable[..., Any] | None:
+    """What makes an environment that PettingZoo knows by this id; None where there is none."""
+    if "/" not in env or env in gym.registry or importlib.util.find_spec("pettingzoo") is None:
+        return None
+    pettingzoo = importlib.import_module("pettingzoo")
+    name = re.sub(r"_v(?=\d+$)", "-v", env)
+    for kind in ("parallel", "aec"):
+        if name in getattr(pettingzoo, f"{kind}_registry", {}):
+            return partial(pettingzoo.make, kind, name)
+    return None
 
 
 def _register_atari() -> bool:

@@ -27,8 +27,12 @@ from steppe.envs.flattening import FlattenMultiDiscreteWrapper
 from steppe.envs.frames import Frames
 from steppe.envs.loop import Env, LoopWorld
 from steppe.envs.native import NativeWorld, require_native
+from steppe.envs.registry import PATHFINDING
 from steppe.envs.rewards import Ledger
 from steppe.envs.spaces import ActionRule, ObservationRule, action_rule, index_rule, observation_rule
+from steppe.envs.team_rules import team_rules, team_spec
+from steppe.envs.team_turns import all_at_once, is_aec
+from steppe.envs.team_world import TeamWorld
 
 Made = TypeVar("Made")
 _SEVERAL = (gym.spaces.MultiDiscrete, gym.spaces.Tuple)
@@ -89,14 +93,19 @@ def probe(env: str, config: EnvConfig) -> EnvSpec:
 
 def _loop(
     env: str, source: Source, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
-) -> LoopWorld:
-    envs: list[Env] = []
+) -> LoopWorld | TeamWorld:
+    envs: list[Any] = []
     with ExitStack() as on_error:
         for index in range(num_envs):
             envs.append(make_env(env, source, config, render=render and index == 0))
             on_error.callback(envs[-1].close)
         if len({id(made) for made in envs}) < num_envs:
             raise WorldError(f"{env} gave the same environment twice: it must make a new one at each call")
+        world: LoopWorld | TeamWorld
+        if is_team(envs[0]):
+            world = _team(env, envs, config, env_seeds(seed, num_envs))
+            on_error.pop_all()
+            return world
         limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
         spec, observations, actions = _rules(env, config, num_envs, envs[0], native=False, limit=limit)
         ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None)
@@ -105,12 +114,25 @@ def _loop(
     return world
 
 
+def _team(env: str, envs: list[Any], config: EnvConfig, seeds: list[int]) -> TeamWorld:
+    rules, num_states = team_rules(envs[0], env, config, len(envs))
+    if num_states is not None:
+        _require_plain(config)
+    spec = team_spec(env, envs[0], rules, num_states, limit=config.time_limit)
+    ledger = Ledger(len(envs), config.reward_scale, config.reward_clip or None, spec.num_agents)
+    return TeamWorld(envs, spec, rules, ledger, seeds, config.time_limit)
+
+
 def _native(
     env: str, source: Source, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
-) -> NativeWorld:
+) -> World:
     reason = _no_native(source, config)
     if reason is not None or not isinstance(source, Registration):
         raise ConfigError(f"environment.vector='native' is not possible for {env}: {reason}")
+    if source.id == PATHFINDING:
+        from steppe.envs.pathfinding_world import make_pathfinding  # numba: only where it is needed
+
+        return make_pathfinding(env, config, num_envs, seed)
     kwargs = dict(config.kwargs)
     if config.time_limit is not None:
         kwargs["max_episode_steps"] = config.time_limit
@@ -167,8 +189,18 @@ def _require_plain(config: EnvConfig) -> None:
             raise ConfigError(f"environment.{name} is for observations that are no numbers: leave it out")
 
 
-def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = False) -> Env:
-    """One environment with the configured wrappers, without Gymnasium's checks on every step."""
+def is_team(made: Any) -> bool:
+    """Whether this is one of PettingZoo's environments, or one like them."""
+    if isinstance(made, gym.Env):
+        return False
+    return hasattr(made, "possible_agents") or hasattr(type(made), "max_num_agents") or is_aec(made)
+
+
+def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = False) -> Any:
+    """One environment with the configured wrappers, without Gymnasium's checks on every step.
+
+    What comes from PettingZoo is an environment whose agents all act at once.
+    """
     config = config.fitted(env)
     if isinstance(source, Registration) and is_atari(source):
         made = _made(env, config.kwargs, lambda: _from_emulator(source, config, render=render))
@@ -176,19 +208,36 @@ def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = Fals
         made = _made(env, config.kwargs, lambda: _from_registration(source, config, render=render))
     else:
         made = _made(env, config.kwargs, lambda: _from_function(source, config, render=render))
-        if not isinstance(made, gym.Env):
-            raise WorldError(f"{env} returned a {type(made).__name__}, not a gymnasium.Env")
-        if config.time_limit is not None:
+        _require_environment(made, env)
+        if config.time_limit is not None and not is_team(made):
             made = gym.wrappers.TimeLimit(made, config.time_limit)
     for text in config.wrappers:
         made = _made(f"{env} wrapped by {text}", {}, partial(factory.resolve(text), made))
-        if not isinstance(made, gym.Env):
-            raise WorldError(f"the wrapper {text} returned a {type(made).__name__}, not a gymnasium.Env")
+        _require_environment(made, f"the wrapper {text}")
         _require_no_statistics(made, text)
+    if is_team(made):
+        return _all_at_once(made, env, config)
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(made, name, None), gym.Space):
             raise WorldError(f"{env} has no {name}: set it to a gymnasium space in its constructor")
     return _numbered(made, config) if config.observations == "index" else made
+
+
+def _require_environment(made: Any, whose: str) -> None:
+    if not (isinstance(made, gym.Env) or is_team(made)):
+        raise WorldError(
+            f"{whose} returned a {type(made).__name__}, neither a gymnasium.Env nor a PettingZoo environment"
+        )
+
+
+def _all_at_once(made: Any, env: str, config: EnvConfig) -> Any:
+    """A PettingZoo environment of known agents, as a parallel one."""
+    agents = list(getattr(made, "possible_agents", ()))
+    if not agents:
+        raise WorldError(f"{env} has no possible_agents: every agent that may ever come needs a row of its own")
+    if len({str(agent) for agent in agents}) < len(agents):
+        raise WorldError(f"{env} has two agents of the same name among its possible_agents")
+    return all_at_once(made, numbered=config.observations == "index") if is_aec(made) else made
 
 
 def _numbered(made: Env, config: EnvConfig) -> Env:
@@ -211,10 +260,11 @@ def _require_no_statistics(made: Env, text: str) -> None:
             )
 
 
-def _from_registration(source: Registration, config: EnvConfig, *, render: bool) -> Env:
+def _from_registration(source: Registration, config: EnvConfig, *, render: bool) -> Any:
     creator = load_env_creator(source.entry_point) if isinstance(source.entry_point, str) else source.entry_point
     if hasattr(creator, "max_num_agents"):  # PettingZoo's environments have it, Gymnasium's have not
-        raise WorldError(f"{source.id} is a PettingZoo environment of many agents, in which no algorithm trains yet")
+        maker: Callable[..., Any] = creator
+        return maker(**_render_kwargs(maker, {**source.kwargs, **config.kwargs}, render=render))
     # The world itself resets before it steps, so a check of that order on every step has nothing to find.
     plain = copy.copy(source)
     plain.order_enforce = False

@@ -30,7 +30,7 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
     """
 
     metadata: ClassVar[dict[str, Any]] = {
-        "name": "steppe_pathfinding_v0", "render_modes": ["rgb_array"], "is_parallelizable": True, "render_fps": 8,
+        "name": "steppe_pathfinding_v0", "render_modes": ["rgb_array"], "is_parallelizable": True, "render_fps": 8, "planes": True,
     }  # fmt: skip
 
     def __init__(

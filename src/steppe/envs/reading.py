@@ -191,6 +191,8 @@ class Reading:
             return isinstance(value.__self__, type) or self._stays(value.__self__)
         if kind is BuiltinFunctionType:
             return value.__self__ is None or isinstance(value.__self__, ModuleType)
+        if kind is dict:
+            return bool(value) and all(isinstance(part, gym.Space) and _unused(part) for part in value.values())
         return isinstance(value, _LEFT) or kind.__module__.partition(".")[0] == "pygame"
 
     def _keeps_nothing(self, function: FunctionType) -> bool:
@@ -230,6 +232,11 @@ def spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
         for part in parts:
             if isinstance(part, gym.Space):
                 yield from spaces_in(part)
+
+
+def _unused(space: gym.Space[Any]) -> bool:
+    """Whether nothing was ever drawn from a space: then it has no state."""
+    return all(part._np_random is None for part in spaces_in(space))
 
 
 class _Plain:

@@ -131,6 +131,8 @@ def _check_left(live: Any, tree: Tree) -> None:
 def _restore_own(live: Any, state: Any) -> None:
     try:
         live.restore(state)
+    except CannotResume:
+        raise
     except Exception as error:
         whose = f"{class_name(type(live))}.restore()"
         details: dict[str, object] = {"traceback": "".join(traceback.format_exception(error))}

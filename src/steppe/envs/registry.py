@@ -16,7 +16,7 @@ _BUILTINS = {
     "steppe/NaN-v0": ("NaNEnv", {}),
 }
 _TWO_ARMED_BANDIT, _TICTACTOE = "steppe/TwoArmedBandit-v0", "steppe/TicTacToe-v0"
-_RECALL, _PATHFINDING = "steppe/Recall-v0", "steppe/Pathfinding-v0"
+_RECALL, _TEAMWORK, PATHFINDING = "steppe/Recall-v0", "steppe/Teamwork-v0", "steppe/Pathfinding-v0"
 
 
 def register_builtins() -> None:
@@ -40,9 +40,11 @@ def register_builtins() -> None:
             vector_entry_point="steppe.envs.recall:RecallVectorEnv",
             reward_threshold=0.95,
         )
-    if _PATHFINDING not in gym.registry:  # a PettingZoo environment: Gymnasium makes only its vector version
+    if _TEAMWORK not in gym.registry:  # PettingZoo environments: Gymnasium itself makes at most their vector versions
+        gym.register(_TEAMWORK, "steppe.envs.teamwork:TeamworkEnv")
+    if PATHFINDING not in gym.registry:
         gym.register(
-            _PATHFINDING,
+            PATHFINDING,
             "steppe.envs.pathfinding_parallel:PathfindingParallel",
             vector_entry_point="steppe.envs.pathfinding_vector:PathfindingVectorEnv",
         )

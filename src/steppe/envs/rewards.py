@@ -6,15 +6,19 @@ import numpy as np
 
 
 class Ledger:
-    """Sums rewards over B running episodes before they are scaled or clipped."""
+    """Sums rewards over running episodes before they are scaled or clipped, by row: agent after agent of each environment."""
 
-    def __init__(self, num_envs: int, scale: float, clip: float | None) -> None:
-        self.rewards = np.zeros(num_envs, np.float64)  # of the step under way, written by the world
-        self.returns = np.zeros(num_envs, np.float64)
+    def __init__(self, num_envs: int, scale: float, clip: float | None, num_agents: int = 1) -> None:
+        self.num_agents = num_agents
+        self.rewards = np.zeros(num_envs * num_agents, np.float64)  # of the step under way, written by the world
+        self.returns = np.zeros(num_envs * num_agents, np.float64)
         self.lengths = np.zeros(num_envs, np.int64)
         self.episodes = np.zeros(num_envs, np.int64)  # finished by each environment
-        self.finished = np.zeros((0, 2), np.float64)  # (return, length) of the episodes that ended and were not taken
-        self._room = np.zeros((64, 2), np.float64)
+        # With several agents: who took part in the episode, written by the world.
+        self.played = np.zeros(num_envs * num_agents, np.bool_) if num_agents > 1 else None
+        # (return, length) of the episodes that ended and were not taken; with several agents each one's part behind it
+        self._room = np.zeros((64, 2 + num_agents * (num_agents > 1)), np.float64)
+        self.finished = self._room[:0]
         self._scale = scale
         self._clip = clip
 
@@ -22,6 +26,8 @@ class Ledger:
         """Forget the running episodes."""
         self.returns.fill(0.0)
         self.lengths.fill(0)
+        if self.played is not None:
+            self.played.fill(False)
 
     def book(self, row: np.ndarray, live: np.ndarray | None = None) -> None:
         """Add the step's rewards and write what the agent sees of them, scaled first, then clipped.
@@ -41,25 +47,37 @@ class Ledger:
         """Close the episodes of these environments, in this order."""
         before, after = len(self.finished), len(self.finished) + len(indices)
         if after > len(self._room):
-            self._room = np.concatenate([self._room, np.zeros((max(after, len(self._room)), 2))])
+            more = np.zeros((max(after, len(self._room)), self._room.shape[1]))
+            self._room = np.concatenate([self._room, more])
         self.finished = self._room[:after]
-        self.finished[before:, 0] = self.returns[indices]
+        returns = self.returns.reshape(-1, self.num_agents)
+        self.finished[before:, 0] = returns[indices].sum(axis=1)
         self.finished[before:, 1] = self.lengths[indices]
-        self.returns[indices] = 0.0
+        if self.played is not None:
+            played = self.played.reshape(-1, self.num_agents)
+            self.finished[before:, 2:] = np.where(played[indices], returns[indices], np.nan)
+            played[indices] = False
+        returns[indices] = 0.0
         self.lengths[indices] = 0
         self.episodes[indices] += 1
 
     def running(self) -> list[tuple[float, int]]:
         """(return, length) so far of each running episode."""
-        return list(zip(self.returns.tolist(), self.lengths.tolist(), strict=True))
+        totals = self.returns.reshape(-1, self.num_agents).sum(axis=1)
+        return list(zip(totals.tolist(), self.lengths.tolist(), strict=True))
 
     def take(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call."""
-        taken = [(total, int(length)) for total, length in self.finished.tolist()]
+        taken = [(total, int(length)) for total, length in self.finished[:, :2].tolist()]
         self.finished = self._room[:0]
         return taken
 
+    def shares(self) -> np.ndarray:
+        """Each agent's part of what `take` would give [episodes, num_agents], NaN for who took no part."""
+        return self.finished[:, 2:].copy()
+
     def refill(self, finished: np.ndarray) -> None:
         """Have these episodes ended and not taken."""
-        self._room = np.concatenate([np.asarray(finished, np.float64).reshape(-1, 2), np.zeros((64, 2))])
+        width = self._room.shape[1]
+        self._room = np.concatenate([np.asarray(finished, np.float64).reshape(-1, width), np.zeros((64, width))])
         self.finished = self._room[: len(finished)]

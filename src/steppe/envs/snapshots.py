@@ -16,7 +16,7 @@ import numpy as np
 from steppe.core import codec
 from steppe.core.agent import Tree
 from steppe.core.errors import CannotResume
-from steppe.core.world import ResumeKind, World
+from steppe.core.world import ResumeKind, World, num_rows
 from steppe.envs.reading import Digests, Reading, Unreadable
 from steppe.envs.rebuilding import Rebuilding
 from steppe.envs.rewards import Ledger
@@ -190,6 +190,7 @@ class WorldState:
     def __init__(self, world: Seeded, envs: Snapshots, ledger: Ledger, arrays: dict[str, np.ndarray | None]) -> None:
         """`arrays` of the world itself are read and written in place, as the ledger's are."""
         mine = {**arrays, "returns": ledger.returns, "lengths": ledger.lengths, "episodes": ledger.episodes}
+        mine["played"] = ledger.played
         self._arrays = {name: array for name, array in mine.items() if array is not None}
         self._world = world
         self._envs = envs
@@ -220,7 +221,7 @@ class WorldState:
                 )
             if state["arrays"].keys() != self._arrays.keys():
                 raise CannotResume("the snapshot is of a world that was made in another way")
-            world.reset(np.empty((world.num_envs, *world.spec.obs.shape), world.spec.obs.dtype))
+            world.reset(np.empty((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype))
             self._envs.give(state["envs"])
             for name, array in self._arrays.items():
                 _fill(array, state["arrays"][name], name)

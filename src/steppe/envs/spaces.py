@@ -76,6 +76,15 @@ def observation_rule(
     return ObservationRule(field, put, space.shape if isinstance(space, spaces.Box) else None)
 
 
+def planes_rule(space: Space, whose: str) -> ObservationRule:
+    """The rule for environments that declare planes, (channels, height, width) of small whole numbers: they stay as they are."""
+    if not (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3):
+        raise WorldError(f"{whose} declares planes but observes {space}: make it a Box of uint8 with three axes")
+    field = FieldSpec("obs", space.shape, "uint8", most=max(1, int(space.high.max())))
+    fast: Put = operator.setitem  # type: ignore[assignment]
+    return ObservationRule(field, fast, space.shape)
+
+
 def index_rule(space: Space, whose: str) -> tuple[ObservationRule, int]:
     """The rule for agents that look states up in a table, and how many states there are; WorldError for other spaces."""
     if not isinstance(space, spaces.Discrete):

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from steppe.agents import make_agent
 from steppe.core import seeding
 from steppe.core.agent import Agent, Progress
-from steppe.core.algorithms import AgentConfig, implementation
+from steppe.core.algorithms import AgentConfig
 from steppe.core.config import Resolved, RunConfig
 from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.specs import EnvSpec
@@ -113,7 +114,7 @@ def _best_pace(config: RunConfig, spec: EnvSpec, *, overlap: bool) -> Pace:
 
 def _pace(config: RunConfig, spec: EnvSpec, num_envs: int | None) -> Pace:
     agent_config, envs = config.agent.fitted(spec, 1, num_envs)
-    agent: Agent = implementation(config.algo)(agent_config, spec, seed=config.seed)
+    agent = make_agent(config.algo, agent_config, spec, seed=config.seed)
     segment = Segment.blank(segment_spec(agent_config, spec, envs))
     collect_s, busy = _collect(config, agent, segment)
     return Pace(envs, collect_s, _learn(agent, agent_config, segment), busy)

@@ -108,4 +108,5 @@ def verdict(evaluation: Evaluation) -> dict[str, Any]:
         "return_min": float(np.min(evaluation.returns)),
         "return_max": float(np.max(evaluation.returns)),
         "length_mean": float(np.mean(evaluation.lengths)),
+        "agent_returns": evaluation.agent_returns or None,
     }

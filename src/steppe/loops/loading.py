@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from steppe.core.specs import EnvSpec
 from steppe.core.weights import Weights
 from steppe.envs.finding import find
 from steppe.envs.frames import Frames
-from steppe.envs.making import make_env
+from steppe.envs.making import is_team, make_env
 from steppe.envs.spaces import action_rule, index_rule, observation_rule
 from steppe.loops.evaluation import result_weights
+from steppe.loops.loading_teams import LoadedTeam
 from steppe.records.directory import RunDirectory
 
 Space = spaces.Space[Any]
@@ -31,17 +33,13 @@ class LoadedPolicy:
     Where the run stacked frames or the agent remembers, call `reset` before the first observation of each episode.
     """
 
-    def __init__(self, config: RunConfig, weights: Weights, seed: int) -> None:
+    def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
         from steppe.agents import make_agent
 
         self.weights = weights
         self._seed = seed
-        env = make_env(config.env, find(config.env), config.environment)
-        try:
-            self._space, self._discrete = env.observation_space, isinstance(env.action_space, spaces.Discrete)
-            self._actions = action_rule(env.action_space, config.env)
-        finally:
-            env.close()
+        self._space, self._discrete = env.observation_space, isinstance(env.action_space, spaces.Discrete)
+        self._actions = action_rule(env.action_space, config.env)
         world = config.environment.fitted(config.env)
         grayscale, resize = bool(world.grayscale), world.resize or None
         num_states = None
@@ -108,10 +106,15 @@ class LoadedPolicy:
 
 
 @checked
-def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy:
-    """The policy that a run learned, by the run's name or directory; `seed` is for actions that are sampled."""
+def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy | LoadedTeam:
+    """The policy that a run learned, by the run's name or directory; `seed` is for actions that are sampled.
+
+    Of a run with several agents it takes and gives dictionaries by agent.
+    """
     directory = RunDirectory.open(run)
-    return LoadedPolicy(directory.config(), result_weights(directory), seed)
+    config, weights = directory.config(), result_weights(directory)
+    with closing(make_env(config.env, find(config.env), config.environment)) as env:
+        return (LoadedTeam if is_team(env) else LoadedPolicy)(config, weights, env, seed)
 
 
 def _batch_size(space: Space, obs: Any) -> int | None:

@@ -44,6 +44,7 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self.written: dict[str, int] = {}  # topic → number of the newest report that the curves have
         self._episodes: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._agent_returns: dict[str, float] = {}
         self._env_steps = 0
         self._before: TrainingReport | None = None
         self._look_back(directory / "metrics.jsonl")
@@ -94,7 +95,11 @@ class Recorder:
                 if seen.kind == "actor":
                     actors.append(line)
         for line in actors:
-            self._episodes.extend(msgspec.json.decode(line, type=ActorReport, strict=False).episodes)
+            self._look_at(msgspec.json.decode(line, type=ActorReport, strict=False))
+
+    def _look_at(self, report: ActorReport) -> None:
+        self._episodes.extend(report.episodes)
+        self._agent_returns |= report.agent_returns
 
     def _event(self, report: Report) -> Event | None:
         """What TensorBoard is told of a report, if anything."""
@@ -114,11 +119,12 @@ class Recorder:
 
     def _scalars(self, report: Report) -> dict[str, float]:
         if isinstance(report, ActorReport):
-            self._episodes.extend(report.episodes)
+            self._look_at(report)
             return {}
         if isinstance(report, EvaluationReport):
             self._env_steps = max(self._env_steps, report.env_steps)
-            return {"eval/return_mean": report.return_mean, "eval/return_std": report.return_std}
+            returns = {"eval/return_mean": report.return_mean, "eval/return_std": report.return_std}
+            return returns | {f"eval/agent_return/{agent}": value for agent, value in report.agent_returns.items()}
         if isinstance(report, TrainingReport):
             return self._training_scalars(report)
         if isinstance(report, EventReport) and report.kind == "metric":  # numbers of the user's own
@@ -131,6 +137,9 @@ class Recorder:
         scalars = {f"loss/{name}": value for name, value in report.stats.items()}
         scalars |= {f"memory/{name}": value for name, value in report.memory.items()}
         scalars |= {"train/updates": report.updates, "train/version": report.version}
+        if report.agent_steps is not None:
+            scalars["train/agent_steps"] = report.agent_steps
+        scalars |= {f"train/agent_return/{agent}": value for agent, value in self._agent_returns.items()}
         if self._episodes:
             scalars["train/return_mean"] = sum(score for score, _ in self._episodes) / len(self._episodes)
             scalars["train/length_mean"] = sum(length for _, length in self._episodes) / len(self._episodes)

@@ -18,13 +18,14 @@ from steppe.core.world import World, agent_returns_of, comm_mask_of, masks_of, n
 class Evaluation:
     """Returns and lengths by episode, and frames of the first environment's first episode where asked for.
 
-    With several agents, `by_agent` has each one's part of every return, NaN where one was not there.
+    With several `agents`, `shares` has each one's part of every return, NaN where one was not there.
     """
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    by_agent: list[np.ndarray] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
+    agents: tuple[str, ...] = ()
+    shares: list[np.ndarray] = field(default_factory=list)
 
     @property
     def mean(self) -> float:
@@ -34,9 +35,10 @@ class Evaluation:
     def std(self) -> float:
         return float(np.std(self.returns))
 
-    def agent_means(self, names: tuple[str, ...]) -> dict[str, float]:
+    @property
+    def agent_returns(self) -> dict[str, float]:
         """Mean return by agent; nothing where there is but one."""
-        return means_of(names, np.array(self.by_agent)) if self.by_agent else {}
+        return means_of(self.agents, np.array(self.shares)) if self.shares else {}
 
 
 class Judge:
@@ -55,7 +57,7 @@ class Judge:
         self, episodes: int, stopping: Callable[[], bool], *, explore: bool = False, record: bool = False
     ) -> Evaluation | None:
         """Play `episodes` whole episodes; None when told to stop on the way."""
-        result = Evaluation()
+        result = Evaluation(agents=self.world.spec.agents)
         quota = np.full(self.world.num_envs, episodes // self.world.num_envs)
         quota[: episodes % self.world.num_envs] += 1
         self._begin()
@@ -74,7 +76,7 @@ class Judge:
                     quota[env] -= 1
                     result.returns.append(total)
                     result.lengths.append(length)
-                    result.by_agent += [shares[number]] if shares is not None else []
+                    result.shares += [shares[number]] if shares is not None else []
             if not quota.any():
                 break
         else:

@@ -135,7 +135,7 @@ class Manager:
             lengths=evaluation.lengths,
             return_mean=evaluation.mean,
             return_std=evaluation.std,
-            agent_returns=evaluation.agent_means(self._judge.world.spec.agents if self._judge else ()),
+            agent_returns=evaluation.agent_returns,
             duration_s=duration_s,
             weights_sha256=weights.sha256(),
             rss_bytes=rss_bytes(),

@@ -75,10 +75,8 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
     config = config.model_copy(update={"agent": agent, "envs": num_envs, "environment": environment})
     if config.runtime != "inline":
         _require_portable(config, agent)
-    if config.mode == "workers" and spec.num_agents > 1:
-        raise ConfigError(
-            f"mode 'workers' is for one agent per environment, and {spec.id} has {spec.num_agents}: use --mode sync"
-        )
+    if config.mode == "workers" and spec.agents:
+        raise ConfigError(f"mode 'workers' is not for PettingZoo environments, and {spec.id} is one: use --mode sync")
     lockstep = config.mode != "async"
     lone_async = config.actors == 1 and not lockstep
     if agent.in_table:

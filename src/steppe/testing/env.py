@@ -16,9 +16,9 @@ import numpy as np
 from steppe.core import codec
 from steppe.core.agent import Tree
 from steppe.core.errors import CannotResume
-from steppe.core.experience import Segment
+from steppe.core.experience import Segment, ended
 from steppe.core.specs import ActionSpec, SegmentSpec
-from steppe.core.world import World
+from steppe.core.world import World, agent_returns_of, num_rows
 
 
 @dataclass
@@ -29,6 +29,13 @@ class Journal:
     starts: np.ndarray  # [T + 1, B]: whether the observation in that row begins an episode
     finished: list[tuple[float, int]]
     unfinished: list[tuple[float, int]]
+    num_agents: int = 1
+    shares: np.ndarray | None = None  # with several agents: each one's part of what `finished` has
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Where the episodes of environments ended [T, N]."""
+        return ended(self["valid"], self["terminated"] | self["truncated"], self.num_agents)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
@@ -56,14 +63,15 @@ class WorldConformance:
     def test_it_writes_what_its_spec_says(self) -> None:
         world = self.make_world(self.num_envs, 0)
         journal = collect(world, self.num_rows, 7)
+        rows = self.num_envs * world.spec.num_agents
         assert world.num_envs == self.num_envs
-        assert world.starts.shape == (self.num_envs,)
+        assert world.starts.shape == (rows,)
         assert world.starts.dtype == np.bool_
-        assert journal["obs"].shape == (self.num_rows + 1, self.num_envs, *world.spec.obs.shape)
+        assert journal["obs"].shape == (self.num_rows + 1, rows, *world.spec.obs.shape)
         assert np.isfinite(journal["obs"]).all(), "some rows of obs were never written"
         assert np.isfinite(journal["reward"]).all(), "some rows of reward were never written"
         cut = journal["terminated"] | journal["truncated"]
-        assert cut.any(axis=0).all(), "no episode ended in some environment: raise num_rows"
+        assert journal.ended.any(axis=0).all(), "no episode ended in some environment: raise num_rows"
         assert np.isfinite(journal["final_obs"][cut]).all(), "an episode was cut without its last observation"
 
     def test_the_same_seed_gives_the_same_trajectory(self) -> None:
@@ -80,7 +88,8 @@ class WorldConformance:
         if not self.seed_matters:
             return
         obs = collect(self.make_world(2, 3), self.num_rows, 7)["obs"]
-        assert not np.array_equal(obs[:, 0], obs[:, 1])
+        half = obs.shape[1] // 2
+        assert not np.array_equal(obs[:, :half], obs[:, half:])
 
     def test_where_a_segment_ends_does_not_matter(self) -> None:
         one = collect(self.make_world(self.num_envs, 5), self.num_rows, 4)
@@ -128,7 +137,7 @@ class WorldConformance:
     def test_it_leaves_the_actions_alone(self) -> None:
         world = self.make_world(self.num_envs, 0)
         segment = _blank(world, 1)
-        actions = sample(world.spec.action, self.num_envs, np.random.default_rng(0))
+        actions = sample(world.spec.action, num_rows(world), np.random.default_rng(0))
         given = actions.copy()
         world.reset(segment["obs"][0])
         world.step(actions, segment, 0)
@@ -154,7 +163,7 @@ class WorldConformance:
             world.restore(codec.unpack(codec.pack(state)))
             generator = np.random.default_rng(1)
             for _ in range(row):
-                sample(world.spec.action, self.num_envs, generator)
+                sample(world.spec.action, num_rows(world), generator)
             rest = advance(world, whole["obs"][row], self.num_rows - row, 7, generator)
             world.close()
             _require_same(_after(whole, row), rest)
@@ -229,38 +238,44 @@ def collect(world: World, num_rows: int, segment_steps: int, action_seed: int = 
 
 
 def advance(
-    world: World, obs: np.ndarray, num_rows: int, segment_steps: int, generator: np.random.Generator
+    world: World, obs: np.ndarray, num_steps: int, segment_steps: int, generator: np.random.Generator
 ) -> Journal:
     """Step a world on from `obs`, the observations it gave last, with random actions."""
     segments: list[Segment] = []
     starts = [world.starts.copy()]
     finished: list[tuple[float, int]] = []
-    while (left := num_rows - sum(segment.spec.num_steps for segment in segments)) > 0:
+    shares: list[np.ndarray] = []
+    while (left := num_steps - sum(segment.spec.num_steps for segment in segments)) > 0:
         segment = _blank(world, min(left, segment_steps))
         segment["obs"][0] = segments[-1]["obs"][-1] if segments else obs
         for t in range(segment.spec.num_steps):
-            segment["action"][t] = sample(world.spec.action, world.num_envs, generator)
+            segment["action"][t] = sample(world.spec.action, num_rows(world), generator)
             world.step(segment["action"][t], segment, t)
             starts.append(world.starts.copy())
+        by_agent = agent_returns_of(world)
+        shares += [] if by_agent is None else [by_agent]
         finished += world.take_finished()
         segments.append(segment)
     names = segments[0].columns
     columns = {name: np.concatenate([s[name][: s.spec.num_steps] for s in segments]) for name in names}
     columns["obs"] = np.concatenate([columns["obs"], segments[-1]["obs"][-1:]])
-    return Journal(columns, np.stack(starts), finished, world.unfinished())
+    parts = np.concatenate(shares) if shares else None
+    return Journal(columns, np.stack(starts), finished, world.unfinished(), world.spec.num_agents, parts)
 
 
 def account(journal: Journal) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
     """(return, length) of finished and of running episodes, added up from the rows alone."""
-    num_envs = journal["reward"].shape[1]
+    num_envs = journal["reward"].shape[1] // journal.num_agents
     finished: list[tuple[float, int]] = []
     running = [(0.0, 0)] * num_envs
-    for t, index in np.ndindex(*journal["reward"].shape):
-        if not journal["valid"][t, index]:
+    for t, index in np.ndindex(len(journal["reward"]), num_envs):
+        rows = [index * journal.num_agents + agent for agent in range(journal.num_agents)]
+        there = [row for row in rows if journal["valid"][t, row]]
+        if not there:
             continue
         total, length = running[index]
-        running[index] = (total + float(journal["reward"][t, index]), length + 1)
-        if journal["terminated"][t, index] or journal["truncated"][t, index]:
+        running[index] = (total + sum(float(journal["reward"][t, row]) for row in there), length + 1)
+        if all(journal["terminated"][t, row] or journal["truncated"][t, row] for row in there):
             finished.append(running[index])
             running[index] = (0.0, 0)
     return finished, running
@@ -288,7 +303,7 @@ def env_action(env: gym.Env[Any, Any], action: np.ndarray) -> Any:
 
 def _blank(world: World, num_steps: int) -> Segment:
     """Memory in which whatever a world forgets to write shows."""
-    segment = Segment.blank(SegmentSpec(num_steps, world.num_envs, world.spec.obs, world.spec.action.field))
+    segment = Segment.blank(SegmentSpec(num_steps, num_rows(world), world.spec.obs, world.spec.action.field))
     for column in segment.columns.values():
         column[...] = np.nan if column.dtype == np.float32 else 1
     segment["valid"][...] = False
@@ -306,8 +321,8 @@ def _refuses(world: World, state: Tree) -> bool:
 def _after(journal: Journal, row: int) -> Journal:
     """The rows from `row` on, with the episodes that ended in them."""
     columns = {name: column[row:] for name, column in journal.columns.items()}
-    cut = journal["terminated"] | journal["truncated"]
-    return Journal(columns, journal.starts[row:], journal.finished[np.count_nonzero(cut[:row]) :], journal.unfinished)
+    before = np.count_nonzero(journal.ended[:row])
+    return Journal(columns, journal.starts[row:], journal.finished[before:], journal.unfinished, journal.num_agents)
 
 
 def _require_same(one: Journal, other: Journal) -> None:

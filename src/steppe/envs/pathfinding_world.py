@@ -1,0 +1,116 @@
+"""Pathfinding as a world: all maps stepped by one compiled call that writes observations straight into the segment."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import numpy as np
+
+from steppe.core.config import EnvConfig
+from steppe.core.errors import ConfigError, EnvironmentFault, SteppeError
+from steppe.core.experience import Segment
+from steppe.core.seeding import env_seeds
+from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.envs.pathfinding import PathfindingWorlds
+from steppe.envs.pathfinding_kernels import NUM_ACTIONS, NUM_PLANES, Seen
+from steppe.envs.rewards import Ledger
+from steppe.envs.snapshots import Snapshots
+from steppe.envs.team_world import Team
+
+
+class PathfindingWorld(Team):
+    """N maps with up to num_agents agents each; `worlds.assign` says how many agents and cells the next episodes have."""
+
+    def __init__(self, worlds: PathfindingWorlds, spec: EnvSpec, ledger: Ledger, seed: int) -> None:
+        super().__init__(worlds.num_worlds, spec, ledger, Snapshots([worlds]), [seed])
+        self.worlds = worlds
+        self._blank = worlds.blank()
+        self._blank = self._blank._replace(comm_mask=self.comm_mask.reshape(self._blank.comm_mask.shape))
+
+    def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
+        """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
+        if seeds is not None:
+            self.seeds, self._seeded = env_seeds(seeds, 1), False
+        self._ledger.restart()
+        into = self._into(obs, self._blank.final_obs)
+        self._called(lambda: self.worlds.reset(None if self._seeded else self.seeds[0], into=into), None)
+        if not self._seeded:
+            self._snapshots.settle()
+        self._seeded = True
+        self._look()
+        self.starts[...] = self.there
+
+    def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
+        """Act once everywhere; see the contract in core/world.py."""
+        columns, agents = segment.columns, self.spec.num_agents
+        into = self._into(columns["obs"][t + 1], columns["final_obs"][t])
+        moves = actions.reshape(self.num_envs, agents)
+        self._called(lambda: self.worlds.step(moves, into), actions)
+        valid = columns["valid"][t]
+        valid[...] = self.there
+        for name, over in (("terminated", into.terminated), ("truncated", into.truncated)):
+            np.logical_and(np.repeat(over, agents), valid, out=columns[name][t])
+        self._ledger.rewards[...] = into.rewards.reshape(-1)
+        self._book(segment, t)
+        self._look()
+        np.logical_and(np.repeat(into.terminated | into.truncated, agents), self.there, out=self.starts)
+
+    def render(self) -> np.ndarray | None:
+        """Nothing: `make_world(…, render=True)` makes a world that can be drawn."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _look(self) -> None:
+        """Who is there in the episodes under way: the first agents of each world."""
+        counts = np.repeat(self.worlds.agents, self.spec.num_agents)
+        np.less(np.tile(np.arange(self.spec.num_agents), self.num_envs), counts, out=self.there)
+
+    def _into(self, obs: np.ndarray, final_obs: np.ndarray) -> Seen:
+        shape = self._blank.obs.shape
+        return self._blank._replace(obs=obs.reshape(shape), final_obs=final_obs.reshape(shape))
+
+    def _called(self, call: Any, actions: np.ndarray | None) -> None:
+        try:
+            call()
+        except Exception as error:
+            last = None if actions is None else actions.tolist()
+            details = {
+                "traceback": "".join(traceback.format_exception(error)),
+                "env_id": self.spec.id,
+                "env_index": None,
+                "seed": self.seeds[0],
+                "episode": None,
+                "step": None,
+                "last_action": last,
+            }
+            raise EnvironmentFault(f"{self.spec.id} raised {type(error).__name__}: {error}", details) from error
+
+
+def make_pathfinding(env: str, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence) -> PathfindingWorld:
+    """The compiled world for a configuration; raises ConfigError for one that only single environments can follow."""
+    if (config.frame_stack or 1) > 1 or config.observations == "index":
+        raise ConfigError(f"environment.vector='native' is not possible for {env} with frame_stack or numbered states")
+    kwargs = {"num_agents": 4, **config.kwargs}
+    steps = int(kwargs.pop("max_steps", 256))
+    limit = min(steps, config.time_limit or steps)
+    try:
+        worlds = PathfindingWorlds(num_envs, max_steps=limit, **kwargs)
+    except SteppeError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"cannot make {env} with {config.kwargs}: {error}") from error
+    agents = worlds.num_agents
+    spec = EnvSpec(
+        env,
+        FieldSpec("obs", (NUM_PLANES, worlds.view, worlds.view), "uint8", most=1),
+        ActionSpec("discrete", (NUM_ACTIONS,)),
+        True,
+        limit,
+        num_agents=agents,
+        agents=tuple(f"agent_{index}" for index in range(agents)),
+    )
+    ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None, agents)
+    return PathfindingWorld(worlds, spec, ledger, env_seeds(seed, 1)[0])

@@ -1,0 +1,103 @@
+"""PettingZoo's AEC environments, in which agents act one after the other, as environments that are stepped all at once.
+
+Where all agents see the same moment (`is_parallelizable`), a step is a round: everyone acts. Elsewhere a step is one turn:
+the agent whose turn it is acts, and the others watch. They see what the environment shows them, are paid and may be ended,
+and what they choose meanwhile does nothing; a last number tells each whether it is its turn, unless observations are images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+
+from steppe.core.errors import MissingExtra
+from steppe.envs.images import is_image
+
+Told = dict[Any, Any]  # by agent
+
+
+def is_aec(env: Any) -> bool:
+    """Whether its agents act one after the other."""
+    return callable(getattr(env, "agent_iter", None)) and callable(getattr(env, "last", None))
+
+
+def all_at_once(env: Any, *, numbered: bool = False) -> Any:
+    """An AEC environment as a parallel one; `numbered` where observations have to stay single numbers."""
+    if not env.metadata.get("is_parallelizable", False):
+        return Turns(env, numbered=numbered)
+    try:
+        from pettingzoo.utils.conversions import aec_to_parallel
+    except ImportError as error:
+        raise MissingExtra("an AEC environment", "multiagent") from error
+    return aec_to_parallel(env)
+
+
+class Turns:
+    """An AEC environment whose every step is one agent's turn."""
+
+    def __init__(self, env: Any, *, numbered: bool = False) -> None:
+        self.env = env
+        self.metadata = env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
+        self.possible_agents = list(env.possible_agents)
+        self.agents: list[Any] = []
+        self._spaces: Told = {}
+        self._plain = {agent: numbered or is_image(env.observation_space(agent)) for agent in self.possible_agents}
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.env.unwrapped
+
+    def shows_plainly(self, agent: Any) -> bool:
+        """Whether this agent is not told when it is its turn."""
+        return self._plain[agent]
+
+    def observation_space(self, agent: Any) -> spaces.Space[Any]:
+        """What the environment shows, and whether it is this agent's turn."""
+        if agent not in self._spaces:
+            space = self.env.observation_space(agent)
+            self._spaces[agent] = space if self._plain[agent] else spaces.Tuple((space, spaces.MultiBinary(1)))
+        return self._spaces[agent]  # type: ignore[no-any-return]
+
+    def action_space(self, agent: Any) -> spaces.Space[Any]:
+        """As the environment says."""
+        return self.env.action_space(agent)  # type: ignore[no-any-return]
+
+    def reset(self, seed: int | None = None, options: Told | None = None) -> tuple[Told, Told]:
+        """A new episode, before its first turn."""
+        self.env.reset(seed=seed, options=options)
+        self._bury()
+        return self._seen(self.agents), dict(self.env.infos)
+
+    def step(self, actions: Told) -> tuple[Told, Told, Told, Told, Told]:
+        """The turn of the one whose turn it is; the others' actions are nothing to the environment."""
+        env, playing = self.env, self.agents
+        env.step(actions[env.agent_selection])
+        rewards = {agent: env.rewards.get(agent, 0.0) for agent in playing}
+        terminated = {agent: bool(env.terminations.get(agent, False)) for agent in playing}
+        truncated = {agent: bool(env.truncations.get(agent, False)) for agent in playing}
+        infos = {agent: env.infos.get(agent, {}) for agent in env.agents}
+        last = self._seen([agent for agent in playing if terminated[agent] or truncated[agent]])
+        self._bury()
+        return last | self._seen(self.agents), rewards, terminated, truncated, infos
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _bury(self) -> None:
+        """Let those go whose end has come: AEC environments want an empty step for each of them."""
+        env = self.env
+        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+            env.step(None)
+        gone = {agent for agent in env.agents if env.terminations[agent] or env.truncations[agent]}
+        self.agents = [agent for agent in env.agents if agent not in gone]
+
+    def _seen(self, agents: list[Any]) -> Told:
+        env = self.env
+        shown = {agent: env.observe(agent) for agent in agents}
+        turn = env.agent_selection if env.agents else None
+        return {agent: raw if self._plain[agent] else (raw, [agent == turn]) for agent, raw in shown.items()}

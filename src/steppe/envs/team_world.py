@@ -1,0 +1,261 @@
+"""Environments of several agents, stepped one after the other: agent a of environment n is row n · num_agents + a.
+
+      step t        env 0            env 1
+      row      0     1     2  |  3     4     5
+      agent    a_0   a_1   a_2|  a_0   a_1   a_2
+      valid    yes   yes   no |  yes   yes   yes      a_2 of env 0 is not there: its row says nothing
+
+An environment without agents is over and begins anew within the step. How these environments are made, and what their
+spaces become, is for team_making.py; environments whose agents take turns come through team_turns.py.
+"""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import numpy as np
+
+from steppe.core import seeding
+from steppe.core.agent import Tree
+from steppe.core.errors import EnvironmentFault
+from steppe.core.experience import Segment, ended
+from steppe.core.seeding import env_seeds
+from steppe.core.specs import EnvSpec
+from steppe.core.world import ResumeKind
+from steppe.envs.rendering import image_of
+from steppe.envs.rewards import Ledger
+from steppe.envs.snapshots import Snapshots, WorldState
+from steppe.envs.team_rules import TeamRules
+
+Told = dict[Any, Any]  # by agent
+
+
+class TeamEnv(Protocol):
+    """What PettingZoo's parallel environments have; agents are whatever names they give."""
+
+    possible_agents: list[Any]
+    agents: list[Any]
+
+    def observation_space(self, agent: Any) -> Any: ...
+    def action_space(self, agent: Any) -> Any: ...
+    def reset(self, seed: int | None = None, options: Told | None = None) -> tuple[Told, Told]: ...
+    def step(self, actions: Told) -> tuple[Told, Told, Told, Told, Told]: ...
+    def close(self) -> None: ...
+
+
+class Team:
+    """What worlds of several agents have in common: their accounts, and their state."""
+
+    def __init__(self, num_envs: int, spec: EnvSpec, ledger: Ledger, snapshots: Snapshots, seeds: list[int]) -> None:
+        rows = num_envs * spec.num_agents
+        self.spec = spec
+        self.num_envs = num_envs
+        self.seeds = seeds
+        self.starts = np.ones(rows, np.bool_)
+        self.there = np.zeros(rows, np.bool_)  # whose action the next step asks for
+        self.comm_mask = np.zeros((rows, spec.num_agents), np.bool_)
+        self.masks = np.ones((rows, *spec.action.sizes), np.bool_) if spec.num_states is not None else None
+        self._ledger, self._snapshots = ledger, snapshots
+        self._seeded = False
+        self._arrays: dict[str, np.ndarray | None] = {
+            "starts": self.starts, "there": self.there, "comm_mask": self.comm_mask, "masks": self.masks,
+        }  # fmt: skip
+
+    def take_finished(self) -> list[tuple[float, int]]:
+        """(return, length) of the episodes that ended since the last call; returns are sums over agents."""
+        return self._ledger.take()
+
+    def agent_returns(self) -> np.ndarray:
+        """Each agent's part of what `take_finished` would give now; NaN for one who was not there."""
+        return self._ledger.shares()
+
+    def unfinished(self) -> list[tuple[float, int]]:
+        """(return, length) so far of the episode under way in each environment."""
+        return self._ledger.running()
+
+    @property
+    def resume_kind(self) -> ResumeKind:
+        """How a run in this world can be resumed, known once it has been reset."""
+        return self._snapshots.kind
+
+    def snapshot(self) -> Tree | None:
+        """Everything the next steps depend on; None before the first reset, or when it cannot be had."""
+        return self._state().take() if self._seeded else None
+
+    def restore(self, state: Tree) -> None:
+        """Go where the world of a snapshot was; raises CannotResume."""
+        self._state().give(state)
+
+    def _state(self) -> WorldState:
+        return WorldState(self, self._snapshots, self._ledger, self._arrays)  # type: ignore[arg-type]
+
+    def _book(self, segment: Segment, t: int) -> None:
+        """Account for a step whose rows and rewards are written."""
+        ledger, valid = self._ledger, segment["valid"][t]
+        if ledger.played is not None:
+            ledger.played |= valid
+        ledger.book(segment["reward"][t])
+        over = ended(valid, segment["terminated"][t] | segment["truncated"][t], self.spec.num_agents)
+        if over.any():
+            ledger.end(np.flatnonzero(over))
+
+
+class TeamWorld(Team):
+    """N environments. Each episode is seeded by a number of its own: PettingZoo leaves open what a reset without one does."""
+
+    def __init__(
+        self, envs: list[Any], spec: EnvSpec, rules: TeamRules, ledger: Ledger, seeds: list[int], limit: int | None
+    ) -> None:
+        super().__init__(len(envs), spec, ledger, Snapshots(envs), seeds)
+        self.resets = np.zeros(len(envs), np.int64)
+        self._envs: list[TeamEnv] = envs
+        self._rules, self._limit = rules, limit
+        self._place = {agent: index for index, agent in enumerate(envs[0].possible_agents)}
+        self._arrays |= {"resets": self.resets, "frames": rules.memory}
+
+    def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
+        """Begin new episodes everywhere; with `seeds` all that follows depends on them."""
+        if seeds is not None:
+            self.seeds = env_seeds(seeds, self.num_envs)
+            self.resets.fill(0)
+        self._ledger.restart()
+        self.starts.fill(False)
+        self.there.fill(False)
+        obs.fill(0)
+        for index in range(self.num_envs):
+            self._begin(index, obs)
+        if not self._seeded:
+            self._snapshots.settle()
+        self._seeded = True
+
+    def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
+        """Act once everywhere; see the contract in core/world.py."""
+        columns = segment.columns
+        columns["valid"][t] = self.there
+        columns["terminated"][t] = columns["truncated"][t] = False
+        columns["obs"][t + 1].fill(0)
+        self._ledger.rewards.fill(0.0)
+        self.starts.fill(False)
+        choices = self._rules.choices(actions)
+        for index, env in enumerate(self._envs):
+            try:
+                self._step(index, env, choices, segment, t)
+            except Exception as error:
+                last = self._acted(index, actions)
+                raise self._fault(error, index, int(self._ledger.lengths[index]) + 1, last) from error
+        self._book(segment, t)
+        for index in range(self.num_envs):
+            if not self.there[self._rows(index)].any():
+                self._begin(index, columns["obs"][t + 1])
+
+    def render(self) -> np.ndarray | None:
+        """The first environment as an RGB image, where it was made for that."""
+        env: Any = self._envs[0]
+        return image_of(env) if hasattr(env, "render_mode") else None
+
+    def close(self) -> None:
+        """Close every environment, also when one of them fails to."""
+        with ExitStack() as stack:
+            for env in self._envs:
+                stack.callback(env.close)
+
+    def _rows(self, index: int) -> slice:
+        return slice(index * self.spec.num_agents, (index + 1) * self.spec.num_agents)
+
+    def _step(self, index: int, env: TeamEnv, choices: list[Any], segment: Segment, t: int) -> None:
+        """Move one environment, and write the rows of its agents."""
+        base, columns = index * self.spec.num_agents, segment.columns
+        listed = list(env.agents)  # some change this list in place
+        acting = [agent for agent in listed if self.there[base + self._place[agent]]]
+        obs, rewards, terminated, truncated, infos = env.step(
+            {agent: choices[base + self._place[agent]] for agent in acting}
+        )
+        staying = set(env.agents)
+        out_of_time = self._limit is not None and self._ledger.lengths[index] + 1 >= self._limit
+        for agent in acting:
+            row = base + self._place[agent]
+            self._ledger.rewards[row] = _of(rewards, agent, "reward")
+            died = bool(_of(terminated, agent, "termination"))
+            # One who is gone without an end was cut short.
+            cut = bool(_of(truncated, agent, "truncation")) or (not died and (out_of_time or agent not in staying))
+            seen = _of(obs, agent, "observation")
+            if died or cut:
+                columns["terminated"][t, row], columns["truncated"][t, row] = died, cut
+                self.there[row] = False
+                self._rules.put(columns["final_obs"][t], row, seen)
+            else:
+                self._rules.put(columns["obs"][t + 1], row, seen)
+        coming = [] if out_of_time else [agent for agent in env.agents if agent not in listed]
+        self._welcome(base, coming, obs, columns["obs"][t + 1])
+        self._hear(base, infos)
+
+    def _begin(self, index: int, obs: np.ndarray) -> None:
+        """Begin the next episode of one environment and write its first observations."""
+        env, base = self._envs[index], index * self.spec.num_agents
+        seed = seeding.integer(self.seeds[index], int(self.resets[index]))
+        try:
+            self.resets[index] += 1
+            seen, infos = env.reset(seed=seed)
+            if not env.agents:
+                raise ValueError("reset() left nobody in `agents`")
+            self._welcome(base, list(env.agents), seen, obs)
+            self._hear(base, infos)
+        except Exception as error:
+            raise self._fault(error, index, 0, None) from error
+
+    def _welcome(self, base: int, agents: list[Any], seen: Told, obs: np.ndarray) -> None:
+        for agent in agents:
+            if agent not in self._place:
+                raise ValueError(f"{agent!r} is among `agents` and not among `possible_agents`")
+            row = base + self._place[agent]
+            self._rules.put_first(obs, row, _of(seen, agent, "observation"))
+            self.there[row] = self.starts[row] = True
+
+    def _hear(self, base: int, infos: Told) -> None:
+        """Who may talk to whom now, and what is allowed: as the agents' infos say, else everyone and everything."""
+        rows = slice(base, base + self.spec.num_agents)
+        there = self.there[rows]
+        self.comm_mask[rows] = there & there[:, None]
+        if self.masks is not None:
+            self.masks[rows] = True
+        for agent, place in self._place.items():
+            info = infos.get(agent) if there[place] else None
+            if not info:
+                continue
+            if "comm_mask" in info:
+                self.comm_mask[base + place] &= np.asarray(info["comm_mask"], np.bool_)
+            if self.masks is not None and "action_mask" in info:
+                self.masks[base + place] = info["action_mask"]
+
+    def _acted(self, index: int, actions: np.ndarray) -> dict[str, Any]:
+        names, mine = self.spec.agents, actions[self._rows(index)]
+        return {name: action.tolist() for name, action in zip(names, mine, strict=True)}
+
+    def _fault(self, error: Exception, index: int, step: int, last: dict[str, Any] | None) -> EnvironmentFault:
+        """`step` counts from 1 within the episode; 0 means that `reset` failed."""
+        episode = int(self._ledger.episodes[index]) + 1
+        seed = seeding.integer(self.seeds[index], int(self.resets[index]) - 1)
+        place = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
+        return EnvironmentFault(
+            f"{self.spec.id} raised {type(error).__name__}: {error} ({place}, environment {index} of {self.num_envs}, "
+            f"episode seeded with {seed}, last actions {last})",
+            {
+                "traceback": "".join(traceback.format_exception(error)),
+                "env_id": self.spec.id,
+                "env_index": index,
+                "seed": seed,
+                "episode": episode,
+                "step": step,
+                "last_action": last,
+            },
+        )
+
+
+def _of(told: Told, agent: Any, what: str) -> Any:
+    """What an environment said of an agent that took part."""
+    try:
+        return told[agent]
+    except KeyError:
+        raise ValueError(f"it gave no {what} for {agent!r}, which was among its agents") from None

@@ -1,0 +1,79 @@
+"""The smallest tasks for several agents, with known best returns: to agree, and to divide the work."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from steppe.core.errors import ConfigError, MissingExtra
+
+try:
+    from pettingzoo import ParallelEnv
+except ImportError as error:
+    raise MissingExtra("steppe/Teamwork-v0", "multiagent") from error
+
+Told = dict[str, Any]
+_TASKS = ("agree", "divide")
+
+
+class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
+    """`num_agents` agents see one number from 0 to num_agents − 1, anew at every step, and each names one.
+
+    `agree`: each is paid 1 at a step at which all name the number that they see.
+    `divide`: each is paid 1 at a step at which no two name the same. All see the same, so agents that cannot tell who they
+    are, and always do their best, name the same number and are never paid.
+
+    A perfect team returns num_agents · length.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "steppe_teamwork_v0", "render_modes": [], "is_parallelizable": True}
+
+    def __init__(self, task: str = "agree", num_agents: int = 2, length: int = 16) -> None:
+        if task not in _TASKS:
+            raise ConfigError(f"task={task!r} must be one of {', '.join(_TASKS)}")
+        if num_agents < 2 or length < 1:
+            raise ConfigError(f"num_agents={num_agents} must be at least 2, length={length} at least 1")
+        self.task, self.length = task, length
+        self.possible_agents = [f"agent_{index}" for index in range(num_agents)]
+        self.agents: list[str] = []
+        self._spaces = {agent: spaces.Discrete(num_agents) for agent in self.possible_agents}
+        self._stream = np.random.default_rng(0)
+        self._number = self._steps = 0
+        self.render_mode = None
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """The number of the step."""
+        return self._spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """A number."""
+        return self._spaces[agent]
+
+    def reset(self, seed: int | None = None, options: Told | None = None) -> tuple[Told, Told]:
+        """A new episode; without a seed chance goes on from where it was."""
+        if seed is not None:
+            self._stream = np.random.default_rng(seed)
+        self.agents, self._steps = list(self.possible_agents), 0
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Told) -> tuple[Told, Told, Told, Told, Told]:
+        """Everyone names a number at once."""
+        named = [int(actions[agent]) for agent in self.agents]
+        done = set(named) == {self._number} if self.task == "agree" else len(set(named)) == len(named)
+        playing, self._steps = self.agents, self._steps + 1
+        over = self._steps >= self.length
+        result: tuple[Told, Told, Told, Told, Told] = (
+            self._seen(),
+            dict.fromkeys(playing, float(done)),
+            dict.fromkeys(playing, over),
+            dict.fromkeys(playing, False),
+            {agent: {} for agent in playing},
+        )
+        self.agents = [] if over else playing
+        return result
+
+    def _seen(self) -> Told:
+        self._number = int(self._stream.integers(len(self.possible_agents)))
+        return dict.fromkeys(self.agents, self._number)

@@ -1,0 +1,73 @@
+"""What a run with several agents learned, in the user's hands: observations by agent in, actions by agent out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from steppe.core import seeding
+from steppe.core.agent import Agent
+from steppe.core.config import RunConfig
+from steppe.core.errors import UsageError
+from steppe.core.weights import Weights
+from steppe.envs.team_rules import team_rules, team_spec
+from steppe.envs.team_turns import Turns
+
+Told = Mapping[Any, Any]  # by agent
+
+
+class LoadedTeam:
+    """Acts for the agents of one environment as a run learned to.
+
+    Where the run stacked frames or has a memory, call `reset` before the first observations of each episode.
+    """
+
+    def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
+        from steppe.agents import make_agent
+
+        self.weights = weights
+        world = config.environment.fitted(config.env)
+        self._rules, num_states = team_rules(env, config.env, world, 1)
+        self.spec = team_spec(config.env, env, self._rules, num_states, limit=world.time_limit)
+        self._place = {agent: index for index, agent in enumerate(env.possible_agents)}
+        self._in_turns = {agent for agent in self._place if isinstance(env, Turns) and not env.shows_plainly(agent)}
+        agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
+        self._policy: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
+        self._policy.load(weights)
+        self._policy.begin(self.spec.num_agents, seeding.generator(seed, "loaded"))
+        self._starts = np.ones(self.spec.num_agents, np.bool_)
+
+    def act(self, observations: Told, *, explore: bool = False, infos: Told | None = None) -> dict[Any, Any]:
+        """An action for each agent that there is an observation for; the best ones, or sampled.
+
+        In environments with turns that is the agent whose turn it is. `infos` tell agents that listen whom they hear.
+        """
+        there = np.zeros(self.spec.num_agents, np.bool_)
+        seen = np.zeros((self.spec.num_agents, *self.spec.obs.shape), self.spec.obs.dtype)
+        for agent, raw in observations.items():
+            if agent not in self._place:
+                raise UsageError(
+                    f"{agent!r} is none of the agents of {self.spec.id}: {', '.join(self.spec.agents[:8])}"
+                )
+            place = self._place[agent]
+            put = self._rules.put_first if self._starts[place] else self._rules.put
+            put(seen, place, (raw, [True]) if agent in self._in_turns else raw)
+            there[place] = True
+        choose: Callable[..., Mapping[str, np.ndarray]] = self._policy.act
+        told = {"comm_mask": self._heard(there, infos or {})} if getattr(self._policy, "hears", False) else {}
+        choices = self._rules.choices(choose(seen, self._starts, explore=explore, **told)["action"])
+        self._starts = ~there
+        return {agent: choices[self._place[agent]] for agent in observations}
+
+    def reset(self) -> None:
+        """Say that the next observations are the first of an episode."""
+        self._starts = np.ones(self.spec.num_agents, np.bool_)
+
+    def _heard(self, there: np.ndarray, infos: Told) -> np.ndarray:
+        mask: np.ndarray = there & there[:, None]
+        for agent, info in infos.items():
+            if "comm_mask" in info and there[self._place[agent]]:
+                mask[self._place[agent]] &= np.asarray(info["comm_mask"], np.bool_)
+        return mask

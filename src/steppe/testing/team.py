@@ -1,0 +1,140 @@
+"""What every world of several agents must do besides what every world must, as tests to inherit.
+
+class TestMyTeamWorld(TeamConformance):
+    def make_world(self, num_envs, seed):
+        return MyTeamWorld(num_envs, seed)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from steppe.core.world import comm_mask_of, num_rows
+from steppe.testing.env import Journal, WorldConformance, collect
+
+
+class TeamConformance(WorldConformance):
+    """Inherit, implement `make_world`, and `team_references` if bare PettingZoo environments can follow along."""
+
+    def team_references(self, num_envs: int, seed: int) -> list[tuple[Any, Any]] | None:
+        """A bare parallel environment for each of the world's, and a function from the number of an episode to its seed."""
+        return None
+
+    def team_row(self, agent: str, raw: Any) -> np.ndarray:
+        """What a raw observation should look like in a segment, without what pads it."""
+        return np.asarray(raw, np.float32).ravel()
+
+    def team_action(self, agent: str, action: np.ndarray) -> Any:
+        """An agent's action as the bare environment wants it."""
+        return action.item() if action.ndim == 0 else action
+
+    def test_reset_rows_are_no_experience(self) -> None:
+        """Rows of agents that are not there say nothing, and follow an end or another such row."""
+        journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
+        cut, absent = journal["terminated"] | journal["truncated"], ~journal["valid"]
+        assert not (absent & cut).any(), "an agent that was not there ended an episode"
+        assert not journal["reward"][absent].any(), "an agent that was not there was paid"
+        assert not journal["obs"][:-1][absent].any(), "an agent that was not there saw something"
+        assert (cut[:-1] | absent[:-1])[absent[1:]].all(), "an agent left without an end"
+        there = journal["valid"].reshape(self.num_rows, self.num_envs, -1)
+        assert there.any(axis=2).all(), "a step in which nobody was there"
+
+    def test_every_end_leads_to_one_start(self) -> None:
+        """Who is there and was not, or had ended, starts; nobody else does."""
+        journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
+        cut, valid = journal["terminated"] | journal["truncated"], journal["valid"]
+        np.testing.assert_array_equal(journal.starts[0], valid[0])
+        begins = valid[1:] & (cut[:-1] | ~valid[:-1])
+        np.testing.assert_array_equal(journal.starts[1:-1], begins)
+
+    def test_reset_begins_new_episodes(self) -> None:
+        world = self.make_world(self.num_envs, 0)
+        obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
+        world.reset(obs)
+        assert world.starts.reshape(self.num_envs, -1).any(axis=1).all()
+        assert world.unfinished() == [(0.0, 0)] * self.num_envs
+        world.close()
+
+    def test_agents_have_names(self) -> None:
+        world = self.make_world(1, 0)
+        assert len(set(world.spec.agents)) == world.spec.num_agents
+        world.close()
+
+    def test_the_agents_returns_add_up_to_the_teams(self) -> None:
+        journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
+        assert journal.shares is not None
+        assert journal.shares.shape == (len(journal.finished), journal.num_agents)
+        totals = np.where(np.isnan(journal.shares), 0.0, journal.shares).sum(axis=1)
+        np.testing.assert_allclose(totals, [total for total, _ in journal.finished], atol=1e-9)
+
+    def test_nobody_hears_who_is_not_there(self) -> None:
+        world = self.make_world(self.num_envs, 0)
+        obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
+        world.reset(obs)
+        mask = comm_mask_of(world).reshape(self.num_envs, world.spec.num_agents, -1)
+        assert mask.shape[2] == world.spec.num_agents
+        assert mask.dtype == np.bool_
+        there = world.starts.reshape(self.num_envs, -1)
+        assert not mask[~there].any()
+        assert not mask.transpose(0, 2, 1)[~there].any()
+        world.close()
+
+    def test_rows_are_what_plain_environments_give(self) -> None:
+        references = self.team_references(self.num_envs, 9)
+        if references is None:
+            return
+        journal = collect(self.make_world(self.num_envs, 9), self.num_rows, 7)
+        for index, (env, seed_of) in enumerate(references):
+            _Follower(self, journal, index, env, seed_of).follow(self.num_rows)
+            env.close()
+
+
+class _Follower:
+    """A bare environment, stepped beside the rows of one of a world's, everything compared."""
+
+    def __init__(self, suite: TeamConformance, journal: Journal, index: int, env: Any, seed_of: Any) -> None:
+        self.suite, self.journal, self.env, self.seed_of = suite, journal, env, seed_of
+        self.index, self.episode = index, 0
+        self.rows = {agent: index * journal.num_agents + a for a, agent in enumerate(env.possible_agents)}
+        self.seen: dict[Any, Any] = {}
+
+    def follow(self, num_steps: int) -> None:
+        self._begin()
+        for t in range(num_steps):
+            self._see(t)
+            live = list(self.env.agents)
+            actions = {a: self.suite.team_action(str(a), self.journal["action"][t, self.rows[a]]) for a in live}
+            self.seen, rewards, terminated, truncated, _ = self.env.step(actions)
+            for agent in live:
+                self._compare(t, agent, float(rewards[agent]), bool(terminated[agent]), bool(truncated[agent]))
+            if not self.env.agents:
+                self._begin()
+        self._see(num_steps)
+
+    def _begin(self) -> None:
+        self.seen, _ = self.env.reset(seed=self.seed_of(self.episode))
+        self.episode += 1
+
+    def _see(self, t: int) -> None:
+        for agent, row in self.rows.items():
+            there = agent in self.env.agents
+            where = f"environment {self.index}, {agent}, row {t}"
+            if t < len(self.journal["valid"]):
+                assert self.journal["valid"][t, row] == there, where
+            self._same(self.journal["obs"][t, row], self.seen[agent] if there else None, agent, where)
+
+    def _compare(self, t: int, agent: Any, reward: float, terminated: bool, truncated: bool) -> None:
+        row, where = self.rows[agent], f"environment {self.index}, {agent}, row {t}"
+        assert self.journal["reward"][t, row] == np.float32(reward), where
+        assert self.journal["terminated"][t, row] == terminated, where
+        assert self.journal["truncated"][t, row] == truncated, where
+        if terminated or truncated:
+            self._same(self.journal["final_obs"][t, row], self.seen[agent], agent, where)
+
+    def _same(self, row: np.ndarray, raw: Any, agent: Any, where: str) -> None:
+        expected = np.zeros(0) if raw is None else self.suite.team_row(str(agent), raw)
+        flat = row.ravel()
+        np.testing.assert_array_equal(flat[: expected.size], expected.ravel(), err_msg=where)
+        assert not flat[expected.size :].any(), where
