@@ -63,7 +63,7 @@ class TestKnightsAndArchers(_Loop):
     """Knights and archers fall one by one."""
 
     env = "pettingzoo.butterfly.knights_archers_zombies_v11"
-    kwargs: ClassVar = {"max_cycles": 150, "spawn_rate": 3, "max_zombies": 20}
+    kwargs: ClassVar = {"max_cycles": 150, "spawn_delay": 3, "max_zombies": 20, "line_death": True}
     num_envs, num_rows = 2, 320
 
     def test_some_fall_before_the_others(self):

@@ -261,10 +261,10 @@ def _require_no_statistics(made: Env, text: str) -> None:
 
 
 def _from_registration(source: Registration, config: EnvConfig, *, render: bool) -> Any:
-    creator = load_env_creator(source.entry_point) if isinstance(source.entry_point, str) else source.entry_point
+    entry: Any = source.entry_point
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
     if hasattr(creator, "max_num_agents"):  # PettingZoo's environments have it, Gymnasium's have not
-        maker: Callable[..., Any] = creator
-        return maker(**_render_kwargs(maker, {**source.kwargs, **config.kwargs}, render=render))
+        return creator(**_render_kwargs(creator, {**source.kwargs, **config.kwargs}, render=render))
     # The world itself resets before it steps, so a check of that order on every step has nothing to find.
     plain = copy.copy(source)
     plain.order_enforce = False
