@@ -177,7 +177,7 @@ def test_wrong_keyword_arguments_are_one_sentence():
     ("maker", "sentence"),
     [
         (Breaking, "RuntimeError: no such maze"),
-        (not_an_env, "returned a int, not a gymnasium.Env"),
+        (not_an_env, "returned a int, neither a gymnasium.Env nor a PettingZoo environment"),
         (always_the_same, "gave the same environment twice"),
     ],
 )

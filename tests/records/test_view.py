@@ -20,8 +20,8 @@ from steppe.records.view import RunView
 pytestmark = pytest.mark.integration
 
 SUMMARY = (  # as `steppe train --json` promises it
-    "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, updates, version, weights_sha256, "
-    "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, wall_s, train_s, time_to_target_s, "
+    "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, agent_steps, updates, version, weights_sha256, "
+    "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, eval_agent_returns, wall_s, train_s, time_to_target_s, "
     "steps_per_s, lag_mean, lag_max, dropped_segments, actor_restarts, resume, time_shares, profile"
 )
 
@@ -217,12 +217,14 @@ def test_the_summary_of_a_run_that_reached_its_target(directory, roles):
         "envs": 4,
         "seed": 5,
         "env_steps": 3000,
+        "agent_steps": None,
         "updates": 60,
         "version": 20,
         "weights_sha256": "evaluated at 2000",
         "eval_return_mean": 450.0,
         "eval_return_std": 2.5,
         "eval_episodes": 2,
+        "eval_agent_returns": None,
         "train_s": 3.0,
         "time_to_target_s": 2.0,
         "steps_per_s": 1000.0,
