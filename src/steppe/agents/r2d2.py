@@ -32,7 +32,7 @@ class R2D2(TorchAgent):
         self.config = config = config.fitted(spec, 1, None)[0]
         self.num_actions = spec.action.sizes[0]
         self.network = build_seeded(seed, lambda: RecurrentQ(config, spec))
-        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-3)
+        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
         self._recollection = self._remembered = Recollection((self.network.body.num_state,))
         self._target = Target(self.flat, config.target_every)
         self._epsilon = ladder(config.epsilon_base, config.epsilon_power, 1, 0, 1)

@@ -56,6 +56,7 @@ def lstm_forward(
         np.dot(ins[0, t], weight, product)
         for n in range(num_rows):
             add, own, c_in, row = x[t, n], product[n], ins[1, t, n], gates[t, n]
+            h, c, y = outs[0, t, n], outs[1, t, n], kept[t, n]
             for j in range(size):
                 row[0, j] = _sigmoid(add[0, j] + own[j])
             for j in range(size):
@@ -65,10 +66,11 @@ def lstm_forward(
             for j in range(size):
                 row[3, j] = _sigmoid(add[3, j] + own[3 * size + j])
             for j in range(size):
-                c = row[1, j] * c_in[j] + row[0, j] * row[2, j]
-                y = tanh_of(c)
-                outs[1, t, n, j], kept[t, n, j] = c, y
-                outs[0, t, n, j] = row[3, j] * y
+                c[j] = row[1, j] * c_in[j] + row[0, j] * row[2, j]
+            for j in range(size):
+                y[j] = tanh_of(c[j])
+            for j in range(size):
+                h[j] = row[3, j] * y[j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -124,15 +126,16 @@ def gru_forward(
         np.dot(ins[0, t], weight, product)
         for n in range(num_rows):
             add, own, h_in, row = x[t, n], product[n], ins[0, t, n], gates[t, n]
+            h, share = outs[0, t, n], kept[t, n]
             for j in range(size):
                 row[0, j] = _sigmoid(add[0, j] + own[j])
             for j in range(size):
                 row[1, j] = _sigmoid(add[1, j] + own[size + j])
+            share[:] = own[2 * size :]
             for j in range(size):
-                kept[t, n, j] = own[2 * size + j]
-                fresh = tanh_of(add[2, j] + row[0, j] * own[2 * size + j])
-                row[2, j] = fresh
-                outs[0, t, n, j] = fresh + row[1, j] * (h_in[j] - fresh)
+                row[2, j] = tanh_of(add[2, j] + row[0, j] * share[j])
+            for j in range(size):
+                h[j] = row[2, j] + row[1, j] * (h_in[j] - row[2, j])
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

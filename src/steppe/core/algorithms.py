@@ -332,14 +332,14 @@ class R2D2Config(SequenceConfig):
 
     def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """16 environments per actor where they step as a vector, 8 elsewhere; segments so short that all actors together
-        bring 256 steps before the next block of updates. Vectors: one layer of 64, a cell of 64 and a step size of 1e-3;
+        bring 256 steps before the next block of updates. Vectors: one layer of 64, a cell of 64 and a step size of 2e-3;
         images: 512 and 512, 1e-4.
         """
         envs = num_envs or (16 if spec.native_vector else 8)
         fitted = self._chosen(
             spec,
             segment_steps=max(1, 256 // (envs * num_actors)),
-            learning_rate=1e-4 if spec.is_image else 1e-3,
+            learning_rate=1e-4 if spec.is_image else 2e-3,
             target_every=2_500 if spec.is_image else 500,
             sequence_stride=max(1, self.sequence_length // 2),
             hidden=(64,),
