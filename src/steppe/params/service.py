@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
+import numpy as np
 
 from steppe.core.codec import encode_weights, pack
 from steppe.core.errors import ConfigError, DamagedFile, MissingExtra, SteppeError, UsageError
 from steppe.params import wire
+from steppe.params.pushing import POLICY, Push
+from steppe.params.space import MISFITS, Refusal
 from steppe.params.wire import Tls
 
 try:
@@ -35,14 +38,16 @@ _WHO: dict[str, tuple[type, ...]] = {"worker": (str,)}
 _REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
     "Register": _WHO,
     "Unregister": _WHO,
-    "Pull": {**_WHO, "newer_than": (int,)},
+    "Pull": {"worker": (str, _NONE), "newer_than": (int,)},
     "Push": {
         **_WHO,
-        "update": (dict,),
+        "row": (np.ndarray, _NONE),
+        "refusal": (list, _NONE),
         "weight": (float, int),
-        "round_number": (int, _NONE),
+        "number": (int, _NONE),
         "version": (int, _NONE),
     },
+    "Report": {**_WHO, "metrics": (dict,)},
     "Stats": {},
     "Checkpoint": {},
 }
@@ -59,7 +64,7 @@ class Service:
         self._counting = threading.Lock()
         self._token_file: Path | None = None
         self.token = _tokens(token, host, tls, private=server.is_private)
-        largest = 8 * server.num_parameters + wire.SLACK  # float64 is the widest that a push may have
+        largest = 4 * server.num_parameters + wire.SLACK
         options = [
             *wire.BULK,
             ("grpc.max_receive_message_length", largest),
@@ -95,14 +100,13 @@ class Service:
             self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
         try:
             request = wire.read_request(data, _REQUESTS[method])
+            worker = request.get("worker")
+            if name is not None and worker is not None and worker != name:
+                words = "this token is another worker's"
+                self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
+            return _CALLS[method](self.server, request, context)
         except DamagedFile as error:
             self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        worker = request.get("worker")
-        if name is not None and worker is not None and worker != name:
-            words = "this token is another worker's"
-            self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
-        try:
-            return _CALLS[method](self.server, request, context)
         except SteppeError as error:
             status = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UsageError) else grpc.StatusCode.ABORTED
             context.abort(status, str(error))
@@ -162,41 +166,55 @@ def _bound(service: Service, method: str) -> Callable[[bytes, Any], bytes]:
 
 
 def _register(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    new = server.register_worker(request["worker"])
-    return pack({"new": new, **server.standing(request["worker"])})
+    new, about = server.register_worker(request["worker"]), server.description()
+    del about["carried"]
+    return _packed({"new": new, **server.standing(request["worker"]), **about})
 
 
 def _unregister(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    return pack({"was": server.unregister_worker(request["worker"])})
+    return _packed({"was": server.unregister_worker(request["worker"])})
 
 
 def _pull(server: ParameterServer, request: dict[str, Any], context: Any) -> bytes:
-    """The newest weights, or no bytes when the caller has them."""
-    standing = server.standing(request["worker"])
+    """The newest weights, or no bytes when the caller has them; one without a name only reads."""
+    worker, known = request["worker"], request["newer_than"]
+    if worker is None:
+        found = server.newer_than(POLICY, known)
+        return b"" if found is None else encode_weights(found, sealed=False)
+    standing = server.standing(worker)
     context.set_trailing_metadata(((wire.ROUND, str(standing["round_number"])),))
-    if standing["version"] <= request["newer_than"]:
-        return b""
-    return encode_weights(server.pull(request["worker"]))
+    return b"" if standing["version"] <= known else encode_weights(server.pull(worker), sealed=False)
 
 
 def _push(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    receipt = server.push_gradients(
-        request["worker"],
-        request["update"],
-        float(request["weight"]),
-        round_number=request["round_number"],
-        version=request["version"],
-    )
-    return pack(msgspec.to_builtins(receipt))
+    """A row of numbers, or what the client found to be wrong with them."""
+    push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
+    row, words = request["row"], request["refusal"]
+    if (row is None) == (words is None):
+        raise DamagedFile("a push has either numbers or what is wrong with them")
+    if row is not None:
+        return _packed(msgspec.to_builtins(server.take_row(push, row)))
+    if len(words) != 2 or not all(isinstance(word, str) for word in words) or words[0] not in MISFITS:
+        raise DamagedFile("a push's refusal is a known word and a sentence")
+    return _packed(msgspec.to_builtins(server.refuse_push(push, Refusal(words[0], words[1][:1000]))))
+
+
+def _report(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
+    server.report(request["worker"], request["metrics"])
+    return _packed({})
 
 
 def _stats(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
-    return pack(server.get_server_stats())
+    return _packed(server.get_server_stats())
 
 
 def _checkpoint(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
     """Where the server was told to keep it: a client names no path."""
-    return pack({"path": str(server.save_checkpoint())})
+    return _packed({"path": str(server.save_checkpoint())})
+
+
+def _packed(tree: Any) -> bytes:
+    return pack(tree, sealed=False)
 
 
 _CALLS: dict[str, Callable[[ParameterServer, dict[str, Any], Any], bytes]] = {
@@ -204,6 +222,7 @@ _CALLS: dict[str, Callable[[ParameterServer, dict[str, Any], Any], bytes]] = {
     "Unregister": _unregister,
     "Pull": _pull,
     "Push": _push,
+    "Report": _report,
     "Stats": _stats,
     "Checkpoint": _checkpoint,
 }

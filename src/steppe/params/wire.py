@@ -1,6 +1,7 @@
 """What service and client agree on: method names, how calls are named and secured, and where a local token lies.
 
-A request is one packed tree (core/codec.py), so arrays travel as raw bytes behind their shapes, checked and never pickled.
+A request is one packed tree (core/codec.py), so numbers travel as raw bytes behind their shape, checked and never pickled.
+It has no checksum over them: TLS has its own, and without TLS they do not leave the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def path_of(method: str) -> str:
 
 def read_request(data: Buffer, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
     """A request with exactly these fields, each of one of its types; DamagedFile says what is wrong."""
-    tree = unpack(data, copy=False)
+    tree = unpack(data, copy=False, sealed=False)
     if not isinstance(tree, dict) or set(tree) != set(fields):
         raise DamagedFile(f"a request has the fields {', '.join(fields)}, and this one does not")
     for name, kinds in fields.items():
