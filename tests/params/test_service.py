@@ -207,6 +207,53 @@ def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
         assert server.get_server_stats()["refused_pushes"] == {"wrong_shape": 1}
 
 
+BIG = 400_000  # numbers: more than one part
+
+
+@pytest.mark.parametrize("pushes", [1, 2])
+def test_a_long_row_comes_in_parts(pushes: int) -> None:
+    stream = np.random.default_rng(0)
+    updates = [{"w": stream.standard_normal(BIG).astype(np.float32)} for _ in range(4)]
+    with serving(size=BIG, update_frequency=pushes) as (server, url), ParameterClient(url) as client:
+        client.register_worker("a")
+        for update in updates:
+            assert client.push_gradients("a", update)
+        assert client.push_gradients("a", ones(BIG, np.inf)).reason == "not_finite"
+        expected = -sum(update["w"].astype(np.float64) for update in updates) / pushes
+        np.testing.assert_allclose(client.get_parameters("a")["w"], expected, rtol=1e-5, atol=1e-5)
+        assert server.version == 4 // pushes
+
+
+def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = pack({**push_of(row=None, version=None)}, sealed=False)
+    whole = bytes(4 * BIG)
+    wrong = [
+        [],
+        [b"garbage"],
+        [header],
+        [header, whole, b"more"],
+        [header, whole[:-4]],
+        [header, b"abc"],
+        [header, whole * 2],
+    ]
+    with serving(size=BIG, token=TOKEN) as (server, url):
+        channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
+        push = channel.stream_unary(wire.path_of("PushRow"))
+        metadata = [("authorization", f"Bearer {TOKEN}")]
+        for parts in wrong:
+            with pytest.raises(grpc.RpcError) as caught:
+                push(iter(parts), metadata=metadata, timeout=30)
+            assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        with pytest.raises(grpc.RpcError) as caught:
+            push(iter([header, whole]), timeout=30)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        channel.close()
+        assert server.version == 0
+        with ParameterClient(url, token=TOKEN) as client:
+            client.register_worker("a")
+            assert client.push_gradients("a", ones(BIG))
+
+
 def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyPatch) -> None:
     real, losses = service._CALLS["Push"], iter([True, True, False])
 

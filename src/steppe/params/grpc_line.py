@@ -85,19 +85,23 @@ class GrpcLine:
             if row is None:
                 row = np.empty(space.size, np.float32)
                 refusal = space.fill(row, update, whole=whole)
-        request = {**push._asdict(), "row": None if refusal else row, "refusal": list(refusal) if refusal else None}
-        data, _, tries = self._send("Push", pack(request, sealed=False))
+        long = refusal is None and row.nbytes > wire.CHUNK
+        words = {**push._asdict(), "refusal": list(refusal) if refusal else None}
+        header = pack({**words, "row": None if refusal or long else row}, sealed=False)
+        data, _, tries = self._send("PushRow", header, row) if long else self._send("Push", header)
         return msgspec.convert(unpack(data, sealed=False), Receipt), tries
 
-    def _send(self, method: str, data: bytes) -> tuple[bytes, Any, int]:
+    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, Any, int]:
         """The answer, what came with it, and how often it was asked for: again while nobody answers or the server has too
-        much to do."""
-        call = self._channel.unary_unary(wire.path_of(method))
+        much to do. With a `row`, that follows in parts."""
+        kind = self._channel.unary_unary if row is None else self._channel.stream_unary
+        call = kind(wire.path_of(method))
         until, pause, tries = time.monotonic() + self._retry_s, FIRST_PAUSE_S, 0
         while True:
             tries += 1
             try:
-                answer, details = call.with_call(data, timeout=self._timeout_s, metadata=self._metadata())
+                sent = data if row is None else wire.parts_of(data, row)
+                answer, details = call.with_call(sent, timeout=self._timeout_s, metadata=self._metadata())
                 return answer, details, tries
             except grpc.RpcError as error:
                 left = until - time.monotonic()

@@ -10,10 +10,12 @@ import contextlib
 import ipaddress
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from steppe.core.codec import Buffer, unpack
 from steppe.core.errors import ConfigError, DamagedFile
@@ -29,6 +31,7 @@ BULK = [  # megabytes in few frames
     ("grpc.http2.write_buffer_size", 4 << 20),
     ("grpc.http2.bdp_probe", 0),
 ]
+CHUNK = 1 << 20  # bytes; a longer row comes in parts of this size, which are read while the next are under way
 SLACK = 1 << 20  # names, shapes and counters beside the numbers of the largest message
 
 
@@ -38,6 +41,14 @@ class Tls:
 
     certificate: str | Path
     key: str | Path
+
+
+def parts_of(header: bytes, row: np.ndarray) -> Iterator[bytes]:
+    """A push in parts: its header, then the row's bytes."""
+    yield header
+    raw = np.ascontiguousarray(row).view(np.uint8).data
+    for start in range(0, len(raw), CHUNK):
+        yield bytes(raw[start : start + CHUNK])
 
 
 def path_of(method: str) -> str:
