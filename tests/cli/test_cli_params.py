@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from certificates import certificate
 
 pytestmark = pytest.mark.integration
 
@@ -40,20 +41,7 @@ episodes = 2
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    files = ["-keyout", tmp_path / "server.key", "-out", tmp_path / "server.pem", "-subj", "/CN=localhost"]
-    subprocess.run([*words, *files, "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    certificate(tmp_path, "server")
     path = tmp_path / "cluster.toml"
     path.write_text(CLUSTER.format(port=0))
     return path

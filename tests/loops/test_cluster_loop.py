@@ -156,7 +156,9 @@ def test_what_is_no_node(given: dict, words: str) -> None:
         given = {**given, "param_server": ParameterClient("grpc://localhost:1")}
     environment = DistributedEnvironment("CartPole-v1", 1, runtime="inline")
     with pytest.raises(ConfigError) as caught:
-        DistributedMainLoop(environment, None, DistributedAgent("ppo"), **{"param_server": None, "node_id": "a", **given})
+        DistributedMainLoop(
+            environment, None, DistributedAgent("ppo"), **{"param_server": None, "node_id": "a", **given}
+        )
     assert words in str(caught.value)
 
 

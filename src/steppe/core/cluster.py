@@ -3,7 +3,6 @@ documented value, from a dictionary or a TOML file; the run that the machines sh
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -12,6 +11,7 @@ from pydantic import Field, field_validator
 
 from steppe.core.algorithms import Frozen, Positive, PositiveFloat
 from steppe.core.errors import ConfigError, nearest
+from steppe.core.validating import read_toml, validated
 
 RUN = "run"  # the table of a cluster's file that says what is trained
 _NAME = Annotated[str, Field(min_length=1, max_length=128)]
@@ -157,8 +157,6 @@ class ClusterConfig(Frozen):
 
 def read_cluster(given: Mapping[str, Any] | ClusterConfig, whose: str = "cluster_config") -> ClusterConfig:
     """A cluster from plain values; ConfigError for an unknown key, with the nearest known one, and for a wrong value."""
-    from steppe.core.config import validated
-
     if isinstance(given, ClusterConfig):
         return given
     _require_known(given, ClusterConfig, "", whose)
@@ -168,12 +166,7 @@ def read_cluster(given: Mapping[str, Any] | ClusterConfig, whose: str = "cluster
 
 def read_cluster_file(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
     """The cluster of a TOML file, and what its table [run] says; files that it names are looked for beside it."""
-    try:
-        tree = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    tree = read_toml(path)
     run = tree.pop(RUN, {})
     if not isinstance(run, dict):
         raise ConfigError(f"{path}: [{RUN}] is a table of the run's keys, not {run!r}")

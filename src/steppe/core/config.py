@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
 from steppe.core import factory
 from steppe.core.algorithms import ALGORITHMS, AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
 from steppe.core.cluster import ClusterConfig
 from steppe.core.errors import ConfigError, nearest
+from steppe.core.validating import read_toml, validated
 
 PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
@@ -342,19 +343,6 @@ def resolve(*layers: tuple[str, Mapping[str, Any]]) -> Resolved:
     return Resolved(config, sources | dict.fromkeys(auto, "auto"), auto)
 
 
-def validated(kind: type[Frozen], values: Mapping[str, Any], prefix: str) -> Any:
-    """Make a configuration object, with pydantic's findings turned into one sentence."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = prefix + ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise ConfigError(f"{key} is required") from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{key}={first['input']!r}: {message[0].lower()}{message[1:]}") from None
-
-
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Dotted key to plain value, in the order of the fields."""
     flat: dict[str, Any] = {}
@@ -377,13 +365,7 @@ def unflatten(flat: Mapping[str, Any]) -> RunConfig:
 
 def from_toml(path: Path) -> dict[str, Any]:
     """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint], [ray], [cluster]."""
-    try:
-        tree = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return flat_keys(tree)
+    return flat_keys(read_toml(path))
 
 
 def flat_keys(tree: Mapping[str, Any]) -> dict[str, Any]:

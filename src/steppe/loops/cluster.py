@@ -4,9 +4,7 @@ parameter server. And that server, made from the same description."""
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ForwardRef
 
 import numpy as np
@@ -15,6 +13,7 @@ from steppe.core.checked import checked
 from steppe.core.cluster import ClusterConfig, read_cluster
 from steppe.core.config import Resolved, RunConfig, flatten, unflatten
 from steppe.core.errors import ConfigError
+from steppe.core.validating import read_toml
 from steppe.loops.agent import DistributedAgent
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.main import MainLoop
@@ -209,12 +208,7 @@ def _tokens(cluster: ClusterConfig) -> str | dict[str, str] | None:
     path = cluster.server.tokens
     if path is None:
         return os.environ.get(TOKEN_VARIABLE) or None
-    try:
-        found = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"server.tokens: cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"server.tokens: {path} is not valid TOML: {error}") from None
+    found = read_toml(path)
     if not found or not all(isinstance(token, str) for token in found.values()):
         raise ConfigError(f'server.tokens: {path} has one line `node = "token"` for each node, and nothing else')
     return found
