@@ -48,9 +48,9 @@ from chaos_worlds import PACE  # noqa: E402
 
 from steppe.core.links import ACTORS, EVALUATIONS, TRAINING  # noqa: E402
 from steppe.core.process import rss_bytes  # noqa: E402
+from steppe.core.rooms import make_room, remove_room  # noqa: E402
 from steppe.loops.resuming import resume  # noqa: E402
 from steppe.records.directory import RunDirectory  # noqa: E402
-from steppe.transport.shm import make_room, remove_room  # noqa: E402
 
 REPORTS = ROOT / "benchmarks" / "reports"
 STEPS = {"ppo": 12_800, "dqn": 6_400}

@@ -15,6 +15,8 @@ PRIVATE = "private mean, time over plain average"
 WORKERS = 64
 ONE = "20 MB pushed, speed over a bare socket's"
 MANY = f"{WORKERS} workers pushing 1 MB, p99 over median"
+SHARED = "20 MB pushed and applied, speed over memcpy's"
+ASKED = "no newer version, µs until that is known"
 METHODS = {AVERAGE: "average", MEDIAN: "median", TRIMMED: "trimmed_mean", PRIVATE: "privacy"}
 
 
@@ -65,7 +67,26 @@ def network(effort: Effort) -> Part:
     )
 
 
-PARTS = {"aggregation": aggregation, "network": network}
+def memory(effort: Effort) -> Part:
+    times = ("--times", str(effort.of(100, 5)))
+    cases = [workload(SHARED, "sharing", *times), workload(ASKED, "sharing", "--ask", "--nbytes", "4000", *times)]
+    rows = effort.measure(cases)
+    return Part(
+        "Pushing through shared memory",
+        "Client and server in processes of their own. 20 MB of gradients are copied, checked, applied with plain SGD as a new "
+        "version and answered, beside `np.copyto` of the same bytes in the client; then a client asks for a newer version "
+        "when there is none.",
+        "× or µs",
+        rows,
+        [
+            Claim(f"shared memory: {SHARED}", 0.3, rows[SHARED].median),
+            Claim(f"shared memory: {ASKED}", 5.0, rows[ASKED].median, at_least=False),
+        ],
+        columns={"ours_ms": "push, ms", "theirs_ms": "copy, ms"},
+    )
+
+
+PARTS = {"aggregation": aggregation, "memory": memory, "network": network}
 
 if __name__ == "__main__":
     raise SystemExit(benchmark(__file__, PARTS))

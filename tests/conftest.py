@@ -99,11 +99,11 @@ def _own_rooms(rooms: set[Path], tmp_path: Path) -> list[Path]:
     """Those of runs that were made in this test; other tests may be running beside this one, with runs of the same name."""
     if not rooms:
         return []
-    from steppe.transport import shm
+    from steppe.core import rooms as shared
 
     runs = [path.parent.name[:40] for path in tmp_path.rglob("run.json")]
     named = [room for room in rooms if any(room.name.startswith(f"steppe-{run}-") for run in runs)]
-    return [room for room in rooms if room in shm._owners or (room in named and _abandoned(room))]
+    return [room for room in rooms if room in shared.owners or (room in named and _abandoned(room))]
 
 
 def _abandoned(room: Path) -> bool:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from steppe.core.rooms import Bell, make_room, remove_room
 from steppe.core.weights import Weights
-from steppe.transport.shm import Bell, ShmWeights, make_room, remove_room
+from steppe.transport.shm import ShmWeights
 
 POLICY = "policy"
 WARM_UPS = 3

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from steppe.core.specs import EnvSpec, FieldSpec
     from steppe.core.weights import Weights
     from steppe.loops.agent import DistributedAgent
+    from steppe.loops.cluster import DistributedMainLoop
     from steppe.loops.environment import DistributedEnvironment
     from steppe.loops.evaluation import evaluate
     from steppe.loops.loading import LoadedPolicy, load
@@ -40,6 +41,7 @@ __all__ = [
     "DQNConfig",
     "DistributedAgent",
     "DistributedEnvironment",
+    "DistributedMainLoop",
     "EnvConfig",
     "EnvSpec",
     "ExperienceBuffer",
@@ -79,6 +81,7 @@ _HOMES = {
     "DQNConfig": "core.algorithms",
     "DistributedAgent": "loops.agent",
     "DistributedEnvironment": "loops.environment",
+    "DistributedMainLoop": "loops.cluster",
     "EnvConfig": "core.config",
     "EnvSpec": "core.specs",
     "ExperienceBuffer": "replay.buffer",

@@ -24,8 +24,8 @@ from chaos_kit import (
 )
 from chaos_worlds import PACE
 
+from steppe.core.rooms import make_room, remove_room
 from steppe.loops.resuming import resume
-from steppe.transport.shm import make_room, remove_room
 
 pytestmark = pytest.mark.integration
 

@@ -16,9 +16,9 @@ import pytest
 
 from steppe.core.errors import SteppeError
 from steppe.core.links import COMMANDS, TRAINING
+from steppe.core.rooms import make_room, remove_room
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
-from steppe.transport.shm import make_room, remove_room
 
 pytestmark = pytest.mark.integration
 

@@ -4,9 +4,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from steppe.core.rooms import make_room, remove_room
 from steppe.testing.channel import ChannelConformance
 from steppe.transport.local import LocalChannel
-from steppe.transport.shm import ShmChannel, make_room, remove_room
+from steppe.transport.shm import ShmChannel
 
 pytestmark = pytest.mark.integration
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from steppe.core.rooms import make_room, remove_room
 from steppe.testing.weights import WeightStoreConformance
 from steppe.transport.local import LocalWeights
-from steppe.transport.shm import ShmWeights, make_room, remove_room
+from steppe.transport.shm import ShmWeights
 
 pytestmark = pytest.mark.integration
 

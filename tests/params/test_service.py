@@ -29,14 +29,7 @@ from steppe.params.wire import Tls
 
 pytestmark = pytest.mark.integration
 
-CERTIFICATES = Path(__file__).parent / "certificates"
 TOKEN = "a token for these tests"
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEPPE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
 
 
 def ones(size: int = 4, value: float = 1.0) -> dict[str, np.ndarray]:
@@ -147,14 +140,13 @@ def test_a_private_server_serves_only_clients_it_can_tell_apart(tmp_path: Path) 
     server.close()
 
 
-def test_tls() -> None:
-    tls = Tls(CERTIFICATES / "localhost.pem", CERTIFICATES / "localhost.key")
+def test_tls(tls: Tls, stranger: Tls) -> None:
     with serving(tls=tls) as (_, url):
-        with ParameterClient(url, ca=CERTIFICATES / "localhost.pem") as client:
+        with ParameterClient(url, ca=tls.certificate) as client:
             assert client.register_worker("a")
             assert client.push_gradients("a", ones())
         with (
-            ParameterClient(url, ca=CERTIFICATES / "stranger.pem", retry_s=0.0) as client,
+            ParameterClient(url, ca=stranger.certificate, retry_s=0.0) as client,
             pytest.raises(Unreachable),
         ):
             client.register_worker("b")
@@ -195,7 +187,8 @@ def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
     with serving(token=TOKEN) as (server, url):
         channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
         metadata = [("authorization", f"Bearer {TOKEN}")]
-        for data in (b"", b"garbage", pack([1]), pack({"worker": 3}), pack({"worker": "a", "path": "/etc/passwd"})):
+        trees = ([1], {"worker": 3}, {"worker": "a", "path": "/etc/passwd"})
+        for data in (b"", b"garbage", *(pack(tree, sealed=False) for tree in trees), pack({"worker": "a"})):
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(wire.path_of("Register"))(data, metadata=metadata, timeout=30)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -206,12 +199,59 @@ def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
             channel.unary_unary(wire.path_of("Shutdown"))(b"", metadata=metadata, timeout=30)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         channel.close()
-        assert server.get_server_stats()["refused_calls"] == {"garbage": 5}
+        assert server.get_server_stats()["refused_calls"] == {"garbage": 6}
         with ParameterClient(url, token=TOKEN) as client:
             assert client.register_worker("a")
-            with pytest.raises(UsageError, match="larger than max"):
-                client.push_gradients("a", ones(400_000))
+            assert client.push_gradients("a", ones(400_000)).reason == "wrong_shape"
             assert client.push_gradients("a", ones())
+        assert server.get_server_stats()["refused_pushes"] == {"wrong_shape": 1}
+
+
+BIG = 400_000  # numbers: more than one part
+
+
+@pytest.mark.parametrize("pushes", [1, 2])
+def test_a_long_row_comes_in_parts(pushes: int) -> None:
+    stream = np.random.default_rng(0)
+    updates = [{"w": stream.standard_normal(BIG).astype(np.float32)} for _ in range(4)]
+    with serving(size=BIG, update_frequency=pushes) as (server, url), ParameterClient(url) as client:
+        client.register_worker("a")
+        for update in updates:
+            assert client.push_gradients("a", update)
+        assert client.push_gradients("a", ones(BIG, np.inf)).reason == "not_finite"
+        expected = -sum(update["w"].astype(np.float64) for update in updates) / pushes
+        np.testing.assert_allclose(client.get_parameters("a")["w"], expected, rtol=1e-5, atol=1e-5)
+        assert server.version == 4 // pushes
+
+
+def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = pack({**push_of(row=None, version=None)}, sealed=False)
+    whole = bytes(4 * BIG)
+    wrong = [
+        [],
+        [b"garbage"],
+        [header],
+        [header, whole, b"more"],
+        [header, whole[:-4]],
+        [header, b"abc"],
+        [header, whole * 2],
+    ]
+    with serving(size=BIG, token=TOKEN) as (server, url):
+        channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
+        push = channel.stream_unary(wire.path_of("PushRow"))
+        metadata = [("authorization", f"Bearer {TOKEN}")]
+        for parts in wrong:
+            with pytest.raises(grpc.RpcError) as caught:
+                push(iter(parts), metadata=metadata, timeout=30)
+            assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        with pytest.raises(grpc.RpcError) as caught:
+            push(iter([header, whole]), timeout=30)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        channel.close()
+        assert server.version == 0
+        with ParameterClient(url, token=TOKEN) as client:
+            client.register_worker("a")
+            assert client.push_gradients("a", ones(BIG))
 
 
 def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,14 +408,20 @@ arrays = st.sampled_from(
 )
 
 
+def push_of(**changes: object) -> dict[str, object]:
+    return {"worker": "a", "row": ones()["w"], "refusal": None, "weight": 1.0, "number": None, "version": 3, **changes}
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))
 def test_bytes_that_were_changed_are_damaged_and_nothing_else(data: bytes, place: int, value: int) -> None:
-    whole = pack({"worker": "a", "update": ones(), "weight": 1.0, "round_number": None, "version": 3})
-    place %= len(whole)
+    """All but those of the numbers, which are four floats behind everything else."""
+    whole = pack(push_of(), sealed=False)
+    place %= len(whole) - 16
     changed = bytearray(whole)
     changed[place] ^= value or 1
-    for wrong in (data, bytes(changed), whole[:place], whole + data + b"!"):
+    padding = place >= len(whole) - 16 - 64 and not any(whole[place : len(whole) - 16])
+    for wrong in (data, whole[:place], whole + data + b"!", *([] if padding else [bytes(changed)])):
         with pytest.raises(DamagedFile):
             wire.read_request(wrong, service._REQUESTS["Push"])
 
@@ -385,10 +431,10 @@ def test_bytes_that_were_changed_are_damaged_and_nothing_else(data: bytes, place
     request_=st.fixed_dictionaries(
         {
             "worker": st.sampled_from(["a", "b"]) | plain,
-            "update": st.dictionaries(st.sampled_from(["w", "v"]) | st.integers(0, 3), arrays | plain, max_size=2)
-            | plain,
+            "row": st.none() | arrays | plain,
+            "refusal": st.none() | st.lists(st.sampled_from(["not_finite", "wrong_shape"]) | plain, max_size=3) | plain,
             "weight": st.floats() | plain,
-            "round_number": st.none() | st.integers() | plain,
+            "number": st.none() | st.integers() | plain,
             "version": st.none() | st.integers() | plain,
         }
     )
@@ -397,7 +443,7 @@ def test_well_formed_nonsense_is_refused_in_words(request_: dict) -> None:
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     try:
-        request = wire.read_request(pack(request_), service._REQUESTS["Push"])
+        request = wire.read_request(pack(request_, sealed=False), service._REQUESTS["Push"])
         answer = service._push(server, request, None)
     except (DamagedFile, UsageError):
         return
@@ -405,10 +451,14 @@ def test_well_formed_nonsense_is_refused_in_words(request_: dict) -> None:
     assert np.isfinite(server.weights().arrays()["w"]).all()
 
 
-def test_fuzzed_pushes_can_be_good() -> None:
-    """The two tests above would pass if nothing were ever accepted."""
+@pytest.mark.parametrize(
+    ("changes", "accepted"),
+    [({"version": None}, True), ({"version": None, "row": None, "refusal": ["not_finite", "words"]}, False)],
+)
+def test_fuzzed_pushes_can_be_good(changes: dict[str, object], accepted: bool) -> None:
+    """The two tests above would pass if nothing were ever answered."""
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
-    good = pack({"worker": "a", "update": ones(), "weight": 1, "round_number": 0, "version": None})
-    answer = service._push(server, wire.read_request(good, service._REQUESTS["Push"]), None)
-    assert msgspec.convert(unpack(answer), Receipt)
+    data = pack(push_of(**changes), sealed=False)
+    answer = service._push(server, wire.read_request(data, service._REQUESTS["Push"]), None)
+    assert msgspec.convert(unpack(answer, sealed=False), Receipt).accepted is accepted

@@ -12,8 +12,8 @@ import pytest
 
 from steppe.core.errors import UsageError
 from steppe.core.links import Change
+from steppe.core.rooms import make_room, remove_room
 from steppe.transport import tables
-from steppe.transport.shm import make_room, remove_room
 from steppe.transport.tables import LocalTable, ShmTable
 
 pytestmark = pytest.mark.integration

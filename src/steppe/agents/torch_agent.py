@@ -3,6 +3,8 @@ the algorithms' own files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -28,14 +30,20 @@ class TorchAgent:
         self._stream = seeding.generator(seed, "act")
         self._recollection: Recollection | None = None  # of a recurrent agent
         self._max_grad_norm = config.max_grad_norm
-        self._adam_eps = adam_eps
+        self.adam_eps = adam_eps
         self._adam: FlatAdam | None = None
+        self.joint_step: Callable[[np.ndarray], np.ndarray] | None = None  # of learners together: gradient → parameters
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """All later exploration draws from `stream`, and nothing is remembered."""
         self._stream = stream
         if self._recollection is not None:
             self._recollection.begin(num_envs)
+
+    @property
+    def num_trainable(self) -> int:
+        """How many numbers a gradient has."""
+        return int(self.flat.gradient.numel())
 
     def acting_state(self) -> Tree:
         """Where the exploration's random numbers stand, and what a recurrent agent remembers."""
@@ -66,13 +74,18 @@ class TorchAgent:
 
     def _step(self) -> float:
         """Clip and step along the flat gradient; returns its length before clipping."""
-        norm = self._optimizer().step(self.learning_rate, self.updates)
+        if self.joint_step is None:
+            norm = self._optimizer().step(self.learning_rate, self.updates)
+        else:
+            gradient = self.flat.gradient.cpu().numpy()
+            norm = float(np.linalg.norm(gradient))
+            self.flat.parameters.copy_(torch.from_numpy(self.joint_step(gradient)))
         self.updates += 1
         return norm
 
     def _optimizer(self) -> FlatAdam:
         if self._adam is None:
-            self._adam = FlatAdam(self.flat, eps=self._adam_eps, max_grad_norm=self._max_grad_norm)
+            self._adam = FlatAdam(self.flat, eps=self.adam_eps, max_grad_norm=self._max_grad_norm)
         return self._adam
 
     def _counters(self) -> Tree:

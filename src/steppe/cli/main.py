@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import bench, doctor, info, recovery, runs, train, warm
+from steppe.cli import bench, doctor, info, params, recovery, runs, train, warm
 from steppe.cli.options import FieldHelp
 from steppe.core.errors import SteppeError
 
@@ -39,6 +39,8 @@ app.command()(info.algos)
 app.command()(info.envs)
 app.add_typer(config, name="config")
 config.command("show", cls=FieldHelp)(info.show_config)
+app.add_typer(params.params, name="params")
+app.command()(params.node)
 app.command()(doctor.doctor)
 app.command()(warm.warm)
 app.command()(bench.bench)

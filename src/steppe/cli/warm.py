@@ -168,18 +168,21 @@ def _updates() -> None:
     import numpy as np
 
     from steppe.params.aggregation import METHODS, Aggregation
-    from steppe.params.kernels import copy_finite, noisy_sum
+    from steppe.params.kernels import all_finite, copy_finite, noisy_sum, normal_numbers
     from steppe.params.optimizers import KINDS, Optimizer, Stepper
     from steppe.params.privacy import clip_scales
 
     updates, values = np.zeros((3, 2), np.float32), np.zeros(2, np.float32)
     for method in METHODS:
         Aggregation(method).combine(updates)
-    for kind in KINDS:
-        Stepper(Optimizer(kind), 2).step(values, updates[0], np.empty_like(values))
-    copy_finite(updates[0], values)
-    copy_finite(np.frombuffer(bytes(8), np.float32), values)  # from a message, which nobody may write to
-    noisy_sum(updates, clip_scales(updates, 1.0), np.frombuffer(bytes(16), np.uint64), 1.0, 1.0, values)
+    sent, noise = np.frombuffer(bytes(8), np.float32), np.empty(2)  # from a message, which nobody may write to
+    for row in (updates[0], sent):
+        for kind in KINDS:
+            Stepper(Optimizer(kind), 2).step(values, row, np.empty_like(values))
+        copy_finite(row, values)
+        all_finite(row)
+    normal_numbers(np.frombuffer(bytes(16), np.uint64), 1.0, noise)
+    noisy_sum(updates, clip_scales(updates, 1.0), noise, 0, 1.0, values)
 
 
 OTHERS = {"tables": _tables, "games": _games, "screens": _screens, "worlds": _worlds, "parameter server": _updates}

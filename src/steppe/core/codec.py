@@ -5,7 +5,8 @@
     └──────────────────────────────────────────────────┴───────────┴─────┴─────────────────────────────┘
 
 In the structure an array is only its dtype and shape; its bytes are the next ones, so no two arrays can claim the same.
-Whatever is wrong with the bytes, reading them raises DamagedFile.
+Whatever is wrong with the bytes, reading them raises DamagedFile. An open message ("STPO") has its checksum over all but the
+arrays: for lines that guard what they carry, such as TLS, where summing up megabytes would take longer than sending them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from steppe.core.weights import Entry, Layout, Weights
 FORMAT = 1
 SEGMENT_SCHEMA = 1
 WEIGHTS_SCHEMA = 1
-_MAGIC = b"STPK"
+_MAGIC, _OPEN = b"STPK", b"STPO"
 _HEAD = struct.Struct("<4sIQQI4x")
 _ALIGN = 64
 _ARRAY, _BIG_INT, _SCALAR = 1, 2, 3  # msgpack extension codes
@@ -45,10 +46,11 @@ _COUNTERS = [field.name for field in dataclasses.fields(Weights) if field.name n
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-def pack(tree: Any) -> bytes:
+def pack(tree: Any, *, sealed: bool = True) -> bytes:
     """Nested dicts (keys str or int) and lists of None, bool, int of any size, float, str, bytes and numeric arrays.
 
-    Tuples come back as lists; NumPy scalars keep their type. Anything else is a TypeError that says where it is.
+    Tuples come back as lists; NumPy scalars keep their type. Anything else is a TypeError that says where it is. Without
+    `sealed` it is an open message.
     """
     arrays: list[np.ndarray] = []
     try:
@@ -61,15 +63,19 @@ def pack(tree: Any) -> bytes:
     for array in arrays:
         parts += [bytes(-end % _ALIGN), array.reshape(-1).view(np.uint8).data]
         end += len(parts[-2]) + array.nbytes
-    checksum = zlib.crc32(_HEAD.pack(_MAGIC, FORMAT, end, len(structure), 0))
-    for part in parts:
+    magic = _MAGIC if sealed else _OPEN
+    checksum = zlib.crc32(_HEAD.pack(magic, FORMAT, end, len(structure), 0))
+    for part in parts if sealed else parts[:1]:
         checksum = zlib.crc32(part, checksum)
-    return b"".join([_HEAD.pack(_MAGIC, FORMAT, end, len(structure), checksum), *parts])
+    return b"".join([_HEAD.pack(magic, FORMAT, end, len(structure), checksum), *parts])
 
 
-def unpack(data: Buffer, *, copy: bool = True) -> Any:
-    """What `pack` was given; its arrays are fresh and writable, or without `copy` read from `data`, which they keep alive."""
-    return _unpack(data, copy=copy)
+def unpack(data: Buffer, *, copy: bool = True, sealed: bool = True) -> Any:
+    """What `pack` was given; its arrays are fresh and writable, or without `copy` read from `data`, which they keep alive.
+
+    A message that was packed without `sealed` is read without it, and only so.
+    """
+    return _unpack(data, copy=copy, sealed=sealed)
 
 
 def encode_segment(segment: Segment) -> bytes:
@@ -102,16 +108,16 @@ def decode_segment(data: Buffer, spec: SegmentSpec) -> Segment:
         return segment
 
 
-def encode_weights(weights: Weights) -> bytes:
+def encode_weights(weights: Weights, *, sealed: bool = True) -> bytes:
     """Weights with their layout and counters."""
     layout = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
     message = {"kind": "weights", "schema": WEIGHTS_SCHEMA, "counters": counters(weights), "layout": layout}
-    return pack({**message, "buffer": weights.buffer})
+    return pack({**message, "buffer": weights.buffer}, sealed=sealed)
 
 
-def decode_weights(data: Buffer) -> Weights:
+def decode_weights(data: Buffer, *, sealed: bool = True) -> Weights:
     """The weights again, in a buffer of their own, with every entry checked to lie inside it."""
-    message = _message(data, "weights", WEIGHTS_SCHEMA)
+    message = _message(data, "weights", WEIGHTS_SCHEMA, sealed=sealed)
     with _damaged("weights"):
         known = checked_counters(message["counters"])
         buffer = message["buffer"]
@@ -206,12 +212,12 @@ def _big(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
-def _unpack(data: Buffer, *, copy: bool) -> Any:
+def _unpack(data: Buffer, *, copy: bool, sealed: bool = True) -> Any:
     view = memoryview(data).cast("B")
     if len(view) < _HEAD.size:
         raise DamagedFile(f"a message of {len(view)} bytes is truncated: its head alone has {_HEAD.size}")
     magic, version, total, size, checksum = _HEAD.unpack_from(view)
-    if magic != _MAGIC:
+    if magic != (_MAGIC if sealed else _OPEN):
         raise DamagedFile("these bytes are not a Steppe message")
     if version > FORMAT:
         raise DamagedFile(
@@ -220,7 +226,10 @@ def _unpack(data: Buffer, *, copy: bool) -> Any:
     if total != len(view) or size > total - _HEAD.size:
         raise DamagedFile(f"a message is truncated or too long: {len(view)} bytes instead of {total}")
     body = view[_HEAD.size :]
-    if zlib.crc32(body, zlib.crc32(_HEAD.pack(magic, version, total, size, 0))) != checksum or view[28:32] != bytes(4):
+    summed = body if sealed else body[:size]
+    if zlib.crc32(summed, zlib.crc32(_HEAD.pack(magic, version, total, size, 0))) != checksum or view[28:32] != bytes(
+        4
+    ):
         raise DamagedFile("a message does not match its checksum")
     reader = _Reader(view, _HEAD.size + size, copy=copy)
     with _damaged("message"):
@@ -271,8 +280,8 @@ def _size(name: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * _DTYPES[name].itemsize
 
 
-def _message(data: Buffer, kind: str, schema: int) -> dict[str, Any]:
-    tree = _unpack(data, copy=False)
+def _message(data: Buffer, kind: str, schema: int, *, sealed: bool = True) -> dict[str, Any]:
+    tree = _unpack(data, copy=False, sealed=sealed)
     if not isinstance(tree, dict) or tree.get("kind") != kind or not isinstance(tree.get("schema"), int):
         raise DamagedFile(f"these bytes are not {kind}")
     if tree["schema"] > schema:

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
 from steppe.core import factory
 from steppe.core.algorithms import ALGORITHMS, AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
+from steppe.core.cluster import ClusterConfig
 from steppe.core.errors import ConfigError, nearest
+from steppe.core.validating import read_toml, validated
 
 PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
 RUNTIMES = ("inline", "processes", "mpi", "ray")
-RESERVED = {"STEPPE_RUNS"}  # where runs are kept: not part of a run's configuration
+RESERVED = {"STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"}  # where things are kept, and secrets: no configuration
 
 
 def known_device(value: str) -> str:
@@ -217,6 +219,7 @@ class RunConfig(Frozen):
     evaluation: EvalConfig = Field(EvalConfig(), description="How weights are judged.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is written down.")
     ray: RayConfig = Field(RayConfig(), description="Where the roles live, on runtime ray.")
+    cluster: ClusterConfig = Field(ClusterConfig(), description="Other machines that learn the same, if there are any.")
 
     @field_validator("runtime")
     @classmethod
@@ -255,10 +258,27 @@ class RunConfig(Frozen):
             raise ConfigError(
                 f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
             )
+        if self.cluster.joined:
+            self._require_node()
+        elif self.cluster != ClusterConfig():
+            raise ConfigError("cluster.parameter_server is required: host:port where the nodes meet")
         if self.ray != RayConfig() and self.runtime != "ray":
             key = next(name for name in RayConfig.model_fields if getattr(self.ray, name) != getattr(RayConfig(), name))
             raise ConfigError(
                 f"ray.{key} is for runtime 'ray', not {self.runtime!r}: leave it out, or use --runtime ray"
+            )
+
+    def _require_node(self) -> None:
+        """What a node of a cluster cannot be."""
+        if self.cluster.node_id is None:
+            raise ConfigError("cluster.node_id is required: which of the cluster's nodes this is")
+        if self.agent.in_table or self.mode == "workers":
+            raise ConfigError(
+                f"a node of a cluster has one learner with a network: not {self.algo} in mode {self.mode!r}"
+            )
+        if self.cluster.exchange == "gradients" and getattr(self.agent, "anneal", False):
+            raise ConfigError(
+                "anneal=true does not go with cluster.exchange='gradients', whose step size is the server's"
             )
 
     def _require_plain(self) -> None:
@@ -295,6 +315,7 @@ SECTIONS: dict[str, type[Frozen]] = {
     "evaluation": EvalConfig,
     "checkpoint": CheckpointConfig,
     "ray": RayConfig,
+    "cluster": ClusterConfig,
 }
 
 
@@ -324,19 +345,6 @@ def resolve(*layers: tuple[str, Mapping[str, Any]]) -> Resolved:
     return Resolved(config, sources | dict.fromkeys(auto, "auto"), auto)
 
 
-def validated(kind: type[Frozen], values: Mapping[str, Any], prefix: str) -> Any:
-    """Make a configuration object, with pydantic's findings turned into one sentence."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = prefix + ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise ConfigError(f"{key} is required") from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{key}={first['input']!r}: {message[0].lower()}{message[1:]}") from None
-
-
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Dotted key to plain value, in the order of the fields."""
     flat: dict[str, Any] = {}
@@ -358,13 +366,12 @@ def unflatten(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def from_toml(path: Path) -> dict[str, Any]:
-    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint], [ray]."""
-    try:
-        tree = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint], [ray], [cluster]."""
+    return flat_keys(read_toml(path))
+
+
+def flat_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat dotted keys of a tree with the sections as tables."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         nested = isinstance(value, dict) and (key in SECTIONS or key == "agent")

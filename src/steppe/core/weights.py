@@ -11,7 +11,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from steppe.core.errors import ConfigError
+from steppe.core.errors import ConfigError, UsageError
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -54,6 +54,13 @@ class Layout:
             entry.name: buffer[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).reshape(entry.shape)
             for entry in self.entries
         }
+
+    def first(self, count: int) -> tuple[Entry, ...]:
+        """The entries of the first `count` numbers, which is where trainable parameters lie, float32 and without a gap."""
+        entries = tuple(entry for entry in self.entries if entry.offset + entry.nbytes <= 4 * count)
+        if sum(entry.nbytes for entry in entries) != 4 * count or any(entry.dtype != "float32" for entry in entries):
+            raise UsageError(f"{count} numbers are not the gradient of whole parameters: give one array per parameter")
+        return entries
 
     def differences(self, other: Layout) -> list[str]:
         """What another layout has that differs, in words; empty when they are the same."""

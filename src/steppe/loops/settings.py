@@ -8,8 +8,9 @@ from typing import Any
 from steppe.core import factory
 from steppe.core.agent import Agent
 from steppe.core.algorithms import ALGORITHMS, AgentConfig, config_class
-from steppe.core.config import known_device, validated
+from steppe.core.config import known_device
 from steppe.core.errors import ConfigError, UsageError, nearest
+from steppe.core.validating import validated
 
 DEFAULTS = {"learning_rate": 0.001, "batch_size": 32, "update_frequency": 4, "target_update_frequency": 100}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, UsageError, nearest
+from steppe.core.errors import ConfigError, nearest
 from steppe.core.weights import Entry, Weights
 
 
@@ -22,7 +22,7 @@ def with_arrays(weights: Weights, arrays: Mapping[str, np.ndarray]) -> Weights:
 
 def named_gradient(weights: Weights, gradient: np.ndarray) -> dict[str, np.ndarray]:
     """A flat gradient as arrays by parameter, sharing its memory."""
-    entries = _trainable(weights, len(gradient))
+    entries = weights.layout.first(len(gradient))
     ends = np.cumsum([entry.nbytes // 4 for entry in entries])
     parts = np.split(gradient, ends[:-1])
     return {entry.name: part.reshape(entry.shape) for entry, part in zip(entries, parts, strict=True)}
@@ -34,14 +34,6 @@ def flat_gradient(weights: Weights, gradients: Mapping[str, np.ndarray]) -> np.n
     last = max((index for index, entry in enumerate(entries) if entry.name in gradients), default=-1)
     _require(entries[: last + 1], gradients, "gradients")
     return np.concatenate([np.asarray(gradients[entry.name], np.float32).ravel() for entry in entries[: last + 1]])
-
-
-def _trainable(weights: Weights, count: int) -> list[Entry]:
-    """The first `count` numbers of the layout: trainable parameters come first, without a gap (agents/flat.py)."""
-    entries = [entry for entry in weights.layout.entries if entry.offset + entry.nbytes <= 4 * count]
-    if sum(entry.nbytes for entry in entries) != 4 * count or any(entry.dtype != "float32" for entry in entries):
-        raise UsageError(f"{count} numbers are not the gradient of whole parameters: give one array per parameter")
-    return entries
 
 
 def _require(entries: Iterable[Entry], arrays: Mapping[str, np.ndarray], what: str) -> None:

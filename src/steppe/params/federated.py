@@ -17,6 +17,7 @@ from steppe.core.links import WeightStore
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan, PrivateSum
+from steppe.params.pushing import Push
 from steppe.params.rounds import Pending, Rounds
 from steppe.params.server import ParameterServer
 from steppe.params.space import Refusal
@@ -58,7 +59,7 @@ class FederatedParameterServer(ParameterServer):
                 f"update_frequency={update_frequency} is below min_workers_for_update={min_workers_for_update}: "
                 "a round would end before it may"
             )
-        self._updates_are = updates
+        self._whole = updates == "parameters"
         self._drawn: set[str] = (
             set()
         )  # of those decided on, once per worker and round: coming again is no second chance
@@ -117,48 +118,41 @@ class FederatedParameterServer(ParameterServer):
                 self.update_parameters()
             elif self._spent:
                 self._raise_spent()
-            return self._space.arrays(self._values)
+            return self.weights().arrays()
 
     @checked
     def validate_worker_update(self, worker_id: str, update: Mapping[str, np.ndarray]) -> bool:
         """Whether a push of this update would count now; nothing is counted or changed."""
         with self._changed:
-            if self._inadmissible(worker_id, 1.0, None, self.version) is not None:
+            if self._inadmissible(Push(worker_id, version=self.version)) is not None:
                 return False
             row = np.empty(self._space.size, np.float32)
-            return self._fill(worker_id, row, update, self.version) is None
+            return self._space.fill(row, update, whole=self._whole) is None
 
-    def _takes_deltas(self) -> bool:
+    def _takes_deltas(self, aggregation: Aggregation) -> bool:
         return True
 
-    def _inadmissible(self, worker: str, weight: float, number: int | None, version: int | None) -> Refusal | None:
-        refusal = super()._inadmissible(worker, weight, number, version)
+    def _inadmissible(self, push: Push) -> Refusal | None:
+        refusal = super()._inadmissible(push)
         if refusal is not None or self._private is None:
             return refusal
-        if weight != 1.0:
+        if push.weight != 1.0:
             return Refusal("bad_weight", "privacy counts every client alike: leave weight at 1")
         if self._spent:
             return Refusal("budget_spent", "the privacy budget is spent: nothing more is released")
-        if worker not in self._drawn:
+        if push.worker not in self._drawn:
             return Refusal("not_drawn", "the server did not draw this worker for the round: wait for the next")
         return None
 
-    def _fill(
-        self, worker: str, row: np.ndarray, update: Mapping[str, np.ndarray], version: int | None
-    ) -> Refusal | None:
-        if self._updates_are == "deltas":
-            return super()._fill(worker, row, update, version)
-        base = self._roster.accounts[worker].version if version is None else version
+    def _relate(self, push: Push, row: np.ndarray) -> Refusal | None:
+        """Parameters become the delta from the version that they were made from, which must be the newest."""
+        if not self._whole:
+            return None
+        base = self._roster.accounts[push.worker].version if push.version is None else push.version
         if base != self.version:
             return Refusal("stale_round", f"these are parameters made from version {base}, not from {self.version}")
-        missing = [entry.name for entry in self._space.layout.entries if entry.name not in update]
-        if missing:
-            return Refusal("wrong_shape", f"{missing[0]!r} is missing: push all parameters")
-        trained = {name: array for name, array in update.items() if name not in self._space.carried}
-        refusal = super()._fill(worker, row, trained, version)
-        if refusal is None:
-            row -= self._values
-        return refusal
+        row -= self._values.newest
+        return None
 
     def _expected(self) -> set[str]:
         return self._roster.present if self._private is None else self._roster.present & self._drawn

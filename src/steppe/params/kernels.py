@@ -85,30 +85,30 @@ def squared_norm(values: np.ndarray) -> float:
     return total
 
 
+@numba.njit(cache=True, nogil=True)
+def normal_numbers(words: np.ndarray, sigma: float, out: np.ndarray) -> None:
+    """out = N(0, sigma²), as many as there are uniform uint64 `words`: an even number (Box and Muller)."""
+    for k in range(0, len(words), 2):
+        # (0, 1]: the logarithm is finite.
+        radius = sigma * math.sqrt(-2.0 * math.log(((words[k] >> np.uint64(11)) + 1.0) * _UNIT))
+        angle = 2.0 * math.pi * ((words[k + 1] >> np.uint64(11)) * _UNIT)
+        out[k] = radius * math.cos(angle)
+        out[k + 1] = radius * math.sin(angle)
+
+
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def noisy_sum(
-    updates: np.ndarray, scales: np.ndarray, words: np.ndarray, sigma: float, divisor: float, out: np.ndarray
+    updates: np.ndarray, scales: np.ndarray, noise: np.ndarray, first: int, divisor: float, out: np.ndarray
 ) -> None:
-    """out = (Σ scaleᵢ · updateᵢ + N(0, sigma²)) / divisor, with one normal number per column from two columns' `words`.
-
-    `words` are uniform uint64, an even number of them and at least one per column (Box and Muller).
-    """
-    size = updates.shape[1]
+    """out = (Σ scaleᵢ · updateᵢ + noise) / divisor, for as many columns from `first` on as there is float64 noise for."""
+    last = min(first + len(noise), updates.shape[1])
     total = np.empty(SUM_TILE, np.float64)
-    for start in range(0, size, SUM_TILE):
-        width = min(SUM_TILE, size - start)
+    for start in range(first, last, SUM_TILE):
+        width = min(SUM_TILE, last - start)
         _add_rows(updates, scales, start, width, total)
-        drawn = words[start : start + SUM_TILE]
-        for k in range(0, width, 2):
-            # (0, 1]: the logarithm is finite.
-            radius = sigma * math.sqrt(-2.0 * math.log(((drawn[k] >> np.uint64(11)) + 1.0) * _UNIT))
-            angle = 2.0 * math.pi * ((drawn[k + 1] >> np.uint64(11)) * _UNIT)
-            total[k] += radius * math.cos(angle)
-            if k + 1 < width:
-                total[k + 1] += radius * math.sin(angle)
-        into = out[start : start + width]
+        drawn, into = noise[start - first : start - first + width], out[start : start + width]
         for k in range(width):
-            into[k] = total[k] / divisor
+            into[k] = (total[k] + drawn[k]) / divisor
 
 
 @numba.njit(cache=True, nogil=True)

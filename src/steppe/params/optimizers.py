@@ -26,13 +26,17 @@ _ARRAYS = {"sgd": 0, "fedavg": 0, "momentum": 1, "adam": 2, "fedadam": 2, "fedyo
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A kind and its settings; None stands for the kind's usual value. `beta1` is momentum's factor too."""
+    """A kind and its settings; None stands for the kind's usual value. `beta1` is momentum's factor too.
+
+    `max_norm`: updates longer than this are scaled back to it first.
+    """
 
     kind: str = "sgd"
     learning_rate: float | None = None
     beta1: float | None = None
     beta2: float | None = None
     eps: float | None = None
+    max_norm: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -46,6 +50,8 @@ class Optimizer:
         rate, beta1, beta2, eps = self.rates
         if not (0.0 < rate < math.inf and 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0 and 0.0 <= eps < math.inf):
             raise ConfigError(f"{self}: learning_rate above 0, beta1 and beta2 from 0 up to 1, eps at least 0")
+        if self.max_norm is not None and not 0.0 < self.max_norm < math.inf:
+            raise ConfigError(f"max_norm={self.max_norm} must be above 0; leave it out for none")
 
     @property
     def rates(self) -> tuple[float, float, float, float]:
@@ -77,6 +83,7 @@ class Stepper:
         rate, beta1, beta2, eps = self.settings.rates
         rate = rate if learning_rate is None else learning_rate
         self.steps += 1
+        update = self._clipped(update)
         signed = -rate if self.settings.for_deltas else rate
         kind = self.settings.kind
         if kind in ("sgd", "fedavg"):
@@ -88,6 +95,11 @@ class Stepper:
             signed, eps = signed * wide / narrow, eps * wide
         rates = (signed, beta1, beta2, eps)
         return bool(kernels.adaptive_step(values, update, self.moments, rates, kind == "fedyogi", out))
+
+    def _clipped(self, update: np.ndarray) -> np.ndarray:
+        longest = self.settings.max_norm
+        norm = 0.0 if longest is None else math.sqrt(np.dot(update, update))
+        return update * np.float32(longest / norm) if longest is not None and norm > longest else update
 
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs, as plain values and arrays."""

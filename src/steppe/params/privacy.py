@@ -27,6 +27,7 @@ from steppe.core.errors import BudgetSpent, ConfigError, Conflict, DamagedFile, 
 from steppe.params import kernels
 
 FORMAT = 1
+BLOCK = 1 << 17  # columns whose noise is drawn at a time
 _SHRINK = 1.0 - 2.0**-40  # keeps a clipped norm below its limit whatever the last bits do
 _MOST_ROUNDS = 10_000_000
 
@@ -205,15 +206,14 @@ class PrivateSum:
     def release(self, updates: np.ndarray) -> tuple[np.ndarray, int]:
         """The mean delta over the expected clients and the number of its charge, which is on disk by then."""
         number = self.ledger.charge(self.noise_multiplier, self.plan.sampling_rate, self.plan)
-        plan = self.plan
-        size = updates.shape[1]
-        with ThreadPoolExecutor(1) as pool:  # the system takes its time for megabytes: clip meanwhile
-            drawn = pool.submit(self._random, 8 * (size + size % 2))
-            scales = clip_scales(updates, plan.clip_norm)
-            words = np.frombuffer(drawn.result(), np.uint64)
+        size, clients = updates.shape[1], float(self.plan.expected_clients)
         out = np.empty(size, np.float32)
-        sigma = self.noise_multiplier * plan.clip_norm
-        kernels.noisy_sum(updates, scales, words, sigma, float(plan.expected_clients), out)
+        with ThreadPoolExecutor(1) as pool:  # noise takes as long as all the rest: clip and sum up meanwhile
+            starts = range(0, size, BLOCK)
+            drawn = [pool.submit(self._noise, min(BLOCK, size - start)) for start in starts]
+            scales = clip_scales(updates, self.plan.clip_norm)
+            for start, noise in zip(starts, drawn, strict=True):
+                kernels.noisy_sum(updates, scales, noise.result(), start, clients, out)
         return out, number
 
     def draw(self, workers: Iterable[str]) -> set[str]:
@@ -237,8 +237,13 @@ class PrivateSum:
             "sampling_rate": plan.sampling_rate,
         }
 
-    def _random(self, size: int) -> bytes:
-        return os.urandom(size) if self._entropy is None else self._entropy(size)
+    def _noise(self, size: int) -> np.ndarray:
+        """So many normal numbers, or one more: the sum's noise for one block of columns."""
+        draw = os.urandom if self._entropy is None else self._entropy
+        words = np.frombuffer(draw(8 * (size + size % 2)), np.uint64)
+        noise = np.empty(len(words), np.float64)
+        kernels.normal_numbers(words, self.noise_multiplier * self.plan.clip_norm, noise)
+        return noise
 
 
 def clip_scales(updates: np.ndarray, clip_norm: float) -> np.ndarray:

@@ -1,15 +1,15 @@
 """ParameterServer: one set of parameters that many workers improve. Every result has a version, every push an account.
 
-Used from any thread of one process. What combines updates, applies them, keeps count and makes them private is in the files
-beside this one; the network is service.py's.
+Used from any thread of one process. What becomes of a push is collecting.py's, combining, applying and privacy are in the
+files beside it; other processes of the machine come by shared.py, other machines by service.py.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-import threading
-import time
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +17,27 @@ import numpy as np
 
 from steppe.core.checked import checked
 from steppe.core.durable import noticing_full_disk
-from steppe.core.errors import ConfigError, DiskFull, NotFinite, RunFailed, UsageError
+from steppe.core.errors import ConfigError, DiskFull, UsageError
 from steppe.core.links import WeightStore
 from steppe.core.weights import Weights
 from steppe.params.aggregation import Aggregation
 from steppe.params.checkpoints import read_checkpoint, write_checkpoint
-from steppe.params.optimizers import Optimizer, Stepper
+from steppe.params.collecting import Collector, optimizer_for
+from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivateSum
-from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
+from steppe.params.pushing import POLICY, Push, Pushing
+from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds
 from steppe.params.space import Refusal, Space
 from steppe.params.wire import Tls
 
 if TYPE_CHECKING:
     from steppe.params.service import Service
+    from steppe.params.shared import SharedService
 
-POLICY = "policy"
+MAX_METRICS = 64
 
 
-class ParameterServer:
+class ParameterServer(Pushing, Collector):
     """Collects workers' gradients and applies them together, `update_frequency` accepted pushes at a time.
 
     `aggregation_method`: a name or an Aggregation with settings. With "federated", workers push deltas (new minus old
@@ -60,32 +63,24 @@ class ParameterServer:
         if update_frequency < 1 or save_frequency < 1:
             raise ConfigError("update_frequency and save_frequency are at least 1")
         method = aggregation_method
-        self.aggregation = Aggregation(method) if isinstance(method, str) else method
-        self.optimizer = _optimizer(optimizer, deltas=self._takes_deltas())
-        self.rounds = rounds
+        aggregation = Aggregation(method) if isinstance(method, str) else method
+        self.optimizer = optimizer_for(optimizer, deltas=self._takes_deltas(aggregation))
+        if update_frequency < aggregation.at_least:
+            raise ConfigError(
+                f"{aggregation.method} needs {aggregation.at_least} pushes, update_frequency is {update_frequency}"
+            )
+        space = Space(initial_params)
+        super().__init__(space, space.flat(initial_params), aggregation, self.optimizer, rounds)
         self.update_frequency = update_frequency
         self.save_frequency = save_frequency
         self.checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
-        if update_frequency < self.aggregation.at_least:
-            raise ConfigError(
-                f"{self.aggregation.method} needs {self.aggregation.at_least} pushes, update_frequency is {update_frequency}"
-            )
-        self.version = self.updates = self.round_number = self.abandoned_rounds = self.failed_saves = 0
+        self.run = secrets.token_hex(8)  # the same for everyone who takes part, and after a restart from a checkpoint
         self.fell_back = False
-        self.last_trouble = ""  # why a round ended without result, in a sentence
-        self._space = Space(initial_params)
-        self._values = self._space.flat(initial_params)
-        self._spare = np.empty_like(self._values)
-        self._stepper = Stepper(self.optimizer, self._space.size)
-        self._roster = Roster()
-        self._pending = Pending(self._space.size)
-        self._waiting: np.ndarray | None = None  # aggregated and not yet applied
         self._store = store
-        self._staleness: dict[int, int] = {}
-        self._clock: Callable[[], float] = time.monotonic
-        self._changed = threading.Condition(threading.RLock())
         self._published = -1
+        self._reports: dict[str, dict[str, float]] = {}
         self._service: Service | None = None
+        self._shared: SharedService | None = None
         self.broadcast_parameters()
 
     @checked
@@ -107,45 +102,17 @@ class ParameterServer:
             return True
 
     @checked
-    def get_parameters(self, worker_id: str) -> dict[str, np.ndarray]:
-        """Copies of the newest parameters; the worker's next push is taken to be made with them."""
-        return self.pull(worker_id).arrays()
-
-    @checked
     def pull(self, worker_id: str) -> Weights:
-        """The same as one flat buffer with its version."""
+        """The newest parameters as one flat buffer with its version; the worker's next push is taken to be made with them."""
         with self._changed:
             self._tick()
             self._roster.account(worker_id).version = self.version
             return self.weights()
 
-    @checked
-    def push_gradients(
-        self,
-        worker_id: str,
-        gradients: Mapping[str, np.ndarray],
-        weight: float = 1.0,
-        *,
-        round_number: int | None = None,
-        version: int | None = None,
-    ) -> Receipt:
-        """Hand in one update; the receipt is false, with the reason, when it does not count.
-
-        `round_number` makes repeating a push harmless: the round in synchronous use, the worker's own count otherwise.
-        `version`: the weights that it was made with, by default those that the worker was given last.
-        """
+    def refuse_push(self, push: Push, refusal: Refusal) -> Receipt:
+        """Count a push that whoever carried it found to be wrong."""
         with self._changed:
-            self._tick()
-            refusal = self._inadmissible(worker_id, weight, round_number, version)
-            if refusal is None:
-                row = self._pending.blank()
-                refusal = self._fill(worker_id, row, gradients, version)
-            if refusal is not None:
-                self._roster.refuse(worker_id, refusal.reason)
-                return Receipt(False, self.round_number, self.version, *refusal)
-            self._accept(worker_id, row, weight, round_number, version)
-            self._close_if_complete()
-            return Receipt(True, self.round_number, self.version)
+            return self._take(push, lambda _: refusal)
 
     def aggregate_gradients(self) -> dict[str, np.ndarray]:
         """End the round and combine its pushes; `update_parameters` applies the result, which is returned by name."""
@@ -176,21 +143,15 @@ class ParameterServer:
             if self._store is not None and self.version > self._published:
                 self._store.publish(POLICY, self.weights())
             self._published = max(self._published, self.version)
+            if self._shared is not None:
+                self._shared.show()
             self._changed.notify_all()
             return self.version
 
     def weights(self) -> Weights:
         """The newest parameters as one flat buffer of the caller's, with their version."""
         with self._changed:
-            found = Weights.from_arrays(self._space.arrays(self._values))
-            return found.stamped(version=self.version, updates=self.updates, env_steps=0)
-
-    @checked
-    def newer_than(self, policy: str, version: int) -> Weights | None:
-        """The newest parameters if they are newer than `version`: reads like any WeightStore, with one policy."""
-        if policy != POLICY:
-            raise UsageError(f"a parameter server has one policy, {POLICY!r}, not {policy!r}")
-        return self.weights() if self.version > version else None
+            return self._values.weights()
 
     @checked
     def wait_newer(self, version: int, timeout_s: float) -> bool:
@@ -210,6 +171,7 @@ class ParameterServer:
             self._tick()
             accounts = self._roster.accounts
             stats: dict[str, Any] = {
+                "run": self.run,
                 "version": self.version,
                 "updates": self.updates,
                 "round": self.round_number,
@@ -229,8 +191,23 @@ class ParameterServer:
             if self._private is not None:
                 return {**stats, "privacy": self._private.report()}
             stats["staleness"] = dict(sorted(self._staleness.items()))
-            stats["workers"] = {name: _public(found, name in self._roster.present) for name, found in accounts.items()}
+            stats["workers"] = {
+                name: _public(found, name in self._roster.present) | {"metrics": self._reports.get(name, {})}
+                for name, found in accounts.items()
+            }
             return stats
+
+    @checked
+    def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:
+        """Let everyone see a worker's newest numbers in the statistics; a private server keeps none of them."""
+        if self._private is not None:
+            raise UsageError("a private server publishes nothing about one client: report no metrics to it")
+        plain = all(isinstance(name, str) and isinstance(value, float | int) for name, value in metrics.items())
+        if not plain or len(metrics) > MAX_METRICS or any(len(name) > MAX_METRICS for name in metrics):
+            raise UsageError(f"metrics are at most {MAX_METRICS} numbers, with names of at most {MAX_METRICS} letters")
+        with self._changed:
+            self._roster.account(worker_id)
+            self._reports[worker_id] = {name: float(value) for name, value in metrics.items()}
 
     @checked
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
@@ -250,7 +227,19 @@ class ParameterServer:
         """Go on where the checkpoint was written; if it is damaged, where the one before it was."""
         with self._changed:
             state, self.fell_back = read_checkpoint(Path(path))
+            self.restore(state)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as plain values and arrays of its own, for whoever keeps it with other things."""
+        with self._changed:
+            return copy.deepcopy(self._state())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        with self._changed:
             self._load(state)
+            if self._shared is not None:
+                self._shared.renew()
             self.broadcast_parameters()
 
     @checked
@@ -274,17 +263,50 @@ class ParameterServer:
         self._service = Service(self, host, port, token, tls)
         return self._service.port
 
+    @checked
+    def share(self, room: str | Path | None = None, *, by_steps: bool = False) -> str:
+        """Serve processes of this machine through shared memory, from a thread; the address for ParameterClient.
+
+        `room`: a directory in memory (/dev/shm) for it, by default a new one. With `by_steps` there is no thread, and
+        `serve_step` is called again and again instead.
+        """
+        from steppe.params.shared import SharedService
+
+        if self._private is not None:
+            raise ConfigError("a private server has to know who pushes, which shared memory does not say: start_server")
+        if self._shared is not None:
+            raise UsageError(f"the server is shared already, at {self._shared.url}: stop_server first")
+        with self._changed:
+            self._shared = SharedService(self, None if room is None else Path(room))
+        if not by_steps:
+            self._shared.start()
+        return self._shared.url
+
+    def serve_step(self, timeout_s: float = 0.0) -> bool:
+        """Answer what waits in shared memory, for at most `timeout_s` until there is something; whether there was."""
+        if self._shared is None:
+            raise UsageError("there is nothing to serve: call share(by_steps=True) first")
+        return self._shared.step(timeout_s)
+
     def stop_server(self) -> None:
         """Take no more calls and let those under way end; nothing happens when it does not serve."""
         if self._service is not None:
             self._service.stop()
             self._service = None
+        if self._shared is not None:
+            self._shared.stop()
+            self._shared = None
 
     def close(self) -> None:
         """Stop serving and give back what the server holds; a private one lets go of its ledger."""
         self.stop_server()
         if self._private is not None:
             self._private.ledger.close()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it takes calls from the network."""
+        return self._service is not None
 
     @property
     def is_private(self) -> bool:
@@ -304,124 +326,30 @@ class ParameterServer:
             found = {"round_number": self.round_number, "last": account.last, "version": self.version}
             return {**found, "synchronous": self.rounds.synchronous}
 
-    def _takes_deltas(self) -> bool:
-        return self.aggregation.method == "federated"
+    def description(self) -> dict[str, Any]:
+        """What somebody else needs to make rows of updates, and weights of rows."""
+        with self._changed:
+            about = {"whole": self._whole, "deltas": self.optimizer.for_deltas, "run": self.run}
+            return {**about, "fields": self._space.fields, "carried": self._space.carried}
 
-    def _inadmissible(self, worker: str, weight: float, number: int | None, version: int | None) -> Refusal | None:
-        """What is wrong with a push before its numbers are looked at."""
-        if worker not in self._roster.present:
-            return Refusal("unknown_worker", f"worker {worker!r} is not registered: call register_worker first")
-        if not 0.0 < weight < math.inf:
-            return Refusal("bad_weight", f"weight={weight} must be above 0 and finite")
-        if weight != 1.0 and not self.aggregation.weighs:
-            word = self.aggregation.method
-            return Refusal("bad_weight", f"aggregation {word!r} counts every push alike: leave weight at 1")
-        account = self._roster.accounts[worker]
-        if version is not None and version > self.version:
-            return Refusal("future_version", f"version {version} does not exist: the newest is {self.version}")
-        limit = self.rounds.max_staleness
-        if limit is not None and self._age(account, version) > limit:
-            return Refusal("too_stale", f"it was made {self._age(account, version)} versions ago, {limit} are allowed")
-        return misplaced(account, self.rounds, self.round_number, number)
+    def tick(self) -> None:
+        """End a round whose deadline has passed; whoever serves calls this now and then."""
+        with self._changed:
+            self._tick()
 
-    def _fill(
-        self, worker: str, row: np.ndarray, update: Mapping[str, np.ndarray], version: int | None
-    ) -> Refusal | None:
-        return self._space.fill(row, update)
+    def _push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> Receipt:
+        row = update if isinstance(update, np.ndarray) else self._space.shared_row(update)
+        with self._changed:
+            if isinstance(update, np.ndarray) or (row is not None and self._may_lend()):
+                assert row is not None
+                return self.take_row(push, row)
+            return self._take(push, lambda into: self._space.fill(into, update, whole=self._whole))
 
-    def _age(self, account: Account, version: int | None) -> int:
-        return max(0, self.version - (account.version if version is None else version))
+    def _newer(self, version: int) -> Weights | None:
+        return self.weights() if self.version > version else None
 
-    def _accept(self, worker: str, row: np.ndarray, weight: float, number: int | None, version: int | None) -> None:
-        account = self._roster.accounts[worker]
-        if not self.rounds.synchronous:
-            age = self._age(account, version)
-            self._staleness[age] = self._staleness.get(age, 0) + 1
-            if age and self.rounds.damping:
-                row *= np.float32((1.0 + age) ** -self.rounds.damping)
-        own = account.last + 1 if number is None else number
-        account.last = self.round_number if self.rounds.synchronous else own
-        account.accepted += 1
-        self._pending.add(worker, weight, self._clock())
-
-    def _expected(self) -> set[str]:
-        """Whose pushes a synchronous round waits for."""
-        return self._roster.present
-
-    def _close_if_complete(self) -> None:
-        count = len(self._pending)
-        everyone = self.rounds.synchronous and self._expected() <= set(self._pending.workers)
-        if count >= self.update_frequency or (everyone and count >= self._quorum()):
-            self._close()
-
-    def _quorum(self) -> int:
-        return max(self.rounds.quorum, self.aggregation.at_least)
-
-    def _deadline(self) -> float:
-        opened, limit = self._pending.opened_at, self.rounds.deadline_s
-        return math.inf if opened is None or limit is None else opened + limit
-
-    def _tick(self) -> None:
-        """End a round whose deadline has passed: with what is there, or, below the quorum, without result."""
-        if self._clock() < self._deadline():
-            return
-        if len(self._pending) >= self._quorum():
-            self._close()
-        else:
-            self._abandon()
-
-    def _abandon(self) -> None:
-        self.abandoned_rounds += 1
-        self.last_trouble = f"round {self.round_number} had {len(self._pending)} pushes at its deadline, too few"
-        self._next_round()
-
-    def _next_round(self) -> None:
-        self._pending.clear()
-        self.round_number += 1
-
-    def _require_enough(self) -> None:
-        if len(self._pending) < self._quorum():
-            raise UsageError(f"{len(self._pending)} pushes are waiting, {self._quorum()} are needed: push more first")
-
-    def _close(self) -> None:
-        """Combine and apply by itself, after what a caller has aggregated and not yet applied."""
-        try:
-            if self._waiting is not None:
-                self._apply(None)
-            self._waiting = self._aggregate()
-            self._apply(None)
-        except (RunFailed, UsageError) as error:  # whoever pushed last is not to blame: the next round goes on
-            self.abandoned_rounds += 1
-            self.last_trouble = str(error)
-
-    def _aggregate(self) -> np.ndarray:
-        """One update from the round's pushes, valid until the next push; the next round begins whether or not that works."""
-        try:
-            return self._combine(self._pending.rows, np.array(self._pending.weights))
-        finally:
-            self._next_round()
-
-    def _combine(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return rows[0] if len(rows) == self.aggregation.at_least == 1 else self.aggregation.combine(rows, weights)
-
-    def _apply(self, learning_rate: float | None) -> None:
-        """The next version, made aside so that a step into infinity leaves everything as it was."""
-        update, self._waiting = self._waiting, None
-        assert update is not None
-        if not self._stepper.step(self._values, update, self._spare, learning_rate):
-            raise NotFinite("the update would make a parameter infinite and was dropped: lower the learning rate")
-        self._turn(1)
-        try:
-            self._keep()
-        except BaseException:
-            self._turn(-1)  # nobody has seen it: the lock is held
-            raise
-        self.broadcast_parameters()
-
-    def _turn(self, step: int) -> None:
-        self._values, self._spare = self._spare, self._values
-        self.version += step
-        self.updates += step
+    def _takes_deltas(self, aggregation: Aggregation) -> bool:
+        return aggregation.method == "federated"
 
     def _keep(self) -> None:
         """Checkpoint when it is time; a full disk is counted, and the next time is soon enough."""
@@ -434,14 +362,13 @@ class ParameterServer:
 
     def _state(self) -> dict[str, Any]:
         return {
-            "parameters": self._space.arrays(self._values),
-            "carried": sorted(self._space.carried),
-            "optimizer": self._stepper.state(),
+            **self._values.state(),
+            "run": self.run,
             "method": self.aggregation.method,
             "roster": self._roster.state(),
             "pending": self._pending.state(),
             "waiting": self._waiting,
-            "counters": {name: getattr(self, name) for name in _COUNTERS},
+            "counters": {name: getattr(self, name) for name in (*_OURS, "version", "updates")},
             "staleness": dict(self._staleness),
         }
 
@@ -451,28 +378,19 @@ class ParameterServer:
             raise ConfigError(
                 f"the checkpoint was made with aggregation {state['method']!r}, not {self.aggregation.method!r}"
             )
-        values = self._space.flat(state["parameters"])
-        stepper, roster, pending = Stepper(self.optimizer, len(values)), Roster(), Pending(len(values))
-        stepper.load(state["optimizer"])
+        roster, pending = Roster(), Pending(self._space.size)
         roster.load(state["roster"])
         pending.load(state["pending"], self._clock())
-        for name in _COUNTERS:
+        self._values.load(state)
+        for name in _OURS:
             setattr(self, name, int(state["counters"][name]))
-        self._space.carried = {name: state["parameters"][name] for name in state["carried"]}
-        self._values, self._stepper, self._roster, self._pending = values, stepper, roster, pending
-        self._waiting = state["waiting"]
+        self._values.version, self._values.updates = (int(state["counters"][name]) for name in ("version", "updates"))
+        self.run = str(state.get("run", self.run))
+        self._roster, self._pending, self._waiting = roster, pending, state["waiting"]
         self._staleness = {int(age): int(times) for age, times in state["staleness"].items()}
 
 
-_COUNTERS = ("version", "updates", "round_number", "abandoned_rounds", "failed_saves")
-
-
-def _optimizer(given: str | Optimizer | None, *, deltas: bool) -> Optimizer:
-    found = Optimizer(given) if isinstance(given, str) else given or Optimizer("fedavg" if deltas else "sgd")
-    if found.for_deltas != deltas:
-        kinds = "fedavg, fedadam or fedyogi" if deltas else "sgd, momentum or adam"
-        raise ConfigError(f"optimizer {found.kind!r} does not fit: {'deltas' if deltas else 'gradients'} need {kinds}")
-    return found
+_OURS = ("round_number", "abandoned_rounds", "failed_saves")
 
 
 def _public(account: Account, present: bool) -> dict[str, Any]:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import contextlib
 import hmac
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
+import numpy as np
 
 from steppe.core.codec import encode_weights, pack
 from steppe.core.errors import ConfigError, DamagedFile, MissingExtra, SteppeError, UsageError
 from steppe.params import wire
+from steppe.params.kernels import copy_finite
+from steppe.params.pushing import POLICY, Push
+from steppe.params.space import MISFITS, Refusal
 from steppe.params.wire import Tls
 
 try:
@@ -28,21 +32,31 @@ except ImportError as error:  # pragma: no cover
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
 
-THREADS = 8
+THREADS, RESERVED = 24, 8  # the second are kept from rows that come in parts, which may be slow
 WAITING_BYTES = 1 << 30  # of requests that are being read or wait for a thread; more are asked to come again
 _NONE = type(None)
 _WHO: dict[str, tuple[type, ...]] = {"worker": (str,)}
 _REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
     "Register": _WHO,
     "Unregister": _WHO,
-    "Pull": {**_WHO, "newer_than": (int,)},
+    "Pull": {"worker": (str, _NONE), "newer_than": (int,)},
     "Push": {
         **_WHO,
-        "update": (dict,),
+        "row": (np.ndarray, _NONE),
+        "refusal": (list, _NONE),
         "weight": (float, int),
-        "round_number": (int, _NONE),
+        "number": (int, _NONE),
         "version": (int, _NONE),
     },
+    "PushRow": {
+        **_WHO,
+        "row": (_NONE,),
+        "refusal": (_NONE,),
+        "weight": (float, int),
+        "number": (int, _NONE),
+        "version": (int, _NONE),
+    },
+    "Report": {**_WHO, "metrics": (dict,)},
     "Stats": {},
     "Checkpoint": {},
 }
@@ -57,9 +71,11 @@ class Service:
         self.server = server
         self.refused: dict[str, int] = {}
         self._counting = threading.Lock()
+        self._streams = threading.BoundedSemaphore(max(1, THREADS - RESERVED))
+        self._rows: list[np.ndarray] = []  # for rows that come in parts
         self._token_file: Path | None = None
         self.token = _tokens(token, host, tls, private=server.is_private)
-        largest = 8 * server.num_parameters + wire.SLACK  # float64 is the widest that a push may have
+        largest = 4 * server.num_parameters + wire.SLACK
         options = [
             *wire.BULK,
             ("grpc.max_receive_message_length", largest),
@@ -88,25 +104,54 @@ class Service:
             with contextlib.suppress(OSError):
                 self._token_file.unlink()
 
-    def answer(self, method: str, data: bytes, context: Any) -> bytes:
-        """Gate, read, carry out."""
+    def answer(self, method: str, data: bytes, context: Any, rest: Iterator[bytes] | None = None) -> bytes:
+        """Gate, read, carry out. `rest`: the parts of a row."""
         name = self._identity(context)
         if context.time_remaining() is not None and context.time_remaining() <= 0:
             self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
         try:
             request = wire.read_request(data, _REQUESTS[method])
+            worker = request.get("worker")
+            if name is not None and worker is not None and worker != name:
+                words = "this token is another worker's"
+                self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
+            if rest is not None:
+                return self._push_row(request, rest)
+            return _CALLS[method](self.server, request, context)
         except DamagedFile as error:
             self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        worker = request.get("worker")
-        if name is not None and worker is not None and worker != name:
-            words = "this token is another worker's"
-            self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
-        try:
-            return _CALLS[method](self.server, request, context)
         except SteppeError as error:
             status = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UsageError) else grpc.StatusCode.ABORTED
             context.abort(status, str(error))
             raise  # not reached: abort raises
+
+    def answer_parts(self, method: str, parts: Iterator[bytes], context: Any) -> bytes:
+        """The same where the request is the first of several parts, of which few are read at a time."""
+        if not self._streams.acquire(blocking=False):
+            self._refuse(context, "too_many", grpc.StatusCode.RESOURCE_EXHAUSTED, "too many rows at once: come again")
+        try:
+            return self.answer(method, next(parts, b""), context, parts)
+        finally:
+            self._streams.release()
+
+    def _push_row(self, request: dict[str, Any], parts: Iterator[bytes]) -> bytes:
+        """Gather a row in memory that is used again, checking it on the way."""
+        push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
+        row = self._rows.pop() if self._rows else np.empty(self.server.num_parameters, np.float32)
+        at, finite = 0, True
+        for part in parts:
+            numbers = np.frombuffer(part, np.float32) if len(part) % 4 == 0 else None
+            if numbers is None or at + len(numbers) > len(row):
+                raise DamagedFile(f"a row has {len(row)} float32 numbers, in parts of whole ones")
+            finite &= copy_finite(numbers, row[at : at + len(numbers)])
+            at += len(numbers)
+        if at != len(row):
+            raise DamagedFile(f"a row has {len(row)} numbers, and this one ends after {at}")
+        receipt = self.server.take_row(
+            push, row, finite=bool(finite)
+        )  # one that is not is looked at again, and refused
+        self._rows.append(row)
+        return _packed(msgspec.to_builtins(receipt))
 
     def _bind(self, host: str, port: int, tls: Tls | None) -> int:
         address = f"{host}:{port}"
@@ -149,8 +194,12 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: Service) -> None:
         self._handlers = {
-            wire.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method)) for method in _REQUESTS
+            wire.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method)) for method in _CALLS
         }
+        rows = grpc.stream_unary_rpc_method_handler(
+            lambda parts, context: service.answer_parts("PushRow", parts, context)
+        )
+        self._handlers[wire.path_of("PushRow")] = rows
         self._handlers[wire.HEALTH] = grpc.unary_unary_rpc_method_handler(lambda _, __: wire.SERVING)
 
     def service(self, handler_call_details: Any) -> Any:
@@ -162,41 +211,55 @@ def _bound(service: Service, method: str) -> Callable[[bytes, Any], bytes]:
 
 
 def _register(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    new = server.register_worker(request["worker"])
-    return pack({"new": new, **server.standing(request["worker"])})
+    new, about = server.register_worker(request["worker"]), server.description()
+    del about["carried"]
+    return _packed({"new": new, **server.standing(request["worker"]), **about})
 
 
 def _unregister(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    return pack({"was": server.unregister_worker(request["worker"])})
+    return _packed({"was": server.unregister_worker(request["worker"])})
 
 
 def _pull(server: ParameterServer, request: dict[str, Any], context: Any) -> bytes:
-    """The newest weights, or no bytes when the caller has them."""
-    standing = server.standing(request["worker"])
+    """The newest weights, or no bytes when the caller has them; one without a name only reads."""
+    worker, known = request["worker"], request["newer_than"]
+    if worker is None:
+        found = server.newer_than(POLICY, known)
+        return b"" if found is None else encode_weights(found, sealed=False)
+    standing = server.standing(worker)
     context.set_trailing_metadata(((wire.ROUND, str(standing["round_number"])),))
-    if standing["version"] <= request["newer_than"]:
-        return b""
-    return encode_weights(server.pull(request["worker"]))
+    return b"" if standing["version"] <= known else encode_weights(server.pull(worker), sealed=False)
 
 
 def _push(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    receipt = server.push_gradients(
-        request["worker"],
-        request["update"],
-        float(request["weight"]),
-        round_number=request["round_number"],
-        version=request["version"],
-    )
-    return pack(msgspec.to_builtins(receipt))
+    """A row of numbers, or what the client found to be wrong with them."""
+    push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
+    row, words = request["row"], request["refusal"]
+    if (row is None) == (words is None):
+        raise DamagedFile("a push has either numbers or what is wrong with them")
+    if row is not None:
+        return _packed(msgspec.to_builtins(server.take_row(push, row)))
+    if len(words) != 2 or not all(isinstance(word, str) for word in words) or words[0] not in MISFITS:
+        raise DamagedFile("a push's refusal is a known word and a sentence")
+    return _packed(msgspec.to_builtins(server.refuse_push(push, Refusal(words[0], words[1][:1000]))))
+
+
+def _report(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
+    server.report(request["worker"], request["metrics"])
+    return _packed({})
 
 
 def _stats(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
-    return pack(server.get_server_stats())
+    return _packed(server.get_server_stats())
 
 
 def _checkpoint(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
     """Where the server was told to keep it: a client names no path."""
-    return pack({"path": str(server.save_checkpoint())})
+    return _packed({"path": str(server.save_checkpoint())})
+
+
+def _packed(tree: Any) -> bytes:
+    return pack(tree, sealed=False)
 
 
 _CALLS: dict[str, Callable[[ParameterServer, dict[str, Any], Any], bytes]] = {
@@ -204,6 +267,7 @@ _CALLS: dict[str, Callable[[ParameterServer, dict[str, Any], Any], bytes]] = {
     "Unregister": _unregister,
     "Pull": _pull,
     "Push": _push,
+    "Report": _report,
     "Stats": _stats,
     "Checkpoint": _checkpoint,
 }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from steppe.core.errors import ConfigError, nearest
-from steppe.core.weights import Layout
+from steppe.core.weights import Layout, Weights
 from steppe.params.kernels import all_finite, copy_finite
+
+MISFITS = ("wrong_shape", "wrong_dtype", "unknown_parameter", "not_finite")  # what a push can have wrong by itself
 
 
 class Refusal(NamedTuple):
@@ -27,62 +29,121 @@ class Space:
         wrong = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
         if wrong:
             raise ConfigError(f"parameter {wrong[0]!r} has dtype {arrays[wrong[0]].dtype}: numbers only")
-        self.dtypes = {name: array.dtype for name, array in arrays.items()}
+        self._set((name, array.shape, array.dtype.name) for name, array in arrays.items())
         self.carried = {name: array.copy() for name, array in arrays.items() if array.dtype.kind != "f"}
-        trained = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
-        self.layout = Layout.of((name, array.shape, "float32") for name, array in trained.items())
-        self.size = self.layout.nbytes // 4
         if not self.size:
             raise ConfigError("initial_params has no floating-point numbers to train")
+
+    @classmethod
+    def described(cls, fields: Iterable[Any], carried: Mapping[str, np.ndarray] | None = None) -> Space:
+        """The same from another one's `fields`, without the numbers that are carried unless they are given."""
+        space = cls.__new__(cls)
+        space._set((str(name), tuple(shape), str(dtype)) for name, shape, dtype in fields)
+        space.carried = dict(carried or {})
+        return space
+
+    def _set(self, fields: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
+        self.whole = Layout.of(fields)  # as the parameters were given
+        trained = [entry for entry in self.whole.entries if np.dtype(entry.dtype).kind == "f"]
+        self.layout = Layout.of((entry.name, entry.shape, "float32") for entry in trained)
+        self.size = self.layout.nbytes // 4
+        self._plain = self.whole == self.layout
+        self._shapes = {entry.name: entry.shape for entry in trained}
+        self._others = {entry.name: entry.dtype for entry in self.whole.entries if entry.name not in self._shapes}
+
+    @property
+    def fields(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and dtype of every parameter, in order."""
+        return [(entry.name, entry.shape, entry.dtype) for entry in self.whole.entries]
 
     def flat(self, params: Mapping[str, np.ndarray]) -> np.ndarray:
         """All trained parameters as one vector; ConfigError unless every one is there and fits."""
         row = np.empty(self.size, np.float32)
-        missing = [name for name in self._shapes() if name not in params]
-        known = {name: array for name, array in params.items() if name not in self.carried}
-        refusal = Refusal("missing", f"{missing[0]!r} is missing") if missing else self.fill(row, known)
+        refusal = self.fill(row, params, whole=True)
         if refusal is not None:
             raise ConfigError(f"these are not the server's parameters: {refusal.message}")
         return row
 
-    def fill(self, row: np.ndarray, update: Mapping[str, np.ndarray]) -> Refusal | None:
-        """Write an update into `row`; a parameter that it does not name gets no change. What is wrong, if anything is."""
-        shapes = self._shapes()
-        for name, array in update.items():
-            refusal = self._misfit(name, array, shapes)
-            if refusal is not None:
-                return refusal
+    def fill(self, row: np.ndarray, update: Mapping[str, np.ndarray], *, whole: bool = False) -> Refusal | None:
+        """Write an update into `row`; a parameter that it does not name gets no change. What is wrong, if anything is.
+
+        `whole`: these are parameters and not changes, so that none may be missing, and what is carried may be there.
+        """
+        if whole:
+            update = {name: array for name, array in update.items() if name not in self._others}
+        refusal = self._misfit(update, whole=whole)
+        if refusal is not None:
+            return refusal
         for name, view in self.layout.views(row.view(np.uint8)).items():
             if not _write(view.reshape(-1), update.get(name)):
-                return Refusal("not_finite", f"{name!r} has NaN or infinity: leave this update out")
+                return _not_finite(name)
         return None
 
-    def arrays(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """New arrays by name, in the order and with the dtypes that the parameters were given in."""
-        views = self.layout.views(flat.view(np.uint8))
-        return {
-            name: views[name].astype(dtype) if name in views else self.carried[name].copy()
-            for name, dtype in self.dtypes.items()
-        }
+    def shared_row(self, update: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """The update as a row without copying, where it is one float32 array for the one parameter there is."""
+        if len(update) != 1 or len(self._shapes) != 1:
+            return None
+        (array,) = update.values()
+        if self._misfit(update) is not None or array.dtype != np.float32 or not array.flags.c_contiguous:
+            return None
+        return array.reshape(-1)
+
+    def unfit_row(self, row: np.ndarray) -> Refusal | None:
+        """What is wrong with the outside of a row."""
+        if row.dtype != np.float32 or row.ndim != 1:
+            return Refusal("wrong_dtype", f"a row is flat float32, not {row.dtype}{list(row.shape)}")
+        if len(row) != self.size:
+            return Refusal("wrong_shape", f"the row has {len(row)} numbers, not {self.size}")
+        return None
+
+    def copy_row(self, row: np.ndarray, into: np.ndarray) -> Refusal | None:
+        """Copy a row; what is wrong with it, if anything is."""
+        refusal = self.unfit_row(row)
+        return refusal or (None if copy_finite(np.ascontiguousarray(row), into) else self.not_finite(row))
+
+    def not_finite(self, row: np.ndarray) -> Refusal:
+        """The refusal of a row that has NaN or infinity."""
+        views = self.layout.views(row.view(np.uint8))
+        return _not_finite(next((name for name, view in views.items() if not np.isfinite(view).all()), "the update"))
+
+    def weights(self, flat: np.ndarray, version: int, updates: int) -> Weights:
+        """Everything in a buffer of its own, in the order and with the dtypes that the parameters were given in."""
+        if self._plain:
+            buffer = flat.view(np.uint8).copy()
+        else:
+            buffer = np.zeros(self.whole.nbytes, np.uint8)
+            trained = self.layout.views(flat.view(np.uint8))
+            for name, view in self.whole.views(buffer).items():
+                view[...] = trained[name] if name in trained else self.carried[name]
+        return Weights(self.whole, buffer, version, updates)
 
     def named(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """An aggregated update by name, in float32, sharing `flat`."""
         return self.layout.views(flat.view(np.uint8))
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {entry.name: entry.shape for entry in self.layout.entries}
+    def _misfit(self, update: Mapping[str, np.ndarray], *, whole: bool = False) -> Refusal | None:
+        for name, array in update.items():
+            refusal = self._misfit_of(name, array)
+            if refusal is not None:
+                return refusal
+        missing = [name for name in self._shapes if name not in update] if whole else []
+        return Refusal("wrong_shape", f"{missing[0]!r} is missing: push all parameters") if missing else None
 
-    def _misfit(self, name: str, array: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> Refusal | None:
-        if name in self.carried:
-            return Refusal("wrong_dtype", f"{name!r} is {self.dtypes[name]} and is not trained: leave it out")
-        if name not in shapes:
-            return Refusal("unknown_parameter", f"there is no parameter {name!r}.{nearest(str(name), shapes)}")
+    def _misfit_of(self, name: str, array: np.ndarray) -> Refusal | None:
+        if name in self._others:
+            return Refusal("wrong_dtype", f"{name!r} is {self._others[name]} and is not trained: leave it out")
+        if name not in self._shapes:
+            return Refusal("unknown_parameter", f"there is no parameter {name!r}.{nearest(str(name), self._shapes)}")
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             return Refusal("wrong_dtype", f"{name!r} is {found}: give floating-point numbers")
-        if array.shape != shapes[name]:
-            return Refusal("wrong_shape", f"{name!r} has shape {list(array.shape)}, not {list(shapes[name])}")
+        if array.shape != self._shapes[name]:
+            return Refusal("wrong_shape", f"{name!r} has shape {list(array.shape)}, not {list(self._shapes[name])}")
         return None
+
+
+def _not_finite(name: str) -> Refusal:
+    return Refusal("not_finite", f"{name!r} has NaN or infinity: leave this update out")
 
 
 def _write(view: np.ndarray, array: np.ndarray | None) -> bool:

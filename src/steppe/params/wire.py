@@ -1,6 +1,7 @@
 """What service and client agree on: method names, how calls are named and secured, and where a local token lies.
 
-A request is one packed tree (core/codec.py), so arrays travel as raw bytes behind their shapes, checked and never pickled.
+A request is one packed tree (core/codec.py), so numbers travel as raw bytes behind their shape, checked and never pickled.
+It has no checksum over them: TLS has its own, and without TLS they do not leave the machine.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import contextlib
 import ipaddress
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from steppe.core.codec import Buffer, unpack
 from steppe.core.errors import ConfigError, DamagedFile
@@ -28,6 +31,7 @@ BULK = [  # megabytes in few frames
     ("grpc.http2.write_buffer_size", 4 << 20),
     ("grpc.http2.bdp_probe", 0),
 ]
+CHUNK = 1 << 20  # bytes; a longer row comes in parts of this size, which are read while the next are under way
 SLACK = 1 << 20  # names, shapes and counters beside the numbers of the largest message
 
 
@@ -39,6 +43,14 @@ class Tls:
     key: str | Path
 
 
+def parts_of(header: bytes, row: np.ndarray) -> Iterator[bytes]:
+    """A push in parts: its header, then the row's bytes."""
+    yield header
+    raw = np.ascontiguousarray(row).view(np.uint8).data
+    for start in range(0, len(raw), CHUNK):
+        yield bytes(raw[start : start + CHUNK])
+
+
 def path_of(method: str) -> str:
     """A method's full name on the wire."""
     return f"/{SERVICE}/{method}"
@@ -46,7 +58,7 @@ def path_of(method: str) -> str:
 
 def read_request(data: Buffer, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
     """A request with exactly these fields, each of one of its types; DamagedFile says what is wrong."""
-    tree = unpack(data, copy=False)
+    tree = unpack(data, copy=False, sealed=False)
     if not isinstance(tree, dict) or set(tree) != set(fields):
         raise DamagedFile(f"a request has the fields {', '.join(fields)}, and this one does not")
     for name, kinds in fields.items():

@@ -14,6 +14,7 @@ import numpy as np
 from steppe.core import codec
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.errors import DiskFull
+from steppe.core.experience import Batch, Segment
 from steppe.core.links import TRAINING
 from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
@@ -106,11 +107,7 @@ class Learner:
             assert segment.header is not None
             self._first_step_s = min(self._first_step_s, segment.header.started_s)
             self.lags[self.version - segment.header.version] += 1
-            self.env_steps += segment.env_steps
-            self.episodes += int(np.count_nonzero(segment.ended))
-            if segment.spec.num_agents > 1:
-                self.agent_steps = (self.agent_steps or 0) + segment.num_valid
-            self.agent.observe(segment, Progress(self.env_steps, self.limits.steps))
+            self._observe(segment)
         if segments:
             self.memory.add(segments)
         for segment in segments:
@@ -123,7 +120,7 @@ class Learner:
         batch = self.memory.sample()
         self.phases.switch("learn")
         started_s = self.context.clock()
-        learned = self.agent.learn(batch)
+        learned = self._improve(batch)
         self.phases.switch("remember")
         self.memory.update(batch, learned)
         self.updates += learned.updates
@@ -133,6 +130,17 @@ class Learner:
             self._stats[name].append(value)
         self.context.span("learn", started_s, version=self.version)
         return learned
+
+    def _observe(self, segment: Segment) -> None:
+        """Count what a segment holds and let the agent see it."""
+        self.env_steps += segment.env_steps
+        self.episodes += int(np.count_nonzero(segment.ended))
+        if segment.spec.num_agents > 1:
+            self.agent_steps = (self.agent_steps or 0) + segment.num_valid
+        self.agent.observe(segment, Progress(self.env_steps, self.limits.steps))
+
+    def _improve(self, batch: Batch) -> Learned:
+        return self.agent.learn(batch)
 
     def announce(self) -> None:
         """Publish what the run begins with: version 0, or what the actors of a resumed run had."""

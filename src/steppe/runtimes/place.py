@@ -27,6 +27,7 @@ from steppe.core.durable import is_full
 from steppe.core.errors import DiskFull
 from steppe.core.links import EVENTS
 from steppe.core.reports import EventReport
+from steppe.core.rooms import Bell
 from steppe.core.specs import EnvSpec
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
@@ -34,7 +35,7 @@ from steppe.records.sampling import sampled
 from steppe.roles.context import Context
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
-from steppe.transport.shm import Bell, Control, ShmChannel, ShmWeights
+from steppe.transport.shm import Control, ShmChannel, ShmWeights
 
 if TYPE_CHECKING:
     from steppe.transport.tables import ShmTable

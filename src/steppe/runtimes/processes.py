@@ -27,13 +27,14 @@ from steppe.core.config import flatten
 from steppe.core.links import EVENTS
 from steppe.core.process import in_mib, oom_kills, rss_bytes
 from steppe.core.reports import EventReport
+from steppe.core.rooms import Bell, make_room, remove_room
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
 from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, fault_file, live, table_in
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault
-from steppe.transport.shm import Bell, Control, ShmChannel, ShmWeights, make_room, remove_room
+from steppe.transport.shm import Control, ShmChannel, ShmWeights
 
 WEIGHTS_BYTES = 64 << 20  # room to keep free for weights, whose size only the learner knows
 START_S = 120.0  # how long a process may take to its first heartbeat: imports on a busy machine

@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 from steppe.core.errors import ConfigError, MissingExtra, UsageError
+from steppe.core.rooms import make_room, remove_room
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.distant import Distant
 from steppe.runtimes.order import Order, import_path
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.turns import Fault, Handle
-from steppe.transport.shm import make_room, remove_room
 
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes import ray_world; ray_world.main()"

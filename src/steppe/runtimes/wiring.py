@@ -112,9 +112,21 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         context = replace(context, weights=parts.script.shelf_over(context.weights))
     save = _saver(checkpoints, directory, context, log)
     intake = _intake(plan, parts.script, context, log)
-    learner = Learner(agent, memory, intake, _limits(plan, parts.script), save, context)
+    made = (agent, memory, intake, _limits(plan, parts.script), save, context)
+    learner = _node(plan, *made) if config.cluster.joined else Learner(*made)
     if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
+    return learner
+
+
+def _node(
+    plan: Plan, agent: Agent, memory: Memory, intake: Intake, limits: Limits, save: Save, context: Context
+) -> Learner:
+    """A learner that is one of a cluster's."""
+    from steppe.roles.cluster import Node, NodeLearner, connect  # the network's parts, which only these runs need
+
+    learner = NodeLearner(agent, memory, intake, limits, save, context)
+    learner.node = Node(plan.config.cluster, agent, connect(plan.config.cluster), lambda: context.ending)
     return learner
 
 

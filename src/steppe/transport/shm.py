@@ -8,20 +8,13 @@
     <room>/bell-ROLE      a FIFO: a byte in it wakes the role
 
 Every word has one writer at a time and no lock is ever held (but for the table's), so kill -9 of any process leaves the others working.
-Plain files (in /dev/shm where there is one) are used instead of `multiprocessing.shared_memory`, which unlinks a segment
-when any process that attached to it exits. Whoever makes the room removes it.
+Rooms, mapped files and bells are core/rooms.py's.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import mmap
 import os
-import select
-import shutil
-import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -30,108 +23,11 @@ import numpy as np
 
 from steppe.core.errors import UsageError
 from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.rooms import Bell, fence, map_file
 from steppe.core.specs import SegmentSpec
 from steppe.core.weights import Entry, Layout, Weights
 
 _PAGE = mmap.PAGESIZE
-_fence_lock = threading.Lock()
-_owners: dict[Path, int] = {}  # rooms this process made, with the handle that holds the lock
-
-
-def _fence() -> None:
-    """Order the writes before against those after, for readers on other cores (a lock's atomics are full barriers)."""
-    with _fence_lock:
-        pass
-
-
-def make_room(run: str, nbytes: int, *, base: Path | None = None) -> Path:
-    """A fresh private directory with place for `nbytes`, under `base`, or in shared memory if that is large enough.
-
-    The maker holds a lock on it for life, by which `sweep` knows abandoned rooms. A write past the end of a full
-    filesystem would be a bus error, hence the check beforehand.
-    """
-    choice = (Path("/dev/shm"), Path(tempfile.gettempdir())) if base is None else (base,)
-    bases = [path for path in choice if path.is_dir()]
-    for path in bases:
-        sweep(path)
-    large = [path for path in bases if shutil.disk_usage(path).free > nbytes]
-    if not large:
-        raise UsageError(
-            f"{nbytes >> 20} MiB of shared memory are needed: free some, or use fewer actors, envs or steps"
-        )
-    while True:
-        room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=large[0]))
-        if (owner := _own(room)) is not None:
-            _owners[room] = owner
-            return room
-
-
-def _own(room: Path) -> int | None:
-    """Lock a new room; None when another process swept it in the moment before the lock was ours."""
-    try:
-        owner = os.open(room / "owner", os.O_CREAT | os.O_RDWR, 0o600)
-    except FileNotFoundError:
-        return None
-    fcntl.flock(owner, fcntl.LOCK_EX)
-    if (room / "owner").exists():
-        return owner
-    os.close(owner)
-    return None
-
-
-def remove_room(room: Path) -> None:
-    """Remove a room and everything in it; mappings that are still open stay usable."""
-    shutil.rmtree(room, ignore_errors=True)
-    if room in _owners:
-        os.close(_owners.pop(room))
-
-
-def sweep(base: Path) -> None:
-    """Remove the rooms of makers that died without removing them."""
-    for path in base.glob("steppe-*/owner"):
-        if path.parent in _owners:
-            continue
-        with contextlib.suppress(OSError), path.open() as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_room(path.parent)
-
-
-def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
-    """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched, unless they
-    are reserved: then a full filesystem is an OSError here and not a bus error later."""
-    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0)
-    handle = os.open(path, flags, 0o600)
-    try:
-        if size is not None:
-            os.ftruncate(handle, size)
-            if reserve:
-                os.posix_fallocate(handle, 0, size)
-        return mmap.mmap(handle, os.fstat(handle).st_size)
-    finally:
-        os.close(handle)
-
-
-class Bell:
-    """Wakes one role: `ring` from anywhere, `wait` by its owner. A bell rung before the wait is not missed."""
-
-    def __init__(self, path: Path) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(path, 0o600)
-        self._handle = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(self._handle, select.POLLIN)
-
-    def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of rings already: the role will wake
-            os.write(self._handle, b"!")
-
-    def wait(self, timeout_s: float) -> None:
-        """Return when the bell has rung since the last wait, or after `timeout_s`."""
-        if self._poll.poll(timeout_s * 1000):
-            os.read(self._handle, 65536)
-
-    def close(self) -> None:
-        os.close(self._handle)
 
 
 class Control:
@@ -219,7 +115,7 @@ class ShmChannel:
         row[1:5] = (time.monotonic_ns(), header.epoch, header.sequence, header.version)
         self._started[segment.slot, self._STARTED] = header.started_s
         row[self._SCHEMA] = header.schema
-        _fence()
+        fence()
         row[self._STATE] = self.READY
         self._held.pop(segment.slot // self._slots, None)
         self._reader.ring()
@@ -239,7 +135,7 @@ class ShmChannel:
 
     def release(self, segment: Segment) -> None:
         self._table[segment.slot, self._RELEASED] = self._table[segment.slot, self._SEQUENCE] + 1
-        _fence()
+        fence()
         self._table[segment.slot, self._STATE] = self.FREE
         self._writers[segment.slot // self._slots].ring()
 
@@ -284,7 +180,7 @@ class ShmChannel:
         if not len(ready):
             return None
         actor = int(ready[np.argmin(self._table[ready, self._TICKET])]) // self._slots
-        _fence()
+        fence()
         own = actor * self._slots + np.flatnonzero(self._states(actor) == self.READY)
         return int(own[np.argmin(self._table[own, self._TICKET])])
 
@@ -346,7 +242,7 @@ class ShmWeights:
         words = np.frombuffer(mapped, np.int64, _PAGE // 8)
         words[1], words[2] = -1, len(layout)
         mapped[_PAGE : _PAGE + len(layout)] = layout
-        _fence()
+        fence()
         os.rename(draft, path)
         file = self._open(policy)
         assert file is not None
@@ -373,11 +269,11 @@ class _WeightsFile:
         slot = (int(self._words[0]) + 1) % 3
         row = self._rows[slot]
         row[0] |= 1  # also right when a writer died here: the turn stays odd
-        _fence()
+        fence()
         np.copyto(self._buffers[slot], weights.buffer)
         row[1:5] = (weights.version, weights.updates, weights.env_steps, weights.episodes)
         self._train_s[slot] = weights.train_s
-        _fence()
+        fence()
         row[0] += 1
         self._words[0] = slot
         self._words[1] = weights.version
@@ -386,11 +282,11 @@ class _WeightsFile:
         while self._words[1] > version:
             slot = int(self._words[0])
             turn = int(self._rows[slot, 0])
-            _fence()
+            fence()
             found, updates, env_steps, episodes = self._rows[slot, 1:5].tolist()
             train_s = float(self._train_s[slot])
             weights = Weights(self.layout, self._buffers[slot].copy(), found, updates, env_steps, episodes, train_s)
-            _fence()
+            fence()
             if turn % 2 == 0 and turn == self._rows[slot, 0]:
                 return weights
         return None

@@ -21,7 +21,7 @@ import numpy as np
 from steppe.core.errors import UsageError
 from steppe.core.links import Change, Totals
 from steppe.core.merging import changed_rows, merge_rows, put_rows
-from steppe.transport.shm import map_file
+from steppe.core.rooms import map_file
 
 LOG_ROWS = 1 << 17
 _HEAD = 32  # words before those of the workers

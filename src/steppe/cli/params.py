@@ -1,0 +1,203 @@
+"""`steppe params …` and `steppe node`: a parameter server from a cluster's file, what it says of itself, and the nodes that
+meet there. Tokens come from files and the environment, never from the command line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steppe.cli.glyphs import count
+from steppe.cli.options import AsJson
+from steppe.cli.output import emit, print_table
+from steppe.core.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from steppe.core.cluster import ClusterConfig
+    from steppe.params.client import ParameterClient
+    from steppe.params.server import ParameterServer
+
+params = typer.Typer(help="A parameter server for several machines.", rich_markup_mode=None, no_args_is_help=True)
+
+File = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="The cluster's TOML file.", show_default=False)]
+MaybeFile = Annotated[Path | None, typer.Option("--cluster", metavar="FILE", help="The cluster's TOML file.")]
+Address = Annotated[
+    str | None, typer.Argument(metavar="[URL]", help="grpc://host:port, or grpcs:// with TLS; or give --cluster.")
+]
+Ca = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="Who signed the server's certificate (PEM).")]
+
+
+@params.command()
+def serve(cluster: File, as_json: AsJson = False) -> None:
+    """Serve the parameters that a cluster's file describes, until Ctrl-C or SIGTERM.
+
+    With [server] checkpoint it begins where it was stopped or killed. The token is STEPPE_PARAMS_TOKEN's, or each node's from
+    [server] tokens.
+    """
+    from steppe.core.cluster import read_cluster_file
+    from steppe.core.config import from_environ, resolve
+    from steppe.loops import cluster as clusters
+
+    described, run = read_cluster_file(cluster)
+    if "env" not in run:
+        raise ConfigError(f"{cluster} does not say what is trained: add a table [run] with env and algo")
+    layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()))
+    server = clusters.cluster_server(described, resolve(*layers))
+    ending = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ending.set())
+    try:
+        port = clusters.serve(server, described)
+        url = described.url.rpartition(":")[0] + f":{port}"
+        _say({"url": url, "run": server.run, "version": server.version, "fell_back": server.fell_back}, as_json=as_json)
+        while not ending.wait(1.0):
+            server.tick()
+        _stop(server, described)
+    finally:
+        server.close()
+
+
+def _say(about: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        return emit(about)
+    if about["fell_back"]:
+        print("steppe: WARNING: the newest checkpoint is damaged, the one before it was taken", file=sys.stderr)
+    begun = "anew" if not about["version"] else f"with version {about['version']}"
+    return print(f"serving run {about['run']} at {about['url']}, {begun}; Ctrl-C stops it", flush=True)
+
+
+def _stop(server: ParameterServer, cluster: ClusterConfig) -> None:
+    """What is under way is answered before the last checkpoint, so that nothing that was accepted is lost."""
+    server.stop_server()
+    if cluster.server.checkpoint is not None:
+        print(f"steppe: stopped at version {server.version}: {server.save_checkpoint()}", file=sys.stderr)
+    else:
+        print(f"steppe: stopped at version {server.version}; [server] checkpoint would have kept it", file=sys.stderr)
+
+
+@params.command()
+def status(url: Address = None, cluster: MaybeFile = None, ca: Ca = None, as_json: AsJson = False) -> None:
+    """Show what a server has accepted and refused, and how far each node is."""
+    with _client(url, cluster, ca) as client:
+        stats = client.get_server_stats()
+    if as_json:
+        return emit(stats)
+    plain = {name: value for name, value in stats.items() if name not in ("workers", "staleness")}
+    print_table(["", ""], [(name, _words(value)) for name, value in plain.items()])
+    workers = stats.get("workers", {})
+    if workers:
+        rows = [_worker_row(name, found) for name, found in workers.items()]
+        print()
+        print_table(["node", "here", "accepted", "refused", "steps", "episodes"], rows)
+    return None
+
+
+def _worker_row(name: str, found: dict[str, Any]) -> tuple[object, ...]:
+    metrics = found["metrics"]
+    here = "yes" if found["registered"] else "no"
+    steps, episodes = (count(int(metrics[key])) if key in metrics else None for key in ("env_steps", "episodes"))
+    return name, here, found["accepted"], _words(found["refused"]), steps, episodes
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(inner)}" for name, inner in value.items()) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@params.command()
+def checkpoint(url: Address = None, cluster: MaybeFile = None, ca: Ca = None, as_json: AsJson = False) -> None:
+    """Let a server write a checkpoint now, where it was told to keep them."""
+    with _client(url, cluster, ca) as client:
+        path = client.save_checkpoint()
+    emit({"path": path}) if as_json else print(path)
+
+
+@params.command()
+def privacy(
+    epsilon: Annotated[float | None, typer.Option(metavar="E", help="The budget.")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Rounds that are released.")] = None,
+    noise: Annotated[float | None, typer.Option(metavar="Z", help="The noise multiplier.")] = None,
+    delta: Annotated[float, typer.Option(metavar="D", help="The chance that the promise does not hold.")] = 1e-5,
+    sampling_rate: Annotated[float, typer.Option(metavar="Q", help="The share of clients drawn each round.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a private run before it begins: of --epsilon, --rounds and --noise give two, and learn the third."""
+    plan = _planned(epsilon, rounds, noise, delta, sampling_rate)
+    if as_json:
+        return emit(plan)
+    return print(
+        f"epsilon {plan['epsilon']:.4g} (delta {delta:g}): {plan['rounds']} rounds with noise multiplier {plan['noise']:.4g}"
+        + (f", drawing {sampling_rate:.3g} of the clients each round" if sampling_rate < 1.0 else "")
+    )
+
+
+def _planned(
+    epsilon: float | None, rounds: int | None, noise: float | None, delta: float, sampling_rate: float
+) -> dict[str, Any]:
+    from steppe.params.privacy import epsilon_after, noise_needed, releases_within
+
+    if sum(value is None for value in (epsilon, rounds, noise)) != 1:
+        raise UsageError("give two of --epsilon, --rounds and --noise: the third is computed")
+    given = (("--epsilon", epsilon), ("--rounds", rounds), ("--noise", noise))
+    wrong = [name for name, value in given if value is not None and not 0 < value < float("inf")]
+    if wrong or not 0.0 < delta < 1.0 or not 0.0 < sampling_rate <= 1.0:
+        raise UsageError(f"{wrong[0] if wrong else '--delta or --sampling-rate'} is out of range")
+    if noise is None:
+        assert epsilon is not None
+        assert rounds is not None
+        noise = noise_needed(rounds, epsilon, delta, sampling_rate)
+    elif rounds is None:
+        assert epsilon is not None
+        rounds = releases_within(noise, epsilon, delta, sampling_rate)
+    assert rounds is not None
+    spent = epsilon_after(noise, rounds, delta, sampling_rate)
+    return {"epsilon": spent, "delta": delta, "rounds": rounds, "noise": noise, "sampling_rate": sampling_rate}
+
+
+def _client(url: str | None, cluster: Path | None, ca: Path | None) -> ParameterClient:
+    from steppe.params.client import ParameterClient
+
+    if (url is None) == (cluster is None):
+        raise UsageError("which server? Give its URL (grpc://host:port), or --cluster FILE")
+    if cluster is not None:
+        from steppe.core.cluster import read_cluster_file
+
+        described, _ = read_cluster_file(cluster)
+        files = described.tls
+        url, ca = described.url, ca or (files.ca if files is not None else None)
+    assert url is not None
+    return ParameterClient(url, ca=ca, retry_s=0.0)
+
+
+def node(
+    cluster: File,
+    node_id: Annotated[str, typer.Option("--node-id", metavar="ID", help="Which node this is.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Be one node of a cluster: train what its file's [run] says, and exchange with the others."""
+    from steppe.cli.train import complain, exit_code, shown
+    from steppe.core.cluster import read_cluster_file
+    from steppe.core.config import from_environ, resolve
+    from steppe.loops.main import run_experiment
+
+    described, run = read_cluster_file(cluster)
+    if "env" not in run:
+        raise ConfigError(f"{cluster} does not say what is trained: add a table [run] with env and algo")
+    joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id}
+    keys = {f"cluster.{key}": value for key, value in joined.items()}
+    layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()), (str(cluster), keys))
+    resolved = resolve(*layers)
+    result = shown(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
+    complain(result)
+    raise typer.Exit(exit_code(result.summary))
+
+
+def _flat(run: dict[str, Any]) -> dict[str, Any]:
+    from steppe.core.config import flat_keys
+
+    return flat_keys(run)

@@ -1,0 +1,117 @@
+"""Rooms: private directories of mapped files and bells, by which the processes of one machine share memory.
+
+Plain files (in /dev/shm where there is one) are used instead of `multiprocessing.shared_memory`, which unlinks a segment
+when any process that attached to it exits. Whoever makes a room removes it; what lies in it is drawn where it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import select
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+from steppe.core.errors import UsageError
+
+_fence_lock = threading.Lock()
+owners: dict[Path, int] = {}  # rooms this process made, with the handle that holds the lock
+
+
+def fence() -> None:
+    """Order the writes before against those after, for readers on other cores (a lock's atomics are full barriers)."""
+    with _fence_lock:
+        pass
+
+
+def make_room(run: str, nbytes: int, *, base: Path | None = None) -> Path:
+    """A fresh private directory with place for `nbytes`, under `base`, or in shared memory if that is large enough.
+
+    The maker holds a lock on it for life, by which `sweep` knows abandoned rooms. A write past the end of a full
+    filesystem would be a bus error, hence the check beforehand.
+    """
+    choice = (Path("/dev/shm"), Path(tempfile.gettempdir())) if base is None else (base,)
+    bases = [path for path in choice if path.is_dir()]
+    for path in bases:
+        sweep(path)
+    large = [path for path in bases if shutil.disk_usage(path).free > nbytes]
+    if not large:
+        raise UsageError(
+            f"{nbytes >> 20} MiB of shared memory are needed: free some, or use fewer actors, envs or steps"
+        )
+    while True:
+        room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=large[0]))
+        if (owner := _own(room)) is not None:
+            owners[room] = owner
+            return room
+
+
+def _own(room: Path) -> int | None:
+    """Lock a new room; None when another process swept it in the moment before the lock was ours."""
+    try:
+        owner = os.open(room / "owner", os.O_CREAT | os.O_RDWR, 0o600)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    if (room / "owner").exists():
+        return owner
+    os.close(owner)
+    return None
+
+
+def remove_room(room: Path) -> None:
+    """Remove a room and everything in it; mappings that are still open stay usable."""
+    shutil.rmtree(room, ignore_errors=True)
+    if room in owners:
+        os.close(owners.pop(room))
+
+
+def sweep(base: Path) -> None:
+    """Remove the rooms of makers that died without removing them."""
+    for path in base.glob("steppe-*/owner"):
+        if path.parent in owners:
+            continue
+        with contextlib.suppress(OSError), path.open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_room(path.parent)
+
+
+def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
+    """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched, unless they
+    are reserved: then a full filesystem is an OSError here and not a bus error later."""
+    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0)
+    handle = os.open(path, flags, 0o600)
+    try:
+        if size is not None:
+            os.ftruncate(handle, size)
+            if reserve:
+                os.posix_fallocate(handle, 0, size)
+        return mmap.mmap(handle, os.fstat(handle).st_size)
+    finally:
+        os.close(handle)
+
+
+class Bell:
+    """Wakes one role: `ring` from anywhere, `wait` by its owner. A bell rung before the wait is not missed."""
+
+    def __init__(self, path: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(path, 0o600)
+        self._handle = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._handle, select.POLLIN)
+
+    def ring(self, word: bytes = b"!") -> None:
+        with contextlib.suppress(BlockingIOError):  # full of rings already: the role will wake
+            os.write(self._handle, word)
+
+    def wait(self, timeout_s: float) -> bytes:
+        """Return when the bell has rung since the last wait, with the words of all rings, or after `timeout_s`."""
+        return os.read(self._handle, 65536) if self._poll.poll(timeout_s * 1000) else b""
+
+    def close(self) -> None:
+        os.close(self._handle)

@@ -1,0 +1,214 @@
+"""DistributedMainLoop: one of several machines that learn the same, each with actors and a learner of its own, joined by a
+parameter server. And that server, made from the same description."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ForwardRef
+
+import numpy as np
+
+from steppe.core.checked import checked
+from steppe.core.cluster import ClusterConfig, read_cluster
+from steppe.core.config import Resolved, RunConfig, flatten, unflatten
+from steppe.core.errors import ConfigError
+from steppe.core.validating import read_toml
+from steppe.loops.agent import DistributedAgent
+from steppe.loops.environment import DistributedEnvironment
+from steppe.loops.main import MainLoop
+from steppe.params.aggregation import Aggregation
+from steppe.params.client import ParameterClient
+from steppe.params.federated import ALL, FederatedParameterServer
+from steppe.params.optimizers import Optimizer
+from steppe.params.privacy import PrivacyPlan
+from steppe.params.rounds import Rounds
+from steppe.params.server import ParameterServer
+from steppe.params.wire import TOKEN_VARIABLE, Tls
+
+if TYPE_CHECKING:
+    from steppe.replay.pool import ReplayBufferPool
+    from steppe.roles.cluster import Node
+else:
+    ReplayBufferPool = ForwardRef("steppe.replay.pool.ReplayBufferPool")
+    Node = ForwardRef("steppe.roles.cluster.Node")
+
+
+@checked
+class DistributedMainLoop(MainLoop):
+    """A MainLoop that is the node `node_id` of a cluster. `cluster_config` has the keys of ClusterConfig (docs/cluster.md).
+
+    `param_server`: None for one that runs elsewhere, a ParameterServer that this node serves to the others at the cluster's
+    address from the first run on, or a ParameterClient of that address.
+    """
+
+    def __init__(
+        self,
+        environment: DistributedEnvironment,
+        replay_buffer: ReplayBufferPool | None,
+        agent: DistributedAgent,
+        param_server: ParameterServer | ParameterClient | None,
+        node_id: str = "node-0",
+        cluster_config: Mapping[str, Any] | ClusterConfig | None = None,
+        *,
+        config: RunConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        if cluster_config is None:
+            raise ConfigError("cluster_config is required: at least {'parameter_server': 'host:port'}")
+        self.cluster = _as_node(cluster_config, node_id)
+        if isinstance(param_server, ParameterClient) and param_server.url != self.cluster.url:
+            raise ConfigError(
+                f"param_server is a client of {param_server.url}, the cluster meets at {self.cluster.url}"
+            )
+        super().__init__(environment, replay_buffer, agent, config=_with_cluster(config, self.cluster))
+        self.param_server = param_server
+        self._node: Node | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """This node's place among the cluster's nodes; None where the cluster does not list them."""
+        return self.cluster.rank
+
+    def run_distributed_training(self, total_episodes: int = 1000) -> dict[str, Any]:
+        """Train for so many episodes on this node, exchanging with the others; the run's summary, with the cluster's."""
+        self._serve()
+        self._leave()
+        summary = self.run_training(total_episodes)
+        with self._client() as client:
+            stats = client.get_server_stats()
+        about = {"node_id": self.cluster.node_id, "rank": self.rank, "run": stats["run"], "version": stats["version"]}
+        return {**summary, "cluster": {**about, "nodes": stats.get("workers", {})}}
+
+    def synchronize_with_cluster(self) -> int:
+        """Between runs: take over what the cluster has learned, and from the second time on hand in first what the agent
+        has learned since the last. The cluster's version."""
+        from steppe.roles.cluster import Node as Joined
+
+        self._require_here("synchronizing by hand")
+        self._serve()
+        if self._node is None:
+            self._node = Joined(self.cluster, self.agent.agent, self._client())
+            self._node.join()
+        else:
+            self._node.synchronize()
+        return self._node.version
+
+    def close(self) -> None:
+        """Leave the cluster, and stop the server if it is this node's."""
+        self._leave()
+        if isinstance(self.param_server, ParameterServer):
+            self.param_server.stop_server()
+
+    def _leave(self) -> None:
+        if self._node is not None:
+            self._node.leave()
+            self._node.client.close()
+            self._node = None
+
+    def _serve(self) -> None:
+        if isinstance(self.param_server, ParameterServer) and not self.param_server.is_serving:
+            serve(self.param_server, self.cluster)
+
+    def _client(self) -> ParameterClient:
+        from steppe.roles.cluster import connect
+
+        return connect(self.cluster)
+
+
+def cluster_server(cluster: ClusterConfig, resolved: Resolved) -> ParameterServer:
+    """The server of a cluster that trains what a configuration describes, from its checkpoint if there is one."""
+    from steppe.roles.cluster import trainable
+
+    loop = MainLoop.of(resolved)
+    plan = loop.plan()
+    loop.agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
+    agent = loop.agent.agent
+    arrays = agent.weights().arrays()
+    params = {entry.name: arrays[entry.name] for entry in trainable(agent)}
+    server = (
+        _federated(cluster, params) if cluster.exchange == "deltas" else _together(cluster, params, agent, plan.config)
+    )
+    path = cluster.server.checkpoint
+    if path is not None and (path.exists() or path.with_name(f"{path.name}.previous").exists()):
+        server.load_checkpoint(path)
+    return server
+
+
+def serve(server: ParameterServer, cluster: ClusterConfig) -> int:
+    """Serve at a cluster's address, with the tokens of its file or of the environment; the port."""
+    host, port = cluster.address
+    files = cluster.tls
+    tls = None
+    if files is not None:
+        if files.certificate is None or files.key is None:
+            raise ConfigError("cluster.tls needs certificate and key where the server is")
+        tls = Tls(files.certificate, files.key)
+    return server.start_server(cluster.server.listen or host, port, token=_tokens(cluster), tls=tls)
+
+
+def _federated(cluster: ClusterConfig, params: Mapping[str, np.ndarray]) -> FederatedParameterServer:
+    private, optimizer = cluster.privacy, cluster.optimizer or "fedavg"
+    plan = None
+    if private is not None:
+        expected = private.expected_nodes or len(cluster.nodes)
+        if not expected:
+            raise ConfigError("privacy.expected_nodes is required where the cluster does not list its nodes")
+        about = (private.ledger, private.epsilon, expected, private.delta, private.clip_norm, private.sampling_rate)
+        plan = PrivacyPlan(*about)
+    return FederatedParameterServer(
+        params,
+        cluster.quorum,
+        private is not None,
+        1.0 if private is None else private.noise,
+        aggregation_method=Aggregation(cluster.aggregation or "federated", cluster.byzantine, cluster.trim),
+        save_frequency=cluster.server.save_every,
+        checkpoint_path=cluster.server.checkpoint,
+        optimizer=Optimizer(optimizer, cluster.learning_rate),
+        deadline_s=cluster.deadline_s,
+        privacy=plan,
+    )
+
+
+def _together(
+    cluster: ClusterConfig, params: Mapping[str, np.ndarray], agent: Any, config: RunConfig
+) -> ParameterServer:
+    """Steps as the agent would take them alone: its Adam, its step size, its clipping."""
+    optimizer = Optimizer("adam", agent.learning_rate, eps=agent.adam_eps, max_norm=config.agent.max_grad_norm)
+    return ParameterServer(
+        params,
+        Aggregation(cluster.aggregation or "average", cluster.byzantine, cluster.trim),
+        ALL,
+        cluster.server.save_every,
+        cluster.server.checkpoint,
+        optimizer=optimizer,
+        rounds=Rounds(synchronous=True, quorum=cluster.quorum, deadline_s=cluster.deadline_s),
+    )
+
+
+def _as_node(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> ClusterConfig:
+    values = given.model_dump(exclude_none=True) if isinstance(given, ClusterConfig) else dict(given)
+    if values.setdefault("node_id", node_id) != node_id:
+        raise ConfigError(
+            f"node_id is {node_id!r}, but {values['node_id']!r} in cluster_config: say it in one place only"
+        )
+    cluster = read_cluster(values)
+    cluster.address  # noqa: B018 - says what is missing
+    return cluster
+
+
+def _with_cluster(config: RunConfig | Mapping[str, Any] | None, cluster: ClusterConfig) -> RunConfig | dict[str, Any]:
+    """A run's settings with the cluster's among them."""
+    values = {f"cluster.{key}": value for key, value in cluster.model_dump(mode="json", exclude_none=True).items()}
+    if isinstance(config, RunConfig):
+        return unflatten({**flatten(config), **values})
+    return {**(config or {}), **values}
+
+
+def _tokens(cluster: ClusterConfig) -> str | dict[str, str] | None:
+    path = cluster.server.tokens
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    found = read_toml(path)
+    if not found or not all(isinstance(token, str) for token in found.values()):
+        raise ConfigError(f'server.tokens: {path} has one line `node = "token"` for each node, and nothing else')
+    return found

@@ -1,0 +1,144 @@
+"""A client's line to a parameter server on the network: gRPC with packed bytes (service.py is the other end)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.codec import decode_weights, pack, unpack
+from steppe.core.errors import ConfigError, MissingExtra, SteppeError, Unreachable, UsageError
+from steppe.core.weights import Weights
+from steppe.params import wire
+from steppe.params.pushing import Push
+from steppe.params.rounds import Receipt
+from steppe.params.space import Space
+
+try:
+    import grpc
+except ImportError as error:  # pragma: no cover
+    raise MissingExtra("a client of the parameter server", "grpc") from error
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
+
+
+class GrpcLine:
+    """One channel to one address."""
+
+    FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1
+    tells_version = False
+
+    def __init__(self, url: str, token: str | None, ca: str | Path | None, timeout_s: float, retry_s: float) -> None:
+        secure, self._host, self._port = wire.address_of(url)
+        if ca is not None and not secure:
+            raise ConfigError(f"ca is for grpcs:// addresses, and {url!r} is not one")
+        self._url, self._token, self._timeout_s, self._retry_s = url, token, timeout_s, retry_s
+        self._space: tuple[Space, bool] | None = None  # what the server trains, and whether a push has to have it all
+        options = [
+            *wire.BULK,
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        target = f"{self._host}:{self._port}"
+        self._channel = (
+            grpc.secure_channel(target, _credentials(ca), options) if secure else grpc.insecure_channel(target, options)
+        )
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def is_serving(self) -> bool:
+        try:
+            return bool(self._channel.unary_unary(wire.HEALTH)(b"", timeout=self._timeout_s) == wire.SERVING)
+        except grpc.RpcError:
+            return False
+
+    def call(self, method: str, request: Mapping[str, Any]) -> Any:
+        answer = unpack(self._send(method, pack(dict(request), sealed=False))[0], sealed=False)
+        if method == "Register":
+            self._space = Space.described(answer.pop("fields")), bool(answer.pop("whole"))
+        return answer
+
+    def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
+        request = pack({"worker": worker, "newer_than": newer_than}, sealed=False)
+        data, details, _ = self._send("Pull", request)
+        return (decode_weights(data, sealed=False) if data else None), _round_of(details)
+
+    def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
+        """An update that does not fit is not sent, only what is wrong with it, to be counted."""
+        assert self._space is not None, "whoever pushes is registered"
+        space, whole = self._space
+        row: np.ndarray | None
+        if isinstance(update, np.ndarray):
+            row, refusal = update, space.unfit_row(update)
+        else:
+            row, refusal = None if whole else space.shared_row(update), None
+            if row is None:
+                row = np.empty(space.size, np.float32)
+                refusal = space.fill(row, update, whole=whole)
+        long = refusal is None and row.nbytes > wire.CHUNK
+        words = {**push._asdict(), "refusal": list(refusal) if refusal else None}
+        header = pack({**words, "row": None if refusal or long else row}, sealed=False)
+        data, _, tries = self._send("PushRow", header, row) if long else self._send("Push", header)
+        return msgspec.convert(unpack(data, sealed=False), Receipt), tries
+
+    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, Any, int]:
+        """The answer, what came with it, and how often it was asked for: again while nobody answers or the server has too
+        much to do. With a `row`, that follows in parts."""
+        kind = self._channel.unary_unary if row is None else self._channel.stream_unary
+        call = kind(wire.path_of(method))
+        until, pause, tries = time.monotonic() + self._retry_s, FIRST_PAUSE_S, 0
+        while True:
+            tries += 1
+            try:
+                sent = data if row is None else wire.parts_of(data, row)
+                answer, details = call.with_call(sent, timeout=self._timeout_s, metadata=self._metadata())
+                return answer, details, tries
+            except grpc.RpcError as error:
+                left = until - time.monotonic()
+                if not _passing(error) or left <= 0:
+                    raise self._meaning(error) from None
+            time.sleep(min(left, pause * random.uniform(0.5, 1.0)))  # apart, so that not all come again at once
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _metadata(self) -> list[tuple[str, str]]:
+        token = self._token or wire.find_token(self._host, self._port)  # a server that began anew has a new one
+        return [("authorization", f"Bearer {token}")] if token else []
+
+    def _meaning(self, error: Any) -> SteppeError:
+        code, words = error.code(), error.details()
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return Unreachable(f"no parameter server answers at {self._url} ({words}): is it running?")
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return UsageError(f"the parameter server at {self._url} did not take the message: {words}")
+        if code == grpc.StatusCode.ABORTED:
+            return SteppeError(str(words))
+        return UsageError(str(words))
+
+
+def _passing(error: Any) -> bool:
+    """Whether trying again may help."""
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return "larger than max" not in (error.details() or "")
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def _round_of(details: Any) -> int | None:
+    found = dict(details.trailing_metadata() or ()).get(wire.ROUND)
+    return None if found is None else int(found)
+
+
+def _credentials(ca: str | Path | None) -> Any:
+    try:
+        return grpc.ssl_channel_credentials(None if ca is None else Path(ca).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"ca={ca} cannot be read: {error.strerror}") from None

@@ -1,0 +1,335 @@
+"""A parameter server in shared memory, for the processes of one machine: the serving side, and the memory that both map.
+
+    <room>/owner        locked by the server while it lives
+    <room>/parameters   page 0: words (CLOSED …); then the description (core/codec.py); then three rows of parameters
+    <room>/bell         a FIFO: a seat's number in it says that a question lies in that seat
+    <room>/seat-N       of one client. Page 0: words (STATE …); then question and answer (msgpack); then a row for an update
+    <room>/bell-N       wakes that client
+
+Versions are made in the rows themselves and in turn, so a reader's copy is whole unless two further versions have come
+meanwhile. A client fills its row and asks; the server uses the row where it lies, and answers. Each word has one writer, so
+whoever is killed leaves the others working, and a server that comes again closes the memory of the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.codec import pack, unpack
+from steppe.core.errors import Conflict, DamagedFile, SteppeError, UsageError
+from steppe.core.rooms import Bell, fence, make_room, map_file, remove_room
+from steppe.core.weights import Weights
+from steppe.params.pushing import Push
+from steppe.params.space import Refusal, Space
+
+if TYPE_CHECKING:
+    from steppe.params.server import ParameterServer
+
+PAGE = mmap.PAGESIZE
+MESSAGE = 16 * PAGE  # the longest question or answer that has its place in a seat; a longer answer is a file beside it
+ROWS = 3
+CLOSED, SEQUENCE, VERSION, ROUND, DESCRIPTION = range(
+    5
+)  # words of the parameters; behind them [version, updates] per row
+_ROW_WORDS = 8
+STATE, LENGTH = range(2)  # words of a seat, the second of its question or answer
+IDLE, ASKED, ANSWERED = range(3)  # a seat's states
+PATIENCE_S = 0.2
+
+
+class Question(msgspec.Struct, array_like=True):
+    """What lies in a seat. A push's numbers are in the row, unless `refusal` says what is wrong with them."""
+
+    method: str
+    worker: str | None = None
+    weight: float = 1.0
+    round_number: int | None = None
+    version: int | None = None
+    refusal: tuple[str, str] | None = None
+    metrics: dict[str, float] = {}
+
+
+class Memory:
+    """The parameters' file, mapped."""
+
+    def __init__(self, path: Path, description: bytes | None = None, size: int = 0) -> None:
+        """Made anew with a description, or opened."""
+        start = PAGE + -(-len(description or b"") // PAGE) * PAGE
+        mapped = map_file(path, None if description is None else start + ROWS * _stride(size), reserve=True)
+        self.words = memoryview(mapped)[:PAGE].cast("q")
+        if description is not None:
+            mapped[PAGE : PAGE + len(description)] = description
+            self.words[DESCRIPTION] = len(description)
+        self.inode = os.stat(path).st_ino
+        length = int(self.words[DESCRIPTION])
+        found = unpack(mapped[PAGE : PAGE + length])
+        self.space = Space.described(found["fields"], found["carried"])
+        self.whole = bool(found["whole"])
+        begin, stride, size = PAGE + -(-length // PAGE) * PAGE, _stride(self.space.size) // 4, self.space.size
+        rows = np.frombuffer(mapped, np.float32, ROWS * stride, begin)
+        self.rows = rows.reshape(ROWS, stride)[:, :size]
+
+    def show(self, version: int, updates: int, *, first: bool = False) -> None:
+        """Let readers see the row that was made after the newest."""
+        sequence = 0 if first else self.words[SEQUENCE] + 1
+        row = _ROW_WORDS + 2 * (sequence % ROWS)
+        self.words[row], self.words[row + 1] = version, updates
+        fence()
+        self.words[SEQUENCE] = sequence
+        self.words[VERSION] = version
+
+    def newest(self) -> Weights:
+        """A whole copy of the newest version."""
+        while True:
+            sequence = self.words[SEQUENCE]
+            fence()
+            row = _ROW_WORDS + 2 * (sequence % ROWS)
+            found = self.space.weights(self.rows[sequence % ROWS], self.words[row], self.words[row + 1])
+            fence()
+            if self.words[SEQUENCE] <= sequence + 1:
+                return found
+
+
+class Seat:
+    """A client's file, mapped by client and server."""
+
+    def __init__(self, path: Path, size: int, *, create: bool = False) -> None:
+        total = PAGE + MESSAGE + _stride(size)
+        mapped = map_file(path, total if create else None, reserve=True)
+        if len(mapped) != total:
+            raise DamagedFile(f"{path} is no seat of this server")
+        self.path = path
+        self.words = memoryview(mapped)[:PAGE].cast("q")
+        self.row = np.frombuffer(mapped, np.float32, size, PAGE + MESSAGE)
+        self._text = memoryview(mapped)[PAGE : PAGE + MESSAGE]
+
+    def put(self, data: bytes, state: int) -> None:
+        """Leave a question or an answer; one that is too long for its place goes into a file beside it."""
+        if len(data) > MESSAGE:
+            self._aside.write_bytes(data)
+        else:
+            self._text[: len(data)] = data
+        self.words[LENGTH] = len(data)
+        fence()
+        self.words[STATE] = state
+
+    def get(self) -> bytes:
+        length = self.words[LENGTH]
+        return self._aside.read_bytes() if length > MESSAGE else bytes(self._text[:length])
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._aside.unlink(missing_ok=True)
+
+    @property
+    def _aside(self) -> Path:
+        return self.path.with_name(f"long-{self.path.name}")
+
+
+class SharedService:
+    """Answers what lies in the seats of a room, by `step` or from a thread of its own."""
+
+    def __init__(self, server: ParameterServer, room: Path | None) -> None:
+        self.server = server
+        self._made = room is None
+        self.room = make_room("params", 8 * PAGE + ROWS * _stride(server.num_parameters)) if room is None else room
+        self.room.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.url = f"shm://{self.room.resolve()}"
+        self._owner = None if self._made else own(self.room)
+        self._bell = Bell(self.room / "bell")
+        self._seats: dict[int, tuple[Seat, Bell]] = {}
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Move the parameters into fresh memory; whoever reads the old one is told to look again."""
+        path = self.room / "parameters"
+        _close(path)
+        description = pack(self.server.description())
+        draft = path.with_suffix(".new")
+        draft.unlink(missing_ok=True)
+        try:
+            self._memory = Memory(draft, description, self.server.num_parameters)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            need = ROWS * _stride(self.server.num_parameters) >> 20
+            raise UsageError(f"{need} MiB of shared memory for parameters: {error.strerror}; free some") from None
+        self.server.move(self._memory.rows)
+        self._memory.show(self.server.version, self.server.updates, first=True)
+        self._memory.words[ROUND] = self.server.round_number
+        os.rename(draft, path)
+        for seat, bell in self._seats.values():  # they come again
+            bell.close()
+            seat.words[STATE] = IDLE
+        self._seats.clear()
+
+    def show(self) -> None:
+        """The server has a new version, in the row after the newest."""
+        if self._memory.words[VERSION] < self.server.version:
+            self._memory.words[ROUND] = self.server.round_number
+            self._memory.show(self.server.version, self.server.updates)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="params-shared", daemon=True)
+        self._thread.start()
+
+    def step(self, timeout_s: float = 0.0) -> bool:
+        """Answer every question that was asked; False when there was none within `timeout_s`."""
+        words = self._bell.wait(timeout_s)
+        self.server.tick()
+        self._memory.words[ROUND] = self.server.round_number
+        for number in set(np.frombuffer(words[: len(words) // 8 * 8], np.int64).tolist()):
+            self._answer(number)
+        return bool(words)
+
+    def stop(self) -> None:
+        """Tell clients that nobody answers any more, and remove what is in the room."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        _close(self.room / "parameters")
+        for _, bell in self._seats.values():
+            bell.close()
+        self._bell.close()
+        if self._made:
+            remove_room(self.room)
+        elif self._owner is not None:
+            for name in ("parameters", "bell"):
+                (self.room / name).unlink(missing_ok=True)
+            os.close(self._owner)
+
+    def _serve(self) -> None:
+        while not self._ending.is_set():
+            self.step(PATIENCE_S)
+
+    def _answer(self, number: int) -> None:
+        """One seat's question; seats of clients that are gone, and whatever else the bell said, are passed over."""
+        try:
+            seat, bell = self._seats.get(number) or self._seated(number)
+        except (OSError, ValueError, DamagedFile):
+            return
+        if seat.words[STATE] != ASKED:
+            return  # it rang twice
+        try:
+            question = msgspec.msgpack.decode(seat.get(), type=Question)
+            answer: tuple[str, Any] = ("ok", _CALLS[question.method](self.server, question, seat))
+        except UsageError as error:
+            answer = ("usage", str(error))
+        except (SteppeError, msgspec.MsgspecError, KeyError) as error:
+            answer = ("error", str(error))
+        self._memory.words[ROUND] = self.server.round_number
+        seat.put(msgspec.msgpack.encode(answer), ANSWERED)
+        bell.ring()
+
+    def _seated(self, number: int) -> tuple[Seat, Bell]:
+        self._seats = {known: found for known, found in self._seats.items() if _still_there(*found)}
+        name = seat_name(number)
+        self._seats[number] = Seat(self.room / name, self.server.num_parameters), Bell(self.room / f"bell-{name}")
+        return self._seats[number]
+
+
+def seat_name(number: int) -> str:
+    return f"seat-{number:016x}"
+
+
+def own(room: Path) -> int:
+    """Hold the lock by which clients know that a server is there; Conflict when another one holds it."""
+    handle = os.open(room / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(handle)
+                words = f"another parameter server is in {room}: stop it, or share this one in another place"
+                raise Conflict(words) from None
+        time.sleep(0.005)  # a client that looks whether anyone is there holds it for a moment
+
+
+def is_owned(room: Path) -> bool:
+    """Whether a server that lives holds the room."""
+    try:
+        with (room / "owner").open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _stride(size: int) -> int:
+    """Bytes of a row of `size` numbers, in whole pages."""
+    return -(-4 * size // PAGE) * PAGE
+
+
+def _close(path: Path) -> None:
+    """Tell whoever maps this file to look for another one."""
+    with contextlib.suppress(FileNotFoundError):
+        memoryview(map_file(path))[:PAGE].cast("q")[CLOSED] = 1
+
+
+def _still_there(seat: Seat, bell: Bell) -> bool:
+    """Whether a seat's client lives; otherwise what it left is removed. It holds its seat's lock for life."""
+    with contextlib.suppress(OSError), seat.path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    bell.close()
+    seat.remove()
+    seat.path.with_name(f"bell-{seat.path.name}").unlink(missing_ok=True)
+    return False
+
+
+def _register(server: ParameterServer, question: Question, _: Seat) -> Any:
+    assert question.worker is not None
+    new, about = server.register_worker(question.worker), server.description()
+    return {"new": new, **server.standing(question.worker), "deltas": about["deltas"], "run": about["run"]}
+
+
+def _push(server: ParameterServer, question: Question, seat: Seat) -> Any:
+    push = Push(question.worker or "", question.weight, question.round_number, question.version)
+    if question.refusal is not None:
+        return msgspec.to_builtins(server.refuse_push(push, Refusal(*question.refusal)))
+    return msgspec.to_builtins(server.take_row(push, seat.row, finite=True))
+
+
+def _unregister(server: ParameterServer, question: Question, _: Seat) -> Any:
+    return {"was": server.unregister_worker(question.worker or "")}
+
+
+def _report(server: ParameterServer, question: Question, _: Seat) -> Any:
+    server.report(question.worker or "", question.metrics)
+
+
+def _stats(server: ParameterServer, _: Question, __: Seat) -> Any:
+    return server.get_server_stats()
+
+
+def _checkpoint(server: ParameterServer, _: Question, __: Seat) -> Any:
+    return {"path": str(server.save_checkpoint())}
+
+
+_CALLS: dict[str, Callable[[ParameterServer, Question, Seat], Any]] = {
+    "Register": _register,
+    "Unregister": _unregister,
+    "Push": _push,
+    "Report": _report,
+    "Stats": _stats,
+    "Checkpoint": _checkpoint,
+}

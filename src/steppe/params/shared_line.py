@@ -1,0 +1,157 @@
+"""A client's line to a parameter server in shared memory (shared.py draws it): pulls read the memory, all else asks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.errors import DamagedFile, SteppeError, Unreachable, UsageError
+from steppe.core.rooms import Bell
+from steppe.core.weights import Weights
+from steppe.params import shared
+from steppe.params.pushing import Push
+from steppe.params.rounds import Receipt
+from steppe.params.shared import Memory, Question, Seat
+
+
+class SharedLine:
+    """Its threads ask one after the other; pulls wait for nobody."""
+
+    FIRST_LOOK_S, LAST_LOOK_S = 0.0001, 0.002  # between looks for a newer version
+    tells_version = True  # the server does not see who pulls
+
+    def __init__(self, room: Path, timeout_s: float, retry_s: float) -> None:
+        self._room, self._timeout_s, self._retry_s = room, timeout_s, retry_s
+        self._number = 0
+        self._asking = threading.Lock()
+        self._memory: Memory | None = None
+        self._seat: Seat | None = None
+        self._held: int | None = None
+        self._bells: tuple[Bell, Bell] | None = None
+
+    def close(self) -> None:
+        with self._asking:
+            self._leave()
+
+    def is_serving(self) -> bool:
+        return shared.is_owned(self._room)
+
+    def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
+        memory = self._memory
+        if memory is None or memory.words[shared.CLOSED]:
+            memory = self._look_again()
+        if memory.words[shared.VERSION] <= newer_than:
+            return None, memory.words[shared.ROUND]
+        return memory.newest(), memory.words[shared.ROUND]
+
+    def call(self, method: str, request: Mapping[str, Any]) -> Any:
+        with self._asking:
+            self._sit()
+            return self._ask(Question(method, **request))[0]
+
+    def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
+        with self._asking:
+            seat = self._sit()
+            assert self._memory is not None
+            space, whole = self._memory.space, self._memory.whole
+            if isinstance(update, np.ndarray):
+                refusal = space.copy_row(update, seat.row)
+            else:
+                refusal = space.fill(seat.row, update, whole=whole)
+            answer, tries = self._ask(Question("Push", *push, refusal=refusal))
+        return msgspec.convert(answer, Receipt), tries
+
+    def _ask(self, question: Question) -> tuple[Any, int]:
+        """The answer, and how often it was asked for: again when another server is there than before."""
+        data, tries = msgspec.msgpack.encode(question), 1
+        while not self._answered(data):
+            assert self._seat is not None
+            row = self._seat.row
+            seat = self._sit(anew=True)
+            if len(row) == len(seat.row):
+                seat.row[:] = row
+            tries += 1
+        assert self._seat is not None
+        kind, answer = msgspec.msgpack.decode(self._seat.get())
+        self._seat.words[shared.STATE] = shared.IDLE
+        if kind != "ok":
+            raise (UsageError if kind == "usage" else SteppeError)(answer)
+        return answer, tries
+
+    def _answered(self, data: bytes) -> bool:
+        """Leave a question and wait for its answer; False when the server that was asked is no more."""
+        assert self._seat is not None
+        assert self._bells is not None
+        words, (theirs, mine) = self._seat.words, self._bells
+        until = time.monotonic() + self._timeout_s
+        self._seat.put(data, shared.ASKED)
+        while words[shared.STATE] != shared.ANSWERED:
+            theirs.ring(struct.pack("<q", self._number))  # again now and then: a bell full of rings does not take one
+            mine.wait(shared.PATIENCE_S)
+            if words[shared.STATE] == shared.ANSWERED:
+                break
+            if self._closed() or not shared.is_owned(self._room):
+                return False
+            if time.monotonic() >= until:
+                raise Unreachable(f"the parameter server in {self._room} does not answer: is its process stopped?")
+        return True
+
+    def _closed(self) -> bool:
+        return self._memory is None or bool(self._memory.words[shared.CLOSED])
+
+    def _sit(self, *, anew: bool = False) -> Seat:
+        """A seat with the server that is there now."""
+        if self._seat is not None and not anew and not self._closed():
+            return self._seat
+        memory = self._look_again()
+        self._leave()
+        self._number = secrets.randbits(63)
+        name = shared.seat_name(self._number)
+        path = self._room / name
+        try:
+            seat = Seat(path, memory.space.size, create=True)
+        except OSError as error:
+            raise UsageError(f"{memory.space.size >> 18} MiB of shared memory for updates: {error.strerror}") from None
+        self._held = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        self._bells = Bell(self._room / "bell"), Bell(self._room / f"bell-{name}")
+        self._seat = seat
+        return seat
+
+    def _look_again(self) -> Memory:
+        """The memory of the server that is there, waiting for one as long as was asked."""
+        until, pause = time.monotonic() + self._retry_s, 0.005
+        while True:
+            with contextlib.suppress(OSError, DamagedFile, ValueError):
+                memory = Memory(self._room / "parameters")
+                if not memory.words[shared.CLOSED] and shared.is_owned(self._room):
+                    self._memory = memory
+                    return memory
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Unreachable(f"no parameter server is in {self._room}: is it running?")
+            time.sleep(min(left, pause))
+            pause = min(2 * pause, 0.2)
+
+    def _leave(self) -> None:
+        if self._seat is not None:
+            self._seat.remove()
+            self._seat = None
+        for bell in self._bells or ():
+            bell.close()
+            (self._room / f"bell-{shared.seat_name(self._number)}").unlink(missing_ok=True)
+        self._bells = None
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None

@@ -1,0 +1,222 @@
+"""A node of a cluster: a learner that exchanges what it learned with others through a parameter server.
+
+With deltas it learns on its own, and every so often what it changed is combined with what the others did. With gradients
+every optimizer step is one of all nodes together: the server has the optimizer, and a step is a push and a pull.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from steppe.core.agent import Agent, Learned
+from steppe.core.cluster import ClusterConfig
+from steppe.core.errors import ConfigError, RunFailed, Unreachable
+from steppe.core.experience import Batch
+from steppe.core.weights import Entry, Weights
+from steppe.params.client import ParameterClient
+from steppe.roles.learner import Learner
+
+LATE_S = 2.0  # what a round's deadline is waited for beyond
+LOOK_S = 0.2  # between looks at whether the run is to end
+PATIENCE = 3  # rounds without result until nodes that step together give up
+
+
+class Node:
+    """One agent's ties to the cluster. `ending`: asked while it waits for others, to wait no longer."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        agent: Agent,
+        client: ParameterClient,
+        ending: Callable[[], bool] = lambda: False,
+    ) -> None:
+        assert config.node_id is not None, "a run's configuration was checked"
+        self.config, self.agent, self.client, self.name = config, agent, client, config.node_id
+        self.version = -1
+        self.counts = {"exchanges": 0, "missed": 0}  # rounds with a part in the result, and without
+        self._ending = ending
+        self._entries = trainable(agent)
+        self._rounds = True
+        self._base = np.empty(0, np.float32)  # the parameters as the cluster had them when last heard of
+        self._steps = self._updates = 0  # since the last exchange
+
+    def join(self) -> None:
+        """Begin with what the cluster has learned so far; late joiners are welcome."""
+        self.client.register_worker(self.name)
+        about, deltas = self.client.about(self.name), self.config.exchange == "deltas"
+        if about["deltas"] != deltas or not (deltas or about["synchronous"]):
+            takes = "deltas" if about["deltas"] else "gradients" if about["synchronous"] else "gradients, but no rounds"
+            raise ConfigError(
+                f"the server at {self.client.url} takes {takes}, and this node has exchange={self.config.exchange!r}"
+            )
+        self._rounds = bool(about["synchronous"])
+        newest = self.client.pull(self.name)
+        missing = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
+        if missing:
+            raise ConfigError(
+                f"the server at {self.client.url} has no parameter {missing[0]!r}: it serves another agent"
+            )
+        self._adopt(newest)
+        if not deltas:
+            if not hasattr(self.agent, "joint_step"):
+                raise ConfigError(f"{type(self.agent).__name__} cannot exchange gradients: use exchange='deltas'")
+            self.agent.joint_step = self.step_together
+
+    def leave(self) -> None:
+        """Let the others go on without this node."""
+        if hasattr(self.agent, "joint_step"):
+            self.agent.joint_step = None
+        try:
+            self.client.unregister_worker(self.name)
+        except Unreachable:  # they wait until the deadline of a round
+            self.counts["missed"] += 1
+
+    def learned(self, learned: Learned) -> bool:
+        """Count a learning step; whether there was an exchange after it."""
+        self._steps += 1
+        self._updates += learned.updates
+        due = self.config.exchange == "deltas" and self._steps >= (self.config.sync_every or 1)
+        return due and self.synchronize()
+
+    def synchronize(self) -> bool:
+        """Hand in what was learned since the last exchange, and take over what all made of it.
+
+        False when there was nobody to exchange with: then the node goes on from where it is, and tries the next time.
+        """
+        if self.config.exchange == "gradients":
+            return False
+        self._steps = 0
+        try:
+            newest = self._exchange(self._flat(self.agent.weights()) - self._base, self._weight())
+        except Unreachable:
+            newest = None
+        self.counts["missed" if newest is None else "exchanges"] += 1
+        if newest is None:
+            return False
+        self._adopt(newest)
+        return True
+
+    def step_together(self, gradient: np.ndarray) -> np.ndarray:
+        """One optimizer step of all nodes: the parameters after it."""
+        for _ in range(PATIENCE):
+            newest = self._exchange(gradient, 1.0)
+            if newest is not None:
+                self.counts["exchanges"] += 1
+                self.version = newest.version
+                return self._flat(newest)
+            if self._ending():
+                return self._flat(self.agent.weights())
+            self.counts["missed"] += 1
+        raise RunFailed(f"{PATIENCE} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?")
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Let everyone see how far this node is."""
+        if self.config.privacy is None:
+            try:
+                self.client.report(self.name, {**metrics, **self.counts})
+            except Unreachable:
+                return  # the next report says more
+
+    def _exchange(self, row: np.ndarray, weight: float) -> Weights | None:
+        """Push, and what came of the round; None if nothing did, or the node has to end.
+
+        A push that does not count, as its round is over already, leaves what the others made of it.
+        """
+        ends = np.cumsum([entry.nbytes // 4 for entry in self._entries])[:-1]
+        parts = zip(self._entries, np.split(row, ends), strict=True)
+        before = self.client.about(self.name)["round_number"]
+        receipt = self.client.push_gradients(
+            self.name, {entry.name: part.reshape(entry.shape) for entry, part in parts}, weight
+        )
+        if not receipt or not self._rounds:
+            return self.client.pull_newer(self.name, self.version)
+        known = receipt.version - 1 if receipt.round_number > before else receipt.version
+        until = time.monotonic() + self.config.deadline_s + LATE_S
+        while not self._ending() and time.monotonic() < until:
+            found = self.client.wait_newer(self.name, max(known, self.version), LOOK_S)
+            if found is not None or self.client.about(self.name)["round_number"] > before:
+                return found
+        return None
+
+    def _adopt(self, newest: Weights) -> None:
+        found, weights = newest.arrays(), self.agent.weights()
+        views = weights.arrays()
+        for entry in self._entries:
+            views[entry.name][...] = found[entry.name]
+        self.agent.load(weights)
+        self._base, self.version, self._updates = self._flat(newest), newest.version, 0
+
+    def _flat(self, weights: Weights) -> np.ndarray:
+        arrays = weights.arrays()
+        return np.concatenate([arrays[entry.name].reshape(-1) for entry in self._entries])
+
+    def _weight(self) -> float:
+        """How much this node's delta counts where that is asked for: by its updates."""
+        weighs = self.config.aggregation in ("federated", "weighted") and self.config.privacy is None
+        return float(max(1, self._updates)) if weighs else 1.0
+
+
+class NodeLearner(Learner):
+    """A learner that is a node: everything else is as without a cluster."""
+
+    node: Node
+
+    def announce(self) -> None:
+        self.node.join()
+        rank, nodes = self.node.config.rank, list(self.node.config.nodes)
+        about = {"node": self.node.name, "rank": rank, "nodes": nodes, "version": self.node.version}
+        self.context.event("cluster", run=self.node.client.about(self.node.name)["run"], **about)
+        super().announce()
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self.node.leave()
+            self.node.client.close()
+
+    def _improve(self, batch: Batch) -> Learned:
+        learned = super()._improve(batch)
+        if self.node.learned(learned):
+            learned.stats["cluster_version"] = float(self.node.version)
+        return learned
+
+    def _end(self) -> None:
+        """The run is judged by what the cluster has come to."""
+        if not self.context.ending and self.node.synchronize():
+            if self.limits.ahead:
+                self._owed = True
+            else:
+                self.publish()
+        super()._end()
+
+    def _report(self, *, final: bool) -> None:
+        counts = {"env_steps": self.env_steps, "episodes": self.episodes, "updates": self.updates}
+        means = {name: sum(values) / len(values) for name, values in self._stats.items()}
+        self.node.report({**counts, **means, "cluster_version": self.node.version, "done": float(final)})
+        super()._report(final=final)
+
+
+def connect(config: ClusterConfig) -> ParameterClient:
+    """A client of the cluster's server."""
+    ca = config.tls.ca if config.tls is not None else None
+    return ParameterClient(config.url, ca=ca, timeout_s=config.timeout_s, retry_s=config.retry_s)
+
+
+def trainable(agent: Agent) -> tuple[Entry, ...]:
+    """The parameters that the agent trains: those that it says, or else all it has, which then are float32."""
+    layout = agent.weights().layout
+    count: Any = getattr(agent, "num_trainable", None)
+    entries = layout.entries if count is None else layout.first(count)
+    odd = [entry.name for entry in entries if entry.dtype != "float32"]
+    if odd:
+        raise ConfigError(
+            f"{type(agent).__name__} has {odd[0]!r}, which is not float32, among its weights: say with a property "
+            "num_trainable how many of its first numbers are trained"
+        )
+    return entries

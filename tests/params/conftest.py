@@ -1,0 +1,29 @@
+"""Certificates and a home of their own for the tests of the parameter server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from certificates import certificate
+
+from steppe.params import wire
+from steppe.params.wire import Tls
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPPE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """The files of a server at localhost."""
+    return certificate(tmp_path_factory.mktemp("tls"), "localhost")
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """The files of somebody else."""
+    return certificate(tmp_path_factory.mktemp("stranger"), "stranger")
