@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from steppe.agents import make_agent
-from steppe.core.algorithms import DQNConfig, PPOConfig, R2D2Config
+from steppe.core.algorithms import A2CConfig, DQNConfig, PPOConfig, R2D2Config
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.testing.agent import AgentConformance
 
@@ -156,3 +156,29 @@ class TestR2D2Image(TestR2D2):
 
 class TestR2D2NoLayers(TestR2D2):
     config = R2D2Config(hidden=(), cell_size=5, sequence_length=4, burn_in=2, double=False)
+
+
+class TestA2CDiscrete(AgentConformance):
+    spec = EnvSpec("discrete", VECTOR, DISCRETE)
+    config = A2CConfig(hidden=(8, 8), entropy_coef=0.01)
+
+    def make_agent(self):
+        return make_agent("a2c", self.config, self.spec, seed=3)
+
+
+class TestA2CBoxNormalizing(TestA2CDiscrete):
+    spec = EnvSpec("box", VECTOR, BOX)
+    config = A2CConfig(hidden=(8,), normalize_obs=True, normalize_reward=True, anneal=True)
+
+
+class TestA2CImage(TestA2CDiscrete):
+    spec = EnvSpec("image", IMAGE, DISCRETE)
+    config = A2CConfig(hidden=(32,))
+
+
+class TestA2COwnNetwork(TestA2CDiscrete):
+    config = A2CConfig(network=f"{__name__}:small_network")
+
+
+class TestA2CRecurrent(TestA2CDiscrete):
+    config = A2CConfig(recurrent=True, hidden=(8,), cell_size=5)

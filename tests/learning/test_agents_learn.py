@@ -7,7 +7,7 @@ import torch
 
 from steppe.agents import make_agent
 from steppe.core.agent import Progress
-from steppe.core.algorithms import DQNConfig, PPOConfig
+from steppe.core.algorithms import A2CConfig, DQNConfig, PPOConfig
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 
@@ -147,6 +147,21 @@ def test_ppo_names_the_context(action, threshold, seed):
     config = PPOConfig(hidden=(32,), minibatch_size=64, learning_rate=3e-3, entropy_coef=0.001)
     world = Identity(action, 16, seed)
     assert greedy_score(train("ppo", config, world, 60, seed=seed), world) >= threshold
+
+
+@pytest.mark.parametrize(
+    ("action", "threshold"),
+    [
+        (ActionSpec("discrete", (4,)), 0.99),  # chance: .25
+        (ActionSpec("box", (1,), (-1.0,), (1.0,)), -0.02),  # always 0 scores −.31
+    ],
+    ids=lambda value: getattr(value, "kind", str(value)),
+)
+def test_a2c_names_the_context(action, threshold):
+    """16 environments, 150 segments of 16 steps: 38,400 steps, 150 updates."""
+    config = A2CConfig(hidden=(32,), learning_rate=1e-2, normalize_obs=False, normalize_reward=False)
+    world = Identity(action, 16, 0)
+    assert greedy_score(train("a2c", config, world, 150), world) >= threshold
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -1,4 +1,4 @@
-"""Policies with a value beside them, NumPy in and out: what PPO's network is.
+"""Policies with a value beside them, NumPy in and out: the networks of PPO and A2C.
 
 Vectors go through compiled perceptrons on the CPU, anything else (images, users' networks, a GPU) through torch's graph.
 """
@@ -15,7 +15,7 @@ from steppe.agents.flat import as_tensor
 from steppe.agents.networks import build_torso, linear
 from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.agents.perceptrons import Head, Perceptrons
-from steppe.core.algorithms import PPOConfig
+from steppe.core.algorithms import ActorCriticConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
 
@@ -23,7 +23,7 @@ Results = tuple[np.ndarray, np.ndarray]  # the distribution's outputs [N, width]
 
 
 class Network(Protocol):
-    """What PPO asks of a network; results may lie in memory that the next call reuses."""
+    """What these algorithms ask of a network; results may lie in memory that the next call reuses."""
 
     normalizer: ObsNormalizer | None
     reward_normalizer: RewardNormalizer | None
@@ -38,7 +38,7 @@ class Network(Protocol):
         """Fill the gradients, which are zero, from those by the results of the last `trace`."""
 
 
-def build_actor_critic(config: PPOConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso:
+def build_actor_critic(config: ActorCriticConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso:
     """A tower each for policy and value where observations are vectors, a common torso for images and users' networks."""
     if config.normalize_obs and spec.is_image:
         raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
@@ -49,7 +49,7 @@ def build_actor_critic(config: PPOConfig, spec: EnvSpec, width: int) -> TwinTowe
 class _ActorCritic(nn.Module):
     """The parts that both kinds have, and the way through torch's graph."""
 
-    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
+    def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__()
         is_box = spec.action.kind == "box"
         self.num_outputs = width // 2 if is_box else width
@@ -82,7 +82,7 @@ class _ActorCritic(nn.Module):
 class TwinTowers(_ActorCritic):
     """Policy and value on towers of their own."""
 
-    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
+    def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__(config, spec, width)
         heads = {"policy": Head(self.num_outputs, gain=0.01), "value": Head(1, gain=1.0)}
         self.towers = Perceptrons(spec.obs.shape[0], config.hidden or (), heads, "tanh")
@@ -110,7 +110,7 @@ class TwinTowers(_ActorCritic):
 class CommonTorso(_ActorCritic):
     """Policy and value as two heads of one torso, which may be anything."""
 
-    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
+    def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__(config, spec, width)
         self.torso, features = build_torso(config.network, spec, config.hidden or (), "tanh")
         self.policy = linear(features, self.num_outputs, gain=0.01)

@@ -1,4 +1,4 @@
-"""How PPO goes through its network, while acting and through a rollout [T, B, …]: row by row, or in sequences with a state.
+"""How PPO and A2C go through their networks, while acting and through a rollout [T, B, …]: row by row, or in sequences with a state.
 
 Rows of a rollout are numbered t · B + b. A minibatch is some of them; of sequences it is all of some environments'.
 """
@@ -26,7 +26,7 @@ from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.agents.perceptrons import Head
 from steppe.agents.recurrent import RecurrentNetwork
 from steppe.agents.sequences import Recollection
-from steppe.core.algorithms import PPOConfig
+from steppe.core.algorithms import ActorCriticConfig
 from steppe.core.experience import Batch
 from steppe.core.specs import EnvSpec
 
@@ -45,7 +45,7 @@ class Rollout:
 
 
 class Pass(Protocol):
-    """A network in PPO's use; results may lie in memory that the next call reuses."""
+    """A network in use by them; results may lie in memory that the next call reuses."""
 
     recollection: Recollection | None
 
@@ -149,7 +149,7 @@ class SequencePass:
 class RecurrentActorCritic(nn.Module):
     """Policy and value as two heads of one network that remembers."""
 
-    def __init__(self, config: PPOConfig, spec: EnvSpec, width: int) -> None:
+    def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__()
         is_box = spec.action.kind == "box"
         num_outputs = width // 2 if is_box else width
@@ -162,7 +162,7 @@ class RecurrentActorCritic(nn.Module):
         return self.body.normalizer
 
 
-def build_network(config: PPOConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso | RecurrentActorCritic:
+def build_network(config: ActorCriticConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso | RecurrentActorCritic:
     """What the configuration asks for; `width` is what the actions' distribution needs."""
     if config.recurrent:
         return RecurrentActorCritic(config, spec, width)

@@ -7,63 +7,31 @@ if it remembers, through whole sequences (passes.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numba
 import numpy as np
 
-from steppe.agents.distributions import distribution_for
-from steppe.agents.flat import FlatModule
-from steppe.agents.networks import build_seeded
-from steppe.agents.normalizers import Moments
-from steppe.agents.passes import Rollout, build_network, pass_for
-from steppe.agents.returns import gae
-from steppe.agents.torch_agent import TorchAgent
+from steppe.agents.on_policy import OnPolicy
+from steppe.agents.passes import Rollout
 from steppe.core import seeding
-from steppe.core.agent import Learned, Progress, Tree
+from steppe.core.agent import Learned, Tree
 from steppe.core.algorithms import PPOConfig
-from steppe.core.errors import ConfigError, NotFinite
-from steppe.core.experience import Batch, Segment
+from steppe.core.errors import NotFinite
+from steppe.core.experience import Batch
 from steppe.core.specs import EnvSpec
 
 _STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
-class PPO(TorchAgent):
+class PPO(OnPolicy):
     """Clipped policy gradient with generalized advantages, for discrete, multi-discrete and box actions."""
+
+    config: PPOConfig
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "ppo")
-        self.config = config = config.fitted(spec, 1, None)[0]
-        self.choices = distribution_for(spec.action)
-        self.network = build_seeded(seed, lambda: build_network(config, spec, self.choices.width))
-        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
-        self._pass = pass_for(self.network)
-        self._recollection = self._pass.recollection
+        super().__init__(config.fitted(spec, 1, None)[0], spec, seed, device)
         self._rollouts = 0
-        self._seen = Moments(spec.obs.shape)  # since the last update
-
-    def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-        """Actions with their logp and the values of the observations; `explore=False` takes the mode."""
-        (outputs, value), noted = self._pass.act(obs, starts)
-        action, logp = self.choices.sample(outputs, self._stream if explore else None)
-        return {"action": action, "logp": logp, "value": value, **noted}
-
-    def observe(self, segment: Segment, progress: Progress) -> None:
-        """Running statistics and the learning rate.
-
-        Observation statistics are only gathered here: they join the weights after the next update, so that the update
-        sees each observation scaled as the actor saw it, and its first probability ratio is 1.
-        """
-        self.env_steps = progress.env_steps
-        if self.network.normalizer is not None:
-            self._seen.fold(segment["obs"][:-1][segment["valid"]])
-        if self.network.reward_normalizer is not None:
-            self.network.reward_normalizer.observe(segment)
-        if self.config.anneal:
-            if progress.total_steps is None:
-                raise ConfigError("anneal=true needs a run with a number of steps: give --steps, or set anneal=false")
-            self.learning_rate = (self.config.learning_rate or 0.0) * (1.0 - progress.fraction)
 
     def learn(self, batch: Batch) -> Learned:
         """All epochs over one rollout."""
@@ -93,45 +61,12 @@ class PPO(TorchAgent):
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient
 
-    def apply(self, gradient: np.ndarray) -> None:
-        super().apply(gradient)
-        self._adopt_seen()
-
     def state(self) -> Tree:
-        normalizer = self.network.reward_normalizer
-        return self._counters() | {
-            "rollouts": self._rollouts,
-            "seen": self._seen.statistics(),
-            "running_returns": normalizer.running_state() if normalizer is not None else {},
-        }
+        return super().state() | {"rollouts": self._rollouts}
 
     def restore(self, state: Tree) -> None:
-        self._restore_counters(state)
+        super().restore(state)
         self._rollouts = int(state["rollouts"])
-        self._seen.restore_statistics(state["seen"])
-        if self.network.reward_normalizer is not None:
-            self.network.reward_normalizer.restore_running(state["running_returns"])
-
-    def _prepare(self, batch: Batch) -> Rollout:
-        """Advantages and returns, with the values after the last rows as they are now."""
-        value, rows = batch["value"].ravel(), np.flatnonzero(batch["valid"])
-        reward = batch["reward"]
-        if self.network.reward_normalizer is not None:
-            reward = self.network.reward_normalizer.scaled(reward)
-        last_value, final_value = self._pass.bootstrap(batch)
-        ends = (batch["terminated"], batch["truncated"], batch["valid"], final_value, last_value)
-        advantage = gae(reward, batch["value"], *ends, self.config.gamma, self.config.gae_lambda).ravel()
-        returns = advantage + value
-        spread = max(float(returns[rows].var()), 1e-8) if len(rows) else 1.0
-        return Rollout(
-            batch=batch,
-            rows=rows,
-            action=batch["action"].reshape(len(value), *batch["action"].shape[2:]),
-            logp=batch["logp"].ravel(),
-            advantage=advantage,
-            returns=returns,
-            explained_variance=1.0 - float(advantage[rows].var()) / spread if len(rows) else 0.0,
-        )
 
     def _backward(self, rollout: Rollout, rows: np.ndarray) -> np.ndarray:
         """Fill the flat gradient from one minibatch; returns its statistics in the order of _STATS."""
@@ -152,10 +87,6 @@ class PPO(TorchAgent):
         self.flat.gradient.zero_()
         self._pass.backward(d_outputs, d_value)
         return stats
-
-    def _adopt_seen(self) -> None:
-        if self.network.normalizer is not None:
-            self.network.normalizer.take(self._seen)
 
 
 @numba.njit(cache=True, nogil=True)

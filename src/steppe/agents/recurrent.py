@@ -19,7 +19,7 @@ from steppe.agents.networks import build_torso
 from steppe.agents.normalizers import ObsNormalizer
 from steppe.agents.perceptrons import Head, Perceptrons
 from steppe.agents.recurrence import Recurrence, Unrolled
-from steppe.core.algorithms import PPOConfig, R2D2Config, fitting_cell
+from steppe.core.algorithms import ActorCriticConfig, R2D2Config, fitting_cell
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
 
@@ -29,7 +29,7 @@ class RecurrentNetwork(nn.Module):
 
     def __init__(
         self,
-        config: PPOConfig | R2D2Config,
+        config: ActorCriticConfig | R2D2Config,
         spec: EnvSpec,
         heads: Sequence[Head],
         activation: Literal["tanh", "relu"],

@@ -36,6 +36,8 @@ class AgentConfig(Frozen):
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
     observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
     in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
+    usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # where a run does not say
+    in_rounds: ClassVar[bool] = False  # workers wait for each other before their gradients are applied, unless told otherwise
 
     learning_rate: PositiveFloat | None = Field(
         None, description="Adam's step size at the start of the run; chosen to fit if absent."
@@ -140,20 +142,15 @@ def state_column(cell: str, size: int, *, once: bool = False) -> FieldSpec:
     return FieldSpec("hidden", (2 * size if cell == "lstm" else size,), "float32", once=once)
 
 
-class PPOConfig(AgentConfig):
-    """Proximal policy optimization: clipped updates on fresh rollouts (Schulman et al. 2017)."""
+class ActorCriticConfig(AgentConfig):
+    """What every algorithm with a policy and a value beside it has."""
 
-    implementation = "steppe.agents.ppo:PPO"
     memory = "rollout"
 
     gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
-    epochs: Positive | None = Field(None, description="Passes over each rollout; chosen to fit if absent.")
-    minibatch_size: Positive | None = Field(None, description="Rows per optimizer step; chosen to fit if absent.")
-    clip: PositiveFloat = Field(0.2, description="How far the probability ratio may move before its gradient stops.")
     value_coef: Annotated[float, Field(ge=0)] = Field(0.5, description="Weight of the value loss.")
     entropy_coef: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight of the entropy bonus.")
     anneal: bool = Field(False, description="Lower the learning rate linearly to 0 over the run's steps.")
-    target_kl: PositiveFloat | None = Field(None, description="End a rollout's epochs early beyond this divergence.")
     recurrent: bool = Field(False, description="Remember within an episode, and learn from whole sequences.")
     cell: Literal["lstm", "gru"] | None = Field(
         None, description="What carries the state along (recurrent); lstm if absent."
@@ -172,6 +169,23 @@ class PPOConfig(AgentConfig):
         if not self.recurrent:
             return noted
         return (*noted, state_column(self.cell or "lstm", self.cell_size or fitting_cell(spec), once=True))
+
+    def _layers(self, spec: EnvSpec) -> dict[str, object]:
+        """What is chosen of the network: two layers, or one before the cell."""
+        if not self.recurrent:
+            return {"hidden": (64, 64)}
+        return {"hidden": (64,), "cell": "lstm", "cell_size": fitting_cell(spec)}
+
+
+class PPOConfig(ActorCriticConfig):
+    """Proximal policy optimization: clipped updates on fresh rollouts (Schulman et al. 2017)."""
+
+    implementation = "steppe.agents.ppo:PPO"
+
+    epochs: Positive | None = Field(None, description="Passes over each rollout; chosen to fit if absent.")
+    minibatch_size: Positive | None = Field(None, description="Rows per optimizer step; chosen to fit if absent.")
+    clip: PositiveFloat = Field(0.2, description="How far the probability ratio may move before its gradient stops.")
+    target_kl: PositiveFloat | None = Field(None, description="End a rollout's epochs early beyond this divergence.")
 
     def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), large
@@ -194,10 +208,9 @@ class PPOConfig(AgentConfig):
             epochs=2 if cheap else 4,
             minibatch_size=minibatch,
             learning_rate=rate,
-            hidden=(64,) if self.recurrent else (64, 64),
             normalize_obs=continuous,
             normalize_reward=continuous,
-            **({"cell": "lstm", "cell_size": fitting_cell(spec)} if self.recurrent else {}),
+            **self._layers(spec),
         )
         return fitted, envs
 
@@ -209,6 +222,37 @@ class PPOConfig(AgentConfig):
                 "from: raise it, or lower segment_steps"
             )
         return steps
+
+
+class A2CConfig(ActorCriticConfig):
+    """Advantage actor-critic: one step along the policy gradient per rollout; with workers, in rounds (Mnih et al. 2016)."""
+
+    implementation = "steppe.agents.a2c:A2C"
+    in_rounds = True
+
+    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+        """Environments that step as a vector are cheap: 64 over all actors, 8 per actor elsewhere; 16 steps between updates.
+        A rollout is used once, so the step size is larger than PPO's: 3e-3, 7e-4 for images. Rewards and observations of
+        worlds with continuous actions are normalized, but where agents mostly are workers: each would know only its own.
+        """
+        cheap = spec.native_vector and not spec.is_image
+        continuous = spec.action.kind == "box" and self.usual_mode == "sync"
+        fitted = self._chosen(
+            spec,
+            segment_steps=16,
+            learning_rate=7e-4 if spec.is_image else 3e-3,
+            normalize_obs=continuous,
+            normalize_reward=continuous,
+            **self._layers(spec),
+        )
+        return fitted, num_envs or (max(1, 64 // num_actors) if cheap else 8)
+
+
+class A3CConfig(A2CConfig):
+    """The same by workers of which none waits for another: each gradient is applied as it comes (Mnih et al. 2016)."""
+
+    usual_mode = "workers"
+    in_rounds = False
 
 
 class ReplayConfig(AgentConfig):
@@ -440,6 +484,8 @@ class ClassicConfig(TabularConfig):
 
 
 ALGORITHMS: dict[str, type[AgentConfig]] = {
+    "a2c": A2CConfig,
+    "a3c": A3CConfig,
     "dqn": DQNConfig,
     "ppo": PPOConfig,
     "r2d2": R2D2Config,

@@ -1,0 +1,90 @@
+"""Advantage actor-critic (Mnih et al. 2016) on rollouts with axes [T, B, …]: one step along the policy gradient for each.
+
+The name `a3c` is the same agent where workers push gradients and none waits for another. The loss is a mean over rows and
+nothing in it depends on the other rows, so gradients of parts of a batch, weighted by their rows, add up to the whole one's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+from steppe.agents.on_policy import OnPolicy
+from steppe.core.agent import Learned
+from steppe.core.algorithms import A2CConfig
+from steppe.core.errors import NotFinite
+from steppe.core.experience import Batch
+from steppe.core.specs import EnvSpec
+
+_STATS = ("policy_loss", "value_loss", "entropy")
+
+
+class A2C(OnPolicy):
+    """Policy gradient with generalized advantages, for discrete, multi-discrete and box actions."""
+
+    config: A2CConfig
+
+    def __init__(self, config: A2CConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        config.require(spec, "a2c")
+        super().__init__(config.fitted(spec, 1, None)[0], spec, seed, device)
+
+    def learn(self, batch: Batch) -> Learned:
+        """One step with the whole rollout."""
+        stats = self._backward(batch)
+        if not stats:
+            return Learned(0)
+        norm = self._step()
+        self._adopt_seen()
+        return Learned(1, stats | {"grad_norm": norm, "learning_rate": self.learning_rate})
+
+    def gradients(self, batch: Batch) -> np.ndarray:
+        """The gradient of the loss on the whole rollout, unclipped."""
+        self._backward(batch)
+        gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
+        return gradient
+
+    def _backward(self, batch: Batch) -> dict[str, float]:
+        """Fill the flat gradient and return the statistics; both empty where no row is experience."""
+        config, rollout = self.config, self._prepare(batch)
+        rows = rollout.rows
+        self.flat.gradient.zero_()
+        if not len(rows):
+            return {}
+        outputs, value = self._pass.trace(rollout, rows)
+        action = rollout.action.take(rows, axis=0)
+        logp, entropy, inner = self.choices.evaluate(outputs, action)
+        d_logp, d_value, found = _loss(rows, logp, value, rollout.advantage, rollout.returns, config.value_coef)
+        found[2] = entropy.mean()
+        stats = dict(zip(_STATS, found.tolist(), strict=True))
+        for name, number in stats.items():
+            if not math.isfinite(number):
+                raise NotFinite(
+                    f"{name} is {number} at update {self.updates}: lower learning_rate or check the rewards"
+                )
+        d_outputs = self.choices.backward(inner, action, d_logp, -config.entropy_coef / len(rows))
+        self._pass.backward(d_outputs, d_value)
+        return stats | {"explained_variance": rollout.explained_variance}
+
+
+@numba.njit(cache=True, nogil=True)
+def _loss(
+    rows: np.ndarray, logp: np.ndarray, value: np.ndarray, advantage: np.ndarray, returns: np.ndarray, value_coef: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """d(loss)/d(logp), d(loss)/d(value) and statistics of the mean of −A logp + value_coef (V − R)² over `rows`.
+
+    `logp` and `value` are those rows', the other columns the rollout's.
+    """
+    count = len(rows)
+    d_logp = np.empty(count, np.float64)
+    d_value = np.empty(count, np.float32)
+    stats = np.zeros(3, np.float64)
+    for i in range(count):
+        gain = np.float64(advantage[rows[i]])
+        error = np.float64(value[i]) - np.float64(returns[rows[i]])
+        d_logp[i] = -gain / count
+        d_value[i] = 2.0 * value_coef * error / count
+        stats[0] -= gain * np.float64(logp[i]) / count
+        stats[1] += error * error / count
+    return d_logp, d_value, stats

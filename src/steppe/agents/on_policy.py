@@ -1,0 +1,101 @@
+"""What agents that learn from fresh rollouts [T, B, …] have in common: acting, running statistics, advantages. Their losses
+are in the algorithms' own files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from steppe.agents.distributions import distribution_for
+from steppe.agents.flat import FlatModule
+from steppe.agents.networks import build_seeded
+from steppe.agents.normalizers import Moments
+from steppe.agents.passes import Rollout, build_network, pass_for
+from steppe.agents.returns import gae
+from steppe.agents.torch_agent import TorchAgent
+from steppe.core.agent import Progress, Tree
+from steppe.core.algorithms import ActorCriticConfig
+from steppe.core.errors import ConfigError
+from steppe.core.experience import Batch, Segment
+from steppe.core.specs import EnvSpec
+
+
+class OnPolicy(TorchAgent):
+    """A policy with a value beside it, for discrete, multi-discrete and box actions; it may remember."""
+
+    config: ActorCriticConfig
+
+    def __init__(self, config: ActorCriticConfig, spec: EnvSpec, seed: int, device: str) -> None:
+        """`config` is fitted to the world."""
+        self.config = config
+        self.choices = distribution_for(spec.action)
+        self.network = build_seeded(seed, lambda: build_network(config, spec, self.choices.width))
+        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
+        self._pass = pass_for(self.network)
+        self._recollection = self._pass.recollection
+        self._seen = Moments(spec.obs.shape)  # since the last update
+
+    def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
+        """Actions with their logp and the values of the observations; `explore=False` takes the mode."""
+        (outputs, value), noted = self._pass.act(obs, starts)
+        action, logp = self.choices.sample(outputs, self._stream if explore else None)
+        return {"action": action, "logp": logp, "value": value, **noted}
+
+    def observe(self, segment: Segment, progress: Progress) -> None:
+        """Running statistics and the learning rate.
+
+        Observation statistics are only gathered here: they join the weights after the next update, so that the update
+        sees each observation scaled as the actor saw it, and its first probability ratio is 1.
+        """
+        self.env_steps = progress.env_steps
+        if self.network.normalizer is not None:
+            self._seen.fold(segment["obs"][:-1][segment["valid"]])
+        if self.network.reward_normalizer is not None:
+            self.network.reward_normalizer.observe(segment)
+        if self.config.anneal:
+            if progress.total_steps is None:
+                raise ConfigError("anneal=true needs a run with a number of steps: give --steps, or set anneal=false")
+            self.learning_rate = (self.config.learning_rate or 0.0) * (1.0 - progress.fraction)
+
+    def apply(self, gradient: np.ndarray) -> None:
+        super().apply(gradient)
+        self._adopt_seen()
+
+    def state(self) -> Tree:
+        normalizer = self.network.reward_normalizer
+        return self._counters() | {
+            "seen": self._seen.statistics(),
+            "running_returns": normalizer.running_state() if normalizer is not None else {},
+        }
+
+    def restore(self, state: Tree) -> None:
+        self._restore_counters(state)
+        self._seen.restore_statistics(state["seen"])
+        if self.network.reward_normalizer is not None:
+            self.network.reward_normalizer.restore_running(state["running_returns"])
+
+    def _prepare(self, batch: Batch) -> Rollout:
+        """Advantages and returns, with the values after the last rows as they are now."""
+        value, rows = batch["value"].ravel(), np.flatnonzero(batch["valid"])
+        reward = batch["reward"]
+        if self.network.reward_normalizer is not None:
+            reward = self.network.reward_normalizer.scaled(reward)
+        last_value, final_value = self._pass.bootstrap(batch)
+        ends = (batch["terminated"], batch["truncated"], batch["valid"], final_value, last_value)
+        advantage = gae(reward, batch["value"], *ends, self.config.gamma, self.config.gae_lambda).ravel()
+        returns = advantage + value
+        spread = max(float(returns[rows].var()), 1e-8) if len(rows) else 1.0
+        return Rollout(
+            batch=batch,
+            rows=rows,
+            action=batch["action"].reshape(len(value), *batch["action"].shape[2:]),
+            logp=batch["logp"].ravel(),
+            advantage=advantage,
+            returns=returns,
+            explained_variance=1.0 - float(advantage[rows].var()) / spread if len(rows) else 0.0,
+        )
+
+    def _adopt_seen(self) -> None:
+        if self.network.normalizer is not None:
+            self.network.normalizer.take(self._seen)
