@@ -118,7 +118,7 @@ def content_of(buffer, key):
         ({**experience(1), "action": 0.5}, "'action' is float64, which does not fit"),
         ({**experience(1), "action": None}, "'action' holds object"),
         ({**experience(1), "action": "left"}, "'action' holds"),
-        ([1, 2, 3], "is a dictionary"),
+        ([1, 2, 3], "experience=.* violates type hint"),
     ],
 )
 def test_what_does_not_fit_is_refused_whole(wrong, words):

@@ -11,7 +11,7 @@ import numpy as np
 from steppe.core.checked import checked
 from steppe.core.errors import UsageError
 from steppe.replay.storage import Store
-from steppe.replay.writing import Experience, Experiences, Writing
+from steppe.replay.writing import Experience, Experiences, Numbers, Writing
 
 
 class ReplayBuffer:
@@ -46,14 +46,17 @@ class ReplayBuffer:
         buffer._open(writing, part, stream)
         return buffer
 
+    @checked
     def add(self, experience: Experience) -> None:
         """Append one experience, over the oldest one when full."""
         self.add_batch([experience])
 
+    @checked
     def add_batch(self, experiences: Experiences) -> None:
         """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
         self._writing(self._part, experiences)
 
+    @checked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
         with self._store.lock:
@@ -111,14 +114,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Priorities that came too late and changed nothing: their experiences had been overwritten."""
         return self._store.stale
 
+    @checked
     def add(self, experience: Experience, priority: float = 1.0) -> None:
         """Append one experience; a priority of 0 keeps it from being drawn."""
         self._writing(self._part, [experience], np.array([priority], np.float64))
 
-    def add_batch(self, experiences: Experiences, priorities: np.ndarray | None = None) -> None:
+    @checked
+    def add_batch(self, experiences: Experiences, priorities: Numbers | None = None) -> None:
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
         self._writing(self._part, experiences, priorities)
 
+    @checked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.
 
@@ -133,14 +139,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.beta = min(1.0, self.beta + self.beta_increment)
         return batch, weights, indices >> store.shift if store.shift else indices
 
-    def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+    @checked
+    def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:
         """Set the priorities of sampled experiences; of an index given twice the last one counts.
 
         Where an experience was overwritten since it was sampled nothing changes, which `stale_updates` counts.
         """
+        numbers = np.asarray(indices, np.int64)
         if self._store.shift:
-            indices = (np.asarray(indices, np.int64) << self._store.shift) + self._part
-        self._store.prioritize(indices, priorities)
+            numbers = (numbers << self._store.shift) + self._part
+        self._store.prioritize(numbers, np.asarray(priorities, np.float64))
 
 
 class ExperienceBuffer:

@@ -17,7 +17,7 @@ from steppe.core.errors import DamagedFile, UsageError
 from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer, require_enough
 from steppe.replay.files import FORMAT, Description, column_names, load_state, save_state
 from steppe.replay.storage import Store
-from steppe.replay.writing import Experiences, Writing
+from steppe.replay.writing import Experiences, Numbers, Writing
 
 ALPHA = 0.6
 BETA = 0.4
@@ -63,13 +63,14 @@ class ReplayBufferPool:
         kind = PrioritizedReplayBuffer if use_prioritized else ReplayBuffer
         self.buffers = [kind.over(self._writing, part, self._stream) for part in range(num_buffers)]
 
+    @checked
     def add_experiences(
         self,
         experiences: Experiences,
         buffer_id: int | None = None,
         *,
         source: int | None = None,
-        priorities: np.ndarray | None = None,
+        priorities: Numbers | None = None,
     ) -> None:
         """Append experiences (a list of dictionaries, or a dictionary of arrays), all of them to one buffer or none.
 
@@ -97,6 +98,7 @@ class ReplayBufferPool:
         """Count a block that went where `route` said."""
         self.turn = (self.turn + 1) % self.num_buffers
 
+    @checked
     def sample_batch(self, batch_size: int, buffer_id: int | None = None) -> dict[str, np.ndarray]:
         """`batch_size` independent draws over the whole pool, or over one buffer, as new arrays."""
         if buffer_id is not None:
@@ -109,9 +111,10 @@ class ReplayBufferPool:
                 batch["indices"], batch["weights"] = self.store.describe(slots, leaves, self.beta)
         return batch
 
-    def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+    @checked
+    def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:
         """Set the priorities of experiences by the "indices" of a sampled batch; see `stale_updates` in the statistics."""
-        self.store.prioritize(indices, priorities)
+        self.store.prioritize(np.asarray(indices, np.int64), np.asarray(priorities, np.float64))
 
     def get_buffer_stats(self) -> dict[str, Any]:
         """Fill of the pool and of each buffer; `added` counts what was ever written, overwritten experience included.
@@ -168,6 +171,7 @@ class ReplayBufferPool:
                 taken += wanted
             store.exchange(content)
 
+    @checked
     def save_buffers(self, path: str | Path | None = None) -> None:
         """Write content, priorities and the state of the random stream to a directory, atomically.
 
@@ -182,6 +186,7 @@ class ReplayBufferPool:
             state["betas"] = [b.beta for b in self.buffers if isinstance(b, PrioritizedReplayBuffer)]
             save_state(self._path(path), state, description)
 
+    @checked
     def load_buffers(self, path: str | Path | None = None) -> None:
         """Take over what `save_buffers` wrote, all or nothing: the next batches are those that the saved pool would draw."""
         where = self._path(path)

@@ -17,6 +17,7 @@ from steppe.replay.storage import Block, Store
 
 Experience = Mapping[str, Any]
 Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
+Numbers = np.ndarray | Sequence[Any]  # one for each experience
 _LOOK = attrgetter("dtype", "shape")
 
 
@@ -30,9 +31,11 @@ class Writing:
         self.keys = None if keys is None else tuple(keys)
         self._usual: list[tuple[Any, ...]] = []  # dtypes and shapes of a block that fits as it is
 
-    def __call__(self, part: int, experiences: Experiences, priorities: np.ndarray | None = None) -> int:
+    def __call__(self, part: int, experiences: Experiences, priorities: Numbers | None = None) -> int:
         """Append experiences to one part, all or none; how many there were."""
         store = self.store
+        if priorities is not None:
+            priorities = np.asarray(priorities)
         try:  # what looks like the block before is the usual case, and seen in a microsecond
             rows = store.pick(experiences)
             fits = list(map(_LOOK, rows)) == self._usual and len(experiences) == len(rows)
