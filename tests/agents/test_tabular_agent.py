@@ -196,11 +196,9 @@ def test_settings_that_no_table_can_have():
         make_agent("q-learning", made().config, SPEC, seed=0, device="cuda:0")
 
 
-def test_workers_are_for_tables():
-    with pytest.raises(
-        ConfigError, match="mode 'workers' shares a table, which ppo does not learn in; these do: q-learning"
-    ):
-        resolve(("flag", {"env": "test", "mode": "workers"}))
+def test_workers_with_tables_have_no_gradients():
+    with pytest.raises(ConfigError, match=r"params.damping is for workers whose gradients are applied"):
+        resolve(("flag", {"env": "test", "algo": "sarsa", "mode": "workers", "params.damping": 0.5}))
     with pytest.raises(ConfigError, match=r"flow.max_lag means nothing in mode 'workers'"):
         resolve(("flag", {"env": "test", "algo": "sarsa", "mode": "workers", "flow.max_lag": 3}))
     with pytest.raises(ConfigError, match="leave that key out"):

@@ -32,3 +32,16 @@ def test_ppo_learns_continuous_actions():
     """Pendulum-v1, seed 0, 100,000 steps: from about −1,200 at random to better than −400."""
     result = steppe.train("Pendulum-v1", runtime="inline", steps=100_000, seed=0, target_return=-400)
     assert result.state == "SUCCEEDED", result.summary
+
+
+@pytest.mark.parametrize(
+    "settings", [{"algo": "a3c"}, {"algo": "a2c", "mode": "workers"}], ids=lambda given: given["algo"]
+)
+def test_workers_solve_cartpole_by_gradients(settings):
+    """Four workers, seed 0, at most 400,000 steps, an evaluation of 20 episodes at 475; a random policy scores about 20."""
+    more = {"evaluation.every_steps": 10_000}
+    result = steppe.train(
+        "CartPole-v1", runtime="inline", actors=4, steps=400_000, seed=0, target_return=475, **settings, **more
+    )
+    assert result.state == "SUCCEEDED", result.summary
+    assert result.eval_return_mean >= 475

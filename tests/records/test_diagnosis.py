@@ -72,6 +72,9 @@ CASES = [
     ("workers", replace(ASYNC, mode="workers", merge=0.3), "merging takes 30 % of the workers' time: longer stretches"),
     ("workers", replace(ASYNC, mode="workers", merge=0.05, actors=1), "a faster environment, or more workers (--actors)"),
     ("workers", replace(ASYNC, mode="workers", merge=0.05, actors=8), "as the run already uses all 8 cores"),
+    ("gradients", replace(ASYNC, mode="gradients", blocked=0.5), "the workers wait for 50 % of their time"),
+    ("gradients", replace(ASYNC, mode="gradients", blocked=0.1, gradients=0.8, actors=1), "computing gradients takes 80 % of the workers' time: more workers (--actors) help"),
+    ("gradients", replace(ASYNC, mode="gradients", blocked=0.1, env=0.7, actors=8), "the environment takes 70 % of the workers' time: the run already uses all 8 cores"),
 ]  # fmt: skip
 
 

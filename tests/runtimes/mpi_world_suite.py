@@ -36,7 +36,8 @@ R2D2 = {
     "samples_per_insert": 2.0, "hidden": (8,), "cell_size": 8, "steps": 1500,
 }  # fmt: skip
 RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
-CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT}
+A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment_steps": 16, "steps": 3000}
+CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 
 
@@ -80,6 +81,8 @@ def runs(directory):
     for name, case in CASES.items():
         for runtime in ("inline", "mpi"):
             found[f"{name} {runtime}"] = train(directory / f"{name}-{runtime}", **case, runtime=runtime)
+    free = {**A2C, "algo": "a3c", "steps": 6000}
+    found["a3c"] = train(directory / "a3c", **free)
     found["stopped"] = train(directory / "halves", [lambda view: view.env_steps > 0], **PPO)
     again = resume(directory / "halves")
     found["ppo resumed"] = {name: again.summary[name] for name in FIGURES}

@@ -43,6 +43,7 @@ R2D2 = {
     "samples_per_insert": 2.0, "hidden": (8,), "cell_size": 8, "steps": 1500,
 }  # fmt: skip
 RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
+A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment_steps": 16, "steps": 3000}
 LONG = {**PPO, "steps": 60_000}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 FAST = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
@@ -101,7 +102,7 @@ def train(directory, observers=(), **settings):
     return {name: result.summary[name] for name in FIGURES}
 
 
-@pytest.mark.parametrize("case", [PPO, DQN, R2D2, RECURRENT], ids=["ppo", "dqn", "r2d2", "recurrent"])
+@pytest.mark.parametrize("case", [PPO, DQN, R2D2, RECURRENT, A2C], ids=["ppo", "dqn", "r2d2", "recurrent", "a2c"])
 def test_the_weights_of_inline(case, tmp_path):
     ours = train(tmp_path / "ray", **case)
     assert ours == train(tmp_path / "inline", **case, runtime="inline")

@@ -70,10 +70,13 @@ def test_runs_of_one_world(tmp_path):
     done = world(4, sys.executable, SUITE, "runs", str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    for case in ("ppo", "dqn", "r2d2", "recurrent"):
+    for case in ("ppo", "dqn", "r2d2", "recurrent", "a2c"):
         assert found[f"{case} mpi"] == found[f"{case} inline"]
         assert found[f"{case} mpi"]["state"] == "SUCCEEDED"
         assert found[f"{case} mpi"]["updates"] > 0
+    assert found["a3c"]["state"] == "SUCCEEDED"
+    assert found["a3c"]["updates"] >= found["a3c"]["version"] > 0
+    assert found["a3c"]["env_steps"] >= 6000
     assert found["stopped"]["reason"] == "stopped_by_callback"
     assert 0 < found["stopped"]["env_steps"] < 120_000
     assert found["ppo resumed"] == found["ppo inline"]

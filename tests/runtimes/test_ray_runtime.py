@@ -151,7 +151,7 @@ def test_mistakes_are_said_before_anything_is_written(tmp_path):
     ray = ("--runtime", "ray")
     assert "ray.address is for runtime 'ray', not 'processes'" in said("--ray-address", "auto")
     assert "there is no Ray cluster at 127.0.0.1:1" in said(*ray, "--ray-address", "127.0.0.1:1")
-    assert "mode 'workers' is not for runtime 'ray'" in said_of(
+    assert "a table that workers share is not for runtime 'ray'" in said_of(
         "steppe/TicTacToe-v0", *ray, "--algo", "q-learning", "--mode", "workers"
     )
     assert "must be host:port" in said(*ray, "--ray-address", "ray://127.0.0.1:1")

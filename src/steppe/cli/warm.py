@@ -25,6 +25,8 @@ CUES = "steppe/Recall-v0"
 REPLAY = {"algo": "dqn", "learning_starts": 64, "samples_per_insert": 1.0, "steps": 600}
 RUNS: dict[str, Mapping[str, Any]] = {
     "ppo": {"env": VECTORS, "steps": 1},
+    "a2c": {"env": VECTORS, "algo": "a2c", "steps": 1},
+    "a3c": {"env": VECTORS, "algo": "a3c", "steps": 600},
     "ppo, continuous actions": {"env": NUMBERS, "steps": 1},
     "ppo, images": {"env": IMAGES, "steps": 1, "segment_steps": 16, "hidden": (16,)},
     "ppo, recurrent": {"env": CUES, "steps": 1, "recurrent": True},

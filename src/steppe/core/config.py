@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator
 
 from steppe.core import factory
-from steppe.core.algorithms import ALGORITHMS, AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
+from steppe.core.algorithms import AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
 from steppe.core.cluster import ClusterConfig
 from steppe.core.errors import ConfigError, nearest
+from steppe.core.parameters import ParamsConfig
 from steppe.core.validating import read_toml, validated
 
 PREFIX = "STEPPE_"
@@ -191,7 +192,7 @@ class RunConfig(Frozen):
         "processes", description="Where the roles live: inline, processes, mpi, ray, or `module:function` of your own."
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
-        None, description="How they take turns; sync if absent."
+        None, description="How they take turns; sync if absent, but workers for a3c."
     )
     actors: Positive = Field(1, description="Actors that collect experience, or workers; auto tries what suits.")
     envs: Positive | None = Field(
@@ -218,6 +219,7 @@ class RunConfig(Frozen):
     flow: FlowConfig = Field(FlowConfig(), description="How experience and weights travel.")
     evaluation: EvalConfig = Field(EvalConfig(), description="How weights are judged.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is written down.")
+    params: ParamsConfig = Field(ParamsConfig(), description="How workers' gradients become weights, in mode workers.")
     ray: RayConfig = Field(RayConfig(), description="Where the roles live, on runtime ray.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Other machines that learn the same, if there are any.")
 
@@ -234,15 +236,24 @@ class RunConfig(Frozen):
         return known_device(value)
 
     def model_post_init(self, _: Any) -> None:
-        mode = self.mode or "sync"
+        mode = self.mode or self.agent.usual_mode
         object.__setattr__(self, "mode", mode)
         if self.environment.observations is None:
             world = self.environment.model_copy(update={"observations": self.agent.observations})
             object.__setattr__(self, "environment", world)
         if mode == "workers":
-            self._require_table()
+            self._require_workers()
         elif self.flow.refresh_every != 1:
             raise ConfigError(f"flow.refresh_every is for mode 'workers', not {mode!r}: leave it out")
+        if self.by_gradients:
+            params, agent = self.params.settled(self.agent, self.actors)
+            object.__setattr__(self, "params", params)
+            object.__setattr__(self, "agent", agent)
+        elif self.params != ParamsConfig():
+            key = next(name for name, value in ParamsConfig() if getattr(self.params, name) != value)
+            raise ConfigError(
+                f"params.{key} is for workers whose gradients are applied together, not here: leave it out"
+            )
         if self.agent.in_table:
             self._require_plain()
         if self.flow.ahead is None:
@@ -289,15 +300,18 @@ class RunConfig(Frozen):
         if self.flow.threads != 1:
             raise ConfigError(f"flow.threads is for torch, which {self.algo} does not use: leave it out")
 
-    def _require_table(self) -> None:
-        """Workers learn in one table; an agent with a network would need gradients that are merged."""
-        if not self.agent.in_table:
-            able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.in_table)
-            raise ConfigError(f"mode 'workers' shares a table, which {self.algo} does not learn in; these do: {able}")
+    @property
+    def by_gradients(self) -> bool:
+        """Whether workers push gradients; agents with tables share the table instead."""
+        return self.mode == "workers" and not self.agent.in_table
+
+    def _require_workers(self) -> None:
+        """Workers hand over neither segments nor tables: what is about those means nothing to them."""
         plain = FlowConfig()
-        for name in ("window_s", "max_lag", "slots_per_actor", "publish_every"):
+        only_tables = () if self.agent.in_table else ("refresh_every",)
+        for name in ("window_s", "max_lag", "slots_per_actor", "publish_every", *only_tables):
             if getattr(self.flow, name) != getattr(plain, name):
-                raise ConfigError(f"flow.{name} means nothing in mode 'workers', where nothing is sent: leave it out")
+                raise ConfigError(f"flow.{name} means nothing in mode 'workers' with {self.algo}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -314,6 +328,7 @@ SECTIONS: dict[str, type[Frozen]] = {
     "flow": FlowConfig,
     "evaluation": EvalConfig,
     "checkpoint": CheckpointConfig,
+    "params": ParamsConfig,
     "ray": RayConfig,
     "cluster": ClusterConfig,
 }
@@ -366,7 +381,7 @@ def unflatten(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def from_toml(path: Path) -> dict[str, Any]:
-    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint], [ray], [cluster]."""
+    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint], [params], [ray], [cluster]."""
     return flat_keys(read_toml(path))
 
 

@@ -143,3 +143,22 @@ class SegmentSpec:
             )
             for column in self.fields
         }
+
+
+@dataclass(frozen=True)
+class PushSpec(SegmentSpec):
+    """The memory of one push, which travels as a segment does: a worker's gradient instead of what it saw.
+
+    `gradient` [1, 1, size], of which the trainable numbers are used; `counts` [1, 1, 4]: rows behind the gradient (0: there is
+    none), environment steps and episodes since the last push, and the updates behind the weights it was made with.
+    """
+
+    ROWS, STEPS, EPISODES, UPDATES = range(4)
+
+    @classmethod
+    def of(cls, size: int) -> PushSpec:
+        """For gradients of up to so many numbers."""
+        return cls(1, 1, FieldSpec("gradient", (size,), "float32"), FieldSpec("counts", (4,), "int64"))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", (self.obs, self.action))

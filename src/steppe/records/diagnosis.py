@@ -16,6 +16,7 @@ WAITING, BLOCKED = 0.30, 0.30  # where both go on at once: from which on one sid
 MOSTLY = 0.60  # taking turns: from which on one side is the slower one
 FULL = 0.90  # of all cores
 MERGING = 0.20  # workers: from which on merges are too many
+WAITING = 0.30  # workers with networks: from which on they wait too long
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Measured:
     blocked: float = 0.0
     handing: float = 0.0  # everything else: segments handed over, reports
     merge: float = 0.0  # workers: waiting for the table and putting into it what they learned
+    gradients: float = 0.0  # workers with networks: computing what they push
     # learner
     waits: float = 0.0  # for experience; where it shares its thread with the actors, what of the two is acting
     sample: float = 0.0
@@ -114,6 +116,7 @@ def measure(view: RunView) -> Measured:
         blocked=actor.get("blocked", 0.0),
         handing=actor.get("other", 0.0),
         merge=actor.get("merge", 0.0),
+        gradients=actor.get("learn", 0.0),
         waits=waits,
         sample=learner.get("sample", 0.0) + learner.get("remember", 0.0),
         learn=learner.get("learn", 0.0),
@@ -125,7 +128,7 @@ def measure(view: RunView) -> Measured:
         used_cores=_used_cores(view, seconds, judging),
         cores=int(view.directory.record.get("hardware", {}).get("usable_cores") or 1),
         actors=config.actors,
-        mode=str(config.mode),
+        mode="gradients" if config.by_gradients else str(config.mode),
         ahead=bool(config.flow.ahead),
         inline=inline,
         epochs=config.agent.memory == "rollout",
@@ -224,6 +227,18 @@ def _workers(m: Measured) -> str:
     )
 
 
+def _gradients(m: Measured) -> str:
+    if m.blocked >= WAITING:
+        words = "for each other or for the learner's place"
+        return f"the workers wait for {percent(m.blocked)} of their time, {words}: longer stretches between pushes (segment_steps)"
+    shares = {"the environment": m.env, "choosing actions": m.policy, "computing gradients": m.gradients}
+    most = max(shares, key=lambda name: shares[name])
+    more = (
+        f"the run already uses all {m.cores} cores" if m.full or m.actors >= m.cores else "more workers (--actors) help"
+    )
+    return f"{most} takes {percent(shares[most])} of the workers' time: {more}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "too_short",
@@ -266,6 +281,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule("workers", lambda m: m.mode == "workers", _workers),
+    Rule("gradients", lambda m: m.mode == "gradients", _gradients),
     Rule("environment", lambda m: m.starving and m.env >= max(m.policy, m.handing), _env),
     Rule("policy", lambda m: m.starving and m.policy >= m.handing, _policy),
     Rule("handing_over", lambda m: m.starving, _handing),

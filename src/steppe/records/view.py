@@ -181,7 +181,7 @@ class RunView:
     @property
     def actor_restarts(self) -> int:
         """As the restarts were announced, or as the actors count them themselves, whichever knows of more."""
-        announced = sum(count for role, count in self._restarts.items() if role.startswith("actor"))
+        announced = sum(count for role, count in self._restarts.items() if role.startswith(("actor", "worker")))
         return max(announced, sum(report.epoch for report in self.actors.values()))
 
     @property

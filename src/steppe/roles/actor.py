@@ -15,6 +15,7 @@ from steppe.core.links import ACTORS
 from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
+from steppe.core.weights import Weights
 from steppe.core.world import ResumeKind, World, agent_returns_of, comm_mask_of, masks_of, num_rows
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
@@ -59,8 +60,7 @@ class Actor:
             return False
         newer = self.context.weights.newer_than(POLICY, self.version)
         if newer is not None:
-            self.policy.load(newer)
-            self.version = newer.version
+            self.adopt(newer)
         if self.pending is None and self.gate.open(self.sequence, self.version):
             self.pending = self.collect()
         if self.pending is None or not self.context.channel.offer(self.pending):
@@ -73,11 +73,18 @@ class Actor:
         self.phases.switch("blocked")  # whatever happens until the next step is not this role's work
         return True
 
+    def adopt(self, weights: Weights) -> None:
+        """Act with these from now on."""
+        self.policy.load(weights)
+        self.version = weights.version
+
     def collect(self) -> Segment | None:
         """T steps of every environment; None without memory for them, or when asked to stop on the way."""
         segment = self.context.channel.blank(self.index)
-        if segment is None:
-            return None
+        return segment if segment is not None and self.fill(segment) else None
+
+    def fill(self, segment: Segment) -> bool:
+        """Write T steps of every environment into a segment, with header and state; False when asked to stop on the way."""
         self._begin()
         started_s = self.context.clock()
         obs = segment["obs"]
@@ -86,7 +93,7 @@ class Actor:
             self._step(segment, t)
             self.context.beat()
             if self.context.ending:
-                return None
+                return False
         if "mask" in segment.columns:
             masks = masks_of(self.world)
             segment["mask"][-1] = True if masks is None else masks
@@ -103,7 +110,7 @@ class Actor:
         segment.state = codec.pack(state)
         self._trail.passed(segment, resumable=state["world"] is not None)
         self.context.span("collect", started_s, sequence=self.sequence, version=self.version)
-        return segment
+        return True
 
     def state(self) -> Tree:
         """This actor after the segment it has just collected, as far as its world can be written down."""

@@ -13,7 +13,7 @@ from steppe.roles.context import RUN, STOP, Context
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault, Turns, borrowed_torch, sleep_briefly
-from steppe.runtimes.wiring import Parts, build_role
+from steppe.runtimes.wiring import Parts, build_role, link_spec
 from steppe.transport.local import LocalChannel, LocalWeights
 
 
@@ -37,11 +37,12 @@ class InlineHandle:
         self._beside = Turns(self._roles.get("manager", []))
 
     def _build(self, plan: Plan, directory: RunDirectory, parts: Parts | None) -> None:
-        self.channel = LocalChannel(plan.segment, plan.num_writers, plan.slots_per_actor)
+        link = link_spec(plan, parts.agent if parts is not None else None)
+        self.channel = LocalChannel(link, plan.num_writers, plan.slots_per_actor)
         self.weights = LocalWeights()
         prime(self.channel, plan, directory)
         table: Table | None = None
-        if plan.config.mode == "workers":
+        if plan.config.mode == "workers" and not plan.config.by_gradients:
             from steppe.transport.tables import LocalTable  # compiled parts, which only these runs need
 
             table = LocalTable()

@@ -22,6 +22,7 @@ import numpy as np
 
 from steppe.core import factory
 from steppe.core.links import Role
+from steppe.core.specs import SegmentSpec
 from steppe.records.directory import RunDirectory
 from steppe.records.sampling import sampled
 from steppe.roles.context import FINISH
@@ -86,11 +87,12 @@ class Seat:
         self.first = world.Get_rank() == 0
         self.pause = Pause(LONGEST_S[self.place.partition("-")[0]])
         self._others = range(1, world.Get_size())
-        writers = [places.index(role.place) for role in self.plan.roles if role.kind == "actor"]
-        self.channel = MpiChannel(world, self.plan.segment, order.run, writers, self.plan.slots_per_actor)
+        writers = [places.index(role.place) for role in self.plan.writers]
+        self.channel = MpiChannel(world, _link(self.plan), order.run, writers, self.plan.slots_per_actor)
         self.weights = MpiWeights(world, self._others)
         self.words = MpiWords(world, (*KINDS, BEGIN, END))
-        self.table = self._make_table(world, places) if self.plan.config.mode == "workers" else None
+        by_table = self.plan.config.mode == "workers" and not self.plan.config.by_gradients
+        self.table = self._make_table(world, places) if by_table else None
         self.turns = Turns([])
         self._stack = contextlib.ExitStack()
         self.run: RunDirectory | None = None
@@ -171,6 +173,15 @@ class Seat:
         self.over = True
         if self.run is not None:
             tell_faults(self.run, self.place, self.turns.faults)
+
+
+def _link(plan: Plan) -> SegmentSpec:
+    """What goes through the channel; only for gradients must there be an agent to say."""
+    if not plan.config.by_gradients:
+        return plan.segment
+    from steppe.runtimes.wiring import link_spec
+
+    return link_spec(plan)
 
 
 def serve(world: Comm) -> NoReturn:

@@ -54,12 +54,13 @@ def require_size(plan: Plan) -> None:
     needed, size = len(seats(plan)), world().Get_size()
     if needed != size:
         num = plan.config.actors
-        if plan.config.mode == "workers":
+        if plan.config.mode == "workers" and not plan.config.by_gradients:
             ranks = f"{size} {'rank' if size == 1 else 'ranks'}"
             raise UsageError(
                 f"mpiexec started {ranks}, but this run takes {num}, one for each worker: use mpiexec -n {num}, or --actors {size}"
             )
-        actors = "" if needed == 2 else f", {num} for actors" if num > 1 else ", 1 for the actor"
+        kind = "worker" if plan.config.by_gradients else "actor"
+        actors = "" if needed == 2 else f", {num} for {kind}s" if num > 1 else f", 1 for the {kind}"
         raise UsageError(
             f"mpiexec started {size} {'rank' if size == 1 else 'ranks'}, but this run takes {needed} (1 for the learner, "
             f"1 for the manager{actors}): use mpiexec -n {needed}, or another --actors"

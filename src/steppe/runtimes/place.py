@@ -32,8 +32,9 @@ from steppe.core.specs import EnvSpec
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
 from steppe.records.sampling import sampled
-from steppe.roles.context import Context
+from steppe.roles.context import FINISH, Context
 from steppe.runtimes.plan import Plan, make_plan
+from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
 from steppe.transport.shm import Control, ShmChannel, ShmWeights
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05, "worker": 0.002}  # bells wake actors; the rest go by time
 KEEPER_IDLE_S = 0.02  # of a learner's place that only watches workers
+LOOK_S = 0.005  # between looks for what another place makes
 FAULT_EXIT = 70
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WHERE_SIGNAL = signal.SIGUSR1  # asks for a traceback into the log: what a hung process is doing
@@ -93,12 +95,14 @@ def _work(order: Order, run: RunDirectory, turns: Turns) -> None:
     prepare_torch(plan.config)
     room = Path(order.room)
     control = Control(room / "control")
+    if not _awaited(plan, order, room, control):
+        return
     into = run.profile if plan.config.flow.profile else None
     with sampled(_roles(plan, order, room, run, control), into, waiting=order.place) as turns.live:
         host = next(role for role in turns.live if role.name == order.place)  # when it is done, its guests are too
         bell = Bell(room / f"bell-{order.place}")
         idle_s = IDLE_S[order.place.partition("-")[0]]
-        if plan.config.mode == "workers" and order.place == "learner":
+        if plan.config.mode == "workers" and not plan.config.by_gradients and order.place == "learner":
             idle_s = KEEPER_IDLE_S
         while not host.done and not turns.faults:
             control.beat(order.number)
@@ -110,7 +114,7 @@ def _work(order: Order, run: RunDirectory, turns: Turns) -> None:
 def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Control) -> list[Any]:
     from steppe.runtimes.wiring import build_role
 
-    channel = ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
+    channel = _channel(plan, order.place, room, run)
     weights, clock, table = ShmWeights(room, plan.readers), RunClock(), table_in(room, plan)
     roles = []
     for spec in plan.places()[order.place]:
@@ -131,9 +135,39 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
     return roles
 
 
+def _channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChannel:
+    """The supervisor makes it, but for gradients: how large those are only an agent can say, and the learner's place makes it."""
+    if not plan.config.by_gradients:
+        return ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
+    from steppe.runtimes.wiring import link_spec
+
+    about = (room, link_spec(plan), run.id, plan.num_writers, plan.slots_per_actor)
+    if place != "learner":
+        return ShmChannel(*about, writer="worker")
+    channel = ShmChannel(*about, create=True, hidden=True, writer="worker")
+    prime(channel, plan, run)
+    channel.show()
+    return channel
+
+
+def _awaited(plan: Plan, order: Order, room: Path, control: Control) -> bool:
+    """Wait for the channel where another place makes it; False when the run ends before that."""
+    kind = order.place.partition("-")[0]
+    if not plan.config.by_gradients or kind == "learner":
+        return True
+    bell = Bell(room / f"bell-{order.place}")
+    while not (room / "channel").exists():
+        if control.get(kind) >= FINISH:
+            return False
+        control.beat(order.number)
+        bell.wait(LOOK_S)
+    bell.close()
+    return True
+
+
 def table_in(room: Path, plan: Plan) -> ShmTable | None:
     """What workers learn together; nothing in other modes."""
-    if plan.config.mode != "workers":
+    if plan.config.mode != "workers" or plan.config.by_gradients:
         return None
     from steppe.transport.tables import ShmTable  # compiled parts, which only these runs need
 

@@ -10,6 +10,8 @@ from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec, SegmentSpec
 
+WRITERS = ("actor", "worker")  # the kinds of role that a place of its own may have many of
+
 
 @dataclass(frozen=True)
 class RoleSpec:
@@ -49,17 +51,24 @@ class Plan:
 
     @property
     def channel_bytes(self) -> int:
-        return self.segment.nbytes * self.slots_per_actor * self.num_writers
+        """As far as is known before there is an agent: how large gradients are, it will say."""
+        return 0 if self.config.by_gradients else self.segment.nbytes * self.slots_per_actor * self.num_writers
 
     @property
     def num_writers(self) -> int:
-        """The actors that send segments; workers send none."""
-        return sum(role.kind == "actor" for role in self.roles)
+        """The actors that send segments, or workers that push gradients; those that share a table send nothing."""
+        return len(self.writers)
+
+    @property
+    def writers(self) -> tuple[RoleSpec, ...]:
+        """The roles that write into the channel, in the order of their numbers."""
+        kind = "worker" if self.config.by_gradients else "actor"
+        return tuple(role for role in self.roles if role.kind == kind)
 
     @property
     def readers(self) -> tuple[str, ...]:
         """The roles that a publication wakes."""
-        return tuple(role.name for role in self.roles if role.kind == "actor")
+        return tuple(role.name for role in self.writers)
 
     def places(self) -> dict[str, tuple[RoleSpec, ...]]:
         """The roles by place, in order."""
@@ -77,7 +86,7 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
         _require_portable(config, agent)
     if config.mode == "workers" and spec.agents:
         raise ConfigError(f"mode 'workers' is not for PettingZoo environments, and {spec.id} is one: use --mode sync")
-    lockstep = config.mode != "async"
+    lockstep = bool(config.params.in_rounds) if config.by_gradients else config.mode != "async"
     lone_async = config.actors == 1 and not lockstep
     if agent.in_table:
         _require_memory(agent, spec)
@@ -100,11 +109,11 @@ def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpe
 
 
 def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
-    if config.mode == "workers":
+    if config.mode == "workers" and not config.by_gradients:
         return _workers(config)
-    together = config.mode == "single"
+    together, kind = config.mode == "single", "worker" if config.by_gradients else "actor"
     actors = tuple(
-        RoleSpec("actor", index, "learner" if together else f"actor-{index}") for index in range(config.actors)
+        RoleSpec(kind, index, "learner" if together else f"{kind}-{index}") for index in range(config.actors)
     )
     return (*actors, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
 

@@ -77,6 +77,7 @@ class ProcessHandle:
         self._oom_kills = oom_kills()
         self._asked = RUN
         self._bells: list[Bell] = []
+        self._channel: ShmChannel | None = None  # gradients have one that the learner's place makes
         self._links: list[ShmChannel | ShmWeights] = []
         try:
             self._open(plan)
@@ -90,11 +91,13 @@ class ProcessHandle:
         self._places = plan.places()
         self._control = Control(self._room / "control", create=True, num_places=len(self._places))
         writers, slots = plan.num_writers, plan.slots_per_actor
-        self.channel = ShmChannel(self._room, plan.segment, self._directory.id, writers, slots, create=True)
         self.weights = ShmWeights(self._room, plan.readers)
-        self._links = [self.channel, self.weights]
+        self._links = [self.weights]
         self._bells = [Bell(self._room / f"bell-{role.name}") for role in plan.roles]
-        prime(self.channel, plan, self._directory)
+        if not plan.config.by_gradients:
+            self._channel = ShmChannel(self._room, plan.segment, self._directory.id, writers, slots, create=True)
+            self._links.append(self._channel)
+            prime(self._channel, plan, self._directory)
         warm_up(torch=not plan.config.agent.in_table)
 
     def _start(self, place: str) -> None:
@@ -113,6 +116,12 @@ class ProcessHandle:
         with _without_main():
             process.start()
         self._processes[place] = process
+
+    @property
+    def channel(self) -> ShmChannel:
+        """Where segments come, for a caller in the learner's place."""
+        assert self._channel is not None, "gradients go to the learner's place"
+        return self._channel
 
     def advance(self, timeout_s: float) -> None:
         alive = {place: process for place, process in self._processes.items() if process.is_alive()}
@@ -175,7 +184,9 @@ class ProcessHandle:
                 self._faults[place] = fault
 
     def _others_work(self, place: str) -> bool:
-        """Whether this is a worker that was killed, and others are left to do its share."""
+        """Whether this is a worker that was killed, and others are left to do its share without waiting for it."""
+        if self._plan.config.by_gradients and self._plan.lockstep:
+            return False
         crowd = [name for name in self._processes if name.startswith("worker-") and name != place]
         return place.startswith("worker-") and any(self._processes[name].exitcode in (None, 0) for name in crowd)
 
@@ -183,7 +194,10 @@ class ProcessHandle:
         """Go on without a worker: what it had not merged is lost, and given out again."""
         self._lost.add(place)
         table = table_in(self._room, self._plan)
-        lost = table.forfeit(int(place.rpartition("-")[2])) if table is not None else 0
+        if table is None:
+            self._note("warning", place, {**fault.details, "message": f"{fault.message}; the others go on without it"})
+            return
+        lost = table.forfeit(int(place.rpartition("-")[2]))
         message = f"{fault.message}; the others go on, and take the {lost:,} steps that it had not merged"
         self._note("warning", place, {**fault.details, "message": message, "lost_steps": lost})
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from steppe.core.config import RayConfig, RunConfig
 from steppe.core.errors import UsageError
-from steppe.runtimes.plan import Plan
+from steppe.runtimes.plan import WRITERS, Plan
 from steppe.runtimes.ray_seat import Seat
 from steppe.transport.ray import library
 
@@ -147,7 +147,7 @@ class Cluster:
     def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
         """Learner and manager stay near the driver, where the run's directory is; actors go by the rules for them."""
         config = plan.config.ray
-        if not place.startswith("actor"):
+        if not place.startswith(WRITERS):
             if place == "learner" and self.learner_gpus(plan.config) > 0:
                 return {}
             takes_nothing = place == "manager" or not config.learner_cpus  # always fits: Ray puts it anywhere
@@ -177,7 +177,7 @@ def store_bytes(plan: Plan) -> int:
 
 def _actors(plan: Plan) -> int:
     """How many actors have a place of their own."""
-    return sum(place.startswith("actor") for place in plan.places())
+    return sum(place.startswith(WRITERS) for place in plan.places())
 
 
 def _cpus(plan: Plan) -> float:

@@ -29,7 +29,7 @@ from steppe.records.sampling import sampled
 from steppe.roles.context import RUN
 from steppe.runtimes.order import KINDS, Order, build_roles, open_directory, tell_faults
 from steppe.runtimes.place import IDLE_S
-from steppe.runtimes.plan import Plan
+from steppe.runtimes.plan import WRITERS, Plan
 from steppe.runtimes.turns import Fault, Turns
 from steppe.transport.local import LocalChannel
 from steppe.transport.ray import NOTHING, Last, RayInlet, RayOutlet, RayWeights
@@ -142,7 +142,7 @@ class _Stay:
         number = self.ticket.number
         self.weights.attach(place, lambda reference: seat.take_weights.remote(number, reference))
         kind, _, index = place.partition("-")
-        if kind != "actor" or not isinstance(self.channel, RayInlet):
+        if kind not in WRITERS or not isinstance(self.channel, RayInlet):
             return None
         return self.channel.attach(int(index), lambda released: seat.take_segment.remote(number, released))
 
@@ -199,15 +199,16 @@ def _channel(plan: Plan, ticket: Ticket, last: Mapping[int, Last], ring: Callabl
     """The end of the channel that belongs at this place; where writer and reader share it, it never leaves their memory."""
     kind, _, index = ticket.place.partition("-")
     actors, slots = plan.config.actors, plan.slots_per_actor
-    if kind == "actor":
-        return RayOutlet(plan.segment, slots, ring, last.get(int(index)))
     if kind == "manager":
         return RayOutlet(plan.segment, 0, ring)
-    together = any(role.kind == "actor" for role in plan.places()[ticket.place])
+    from steppe.runtimes.wiring import link_spec
+
+    spec = link_spec(plan)
+    if kind in WRITERS:
+        return RayOutlet(spec, slots, ring, last.get(int(index)))
+    together = any(role.kind in WRITERS for role in plan.places()[ticket.place])
     channel: Channel = (
-        LocalChannel(plan.segment, actors, slots)
-        if together
-        else RayInlet(plan.segment, ticket.order.run, actors, slots, ring)
+        LocalChannel(spec, actors, slots) if together else RayInlet(spec, ticket.order.run, actors, slots, ring)
     )
     for actor, known in last.items():
         channel.prime(actor, *known)

@@ -24,6 +24,7 @@ from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
 from steppe.runtimes.order import KINDS, Order, import_path
 from steppe.runtimes.place import FAULT_EXIT
+from steppe.runtimes.plan import WRITERS
 from steppe.runtimes.ray_cluster import Cluster
 from steppe.runtimes.ray_seat import START_S, Ticket
 from steppe.runtimes.relay import Lines, answer, answers_only, relay
@@ -94,9 +95,9 @@ class WorldHandle:
 
     def _sit(self, place: str) -> None:
         taken = Counter(
-            chair.about["node"] for name, chair in self._chairs.items() if chair.about and name.startswith("actor")
+            chair.about["node"] for name, chair in self._chairs.items() if chair.about and name.startswith(WRITERS)
         )
-        limited = self._plan.config.ray.actors_per_node is not None and place.startswith("actor")
+        limited = self._plan.config.ray.actors_per_node is not None and place.startswith(WRITERS)
         self._chairs[place] = chair = _Chair(self._cluster.seat(self._plan, place, taken), time.monotonic())
         if limited:  # the next one's node depends on this one's
             chair.about = self._ray.get(chair.hello, timeout=START_S)
@@ -104,7 +105,11 @@ class WorldHandle:
     def _live(self, place: str, last: dict[int, Last], peers: dict[str, Any]) -> None:
         order = self._order
         ticket = Ticket(self._number, place, self._epochs[place], order, tuple(import_path()), os.getcwd())
-        own = {actor: known for actor, known in last.items() if place in ("learner", f"actor-{actor}")}
+        own = {
+            actor: known
+            for actor, known in last.items()
+            if place in ("learner", *(f"{kind}-{actor}" for kind in WRITERS))
+        }
         chair = self._chairs[place]
         chair.life = chair.seat.live.remote(msgspec.json.encode(ticket), own, peers)
 
@@ -215,7 +220,7 @@ class WorldHandle:
         self._sit(place)
         seat, learner = self._chairs[place].seat, self._chairs["learner"].seat
         last = self._ray.get(learner.attach.remote(self._number, place, seat), timeout=ATTACH_S)
-        self._live(place, {} if last is None else {int(place.removeprefix("actor-")): last}, {})
+        self._live(place, {} if last is None else {int(place.partition("-")[2]): last}, {})
         for kind, what in self._asked.items():
             if what != RUN:
                 seat.ask.remote(self._number, kind, what)

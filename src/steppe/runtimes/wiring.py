@@ -12,7 +12,9 @@ from steppe.core.agent import Agent, Memory, Tree
 from steppe.core.algorithms import ClassicConfig
 from steppe.core.durable import noticing_full_disk
 from steppe.core.links import Role
+from steppe.core.specs import PushSpec, SegmentSpec
 from steppe.core.weights import Weights
+from steppe.core.world import World
 from steppe.envs import make_world
 from steppe.envs.finding import find
 from steppe.envs.making import make_env
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from steppe.roles.crews import Crew
 
 
+NEVER = 2**62  # versions
+
+
 @dataclass(frozen=True)
 class Parts:
     """Objects of the caller's that take the place of what the plan would build, where the roles share his process."""
@@ -49,15 +54,26 @@ def build_role(
 ) -> Role:
     """The role that a plan describes, ready to step."""
     parts = parts or Parts()
+    if role.kind == "manager":
+        return _manager(plan, directory, context)
+    if plan.config.by_gradients:
+        worker = role.kind == "worker"
+        return _pusher(plan, role, directory, context) if worker else _store(plan, parts, directory, context)
     if role.kind == "worker":
         return _worker(plan, role, context)
-    if role.kind == "learner" and plan.config.mode == "workers":
+    if plan.config.mode == "workers":
         return _keeper(plan, parts, directory, context)
     if role.kind == "learner":
         return _learner(plan, parts, directory, context)
-    if role.kind == "actor":
-        return _actor(plan, role, parts.script, directory, context)
-    return _manager(plan, directory, context)
+    return _actor(plan, role, parts.script, directory, context)
+
+
+def link_spec(plan: Plan, agent: Agent | None = None) -> SegmentSpec:
+    """The memory of what goes through the channel: a segment, or a gradient, for which there must be an agent."""
+    if not plan.config.by_gradients:
+        return plan.segment
+    made = agent or _agent(plan, "cpu")
+    return PushSpec.of(-(-made.weights().layout.nbytes // 4))
 
 
 def _agent(plan: Plan, device: str) -> Agent:
@@ -77,21 +93,81 @@ def _device(plan: Plan, device: str) -> str:
 
 def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDirectory, context: Context) -> Actor:
     config = plan.config
-    world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
-    policy = _agent(plan, _device(plan, config.flow.actor_device))
-    stream = seeding.generator(config.seed, "actor", role.index, "policy")
-    policy.begin(plan.num_rows, stream, actor=role.index, num_actors=config.actors)
-    gate: Gate = Lockstep(plan.ahead) if plan.lockstep else Free()
+    world, policy, gate = _acting(plan, role)
     if script is not None:
         gate = follower = Follower(role.index, script, script.shelf_over(context.weights))
         context = replace(context, weights=follower)
     keep = None if directory.passing else Faults(directory).save
     actor = Actor(role.index, world, policy, gate, context, epoch=context.epoch, keep_fault=keep)
-    last = context.channel.recall(role.index)
+    return _going_on(actor, config.seed)
+
+
+def _acting(plan: Plan, role: RoleSpec) -> tuple[World, Agent, Gate]:
+    """What every role that collects has: its world, its policy, and when it may."""
+    config = plan.config
+    world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
+    policy = _agent(plan, _device(plan, config.flow.actor_device))
+    stream = seeding.generator(config.seed, "actor", role.index, "policy")
+    policy.begin(plan.num_rows, stream, actor=role.index, num_actors=config.actors)
+    return world, policy, Lockstep(plan.ahead) if plan.lockstep else Free()
+
+
+def _going_on(actor: Actor, seed: int) -> Actor:
+    """The actor where the channel knows that it, or another in its place, was; told in the event log."""
+    last = actor.context.channel.recall(actor.index)
     if last is not None:
-        again = env_seeds(config.seed, role.index, after=last[0])
-        context.event("resume", sequence=last[0] + 1, how=actor.resume(*last, again))
+        again = env_seeds(seed, actor.index, after=last[0])
+        actor.context.event("resume", sequence=last[0] + 1, how=actor.resume(*last, again))
     return actor
+
+
+def _pusher(plan: Plan, role: RoleSpec, directory: RunDirectory, context: Context) -> Actor:
+    from steppe.roles.pushing import GradientWorker, Making
+
+    config = plan.config
+    world, agent, gate = _acting(plan, role)
+    share = {
+        name: max(1, getattr(config.agent, name) // config.actors)
+        for name in ("buffer_size", "learning_starts")
+        if getattr(config.agent, name, 0)
+    }
+    memory = make_memory(
+        config.agent.model_copy(update=share),
+        plan.segment,
+        stream=seeding.generator(config.seed, "worker", role.index, context.epoch, "memory"),
+        total_steps=config.steps,
+    )
+    making = Making(agent, memory, plan.segment, config.steps, forgets=config.agent.memory == "rollout")
+    keep = None if directory.passing else Faults(directory).save
+    worker = GradientWorker(role.index, world, making, gate, context, keep_fault=keep)
+    return _going_on(worker, config.seed)
+
+
+def _store(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
+    from steppe.roles.store import GradientLearner, Store, make_server
+
+    config = plan.config
+    agent = parts.agent or begun(_agent(plan, _device(plan, config.device)), directory)
+    start = Checkpoints(directory.start).latest()
+    known = start.state.get("server") if start is not None else None
+    server = make_server(config, agent, known["parameters"] if known is not None else None)
+    if known is not None:
+        server.restore(known)
+    store = Store(
+        agent,
+        server,
+        config.actors,
+        together=None if config.params.in_rounds else config.params.update_every or 1,
+        follow_rate=config.params.learning_rate is None,
+    )
+    checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
+    save = _saver(checkpoints, directory, context, None)
+    intake = _intake(plan, None, context, None)
+    learner = GradientLearner(store, intake, _limits(plan, None), save, context, segment=plan.segment)
+    if plan.resume is not None:
+        checkpoint = checkpoints.at(plan.resume)
+        learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
+    return learner
 
 
 def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
@@ -182,6 +258,8 @@ def _intake(plan: Plan, script: Script | None, context: Context, log: ArrivalLog
         return Scripted(context.channel, script)
     if plan.lockstep:
         return Rounds(context.channel, config.actors)
+    if config.by_gradients:  # each as it comes; how old one may be is for the store to say
+        return Window(context.channel, config.actors, 0.0, NEVER, context.clock)
     window = Window(context.channel, config.actors, flow.window_s, flow.max_lag, context.clock)
     if log is not None:
         window.record = log.take

@@ -13,6 +13,7 @@ Rooms, mapped files and bells are core/rooms.py's.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import time
@@ -84,20 +85,30 @@ class ShmChannel:
         slots_per_actor: int = 1,
         *,
         create: bool = False,
+        hidden: bool = False,
+        writer: str = "actor",
     ) -> None:
+        """`hidden`: one that is created is found by others only after `show`. `writer`: the kind of role whose bells it rings."""
         self._room, self._run, self._slots = room, run, slots_per_actor
         self._held: dict[int, int] = {}  # actor → the slot it is filling
         num_slots = num_actors * slots_per_actor
         table_bytes = max(1, -(-num_slots * 64 // _PAGE)) * _PAGE
         stride = -(-spec.nbytes // _PAGE) * _PAGE
-        view = memoryview(map_file(room / "channel", table_bytes + num_slots * stride if create else None))
+        size = table_bytes + num_slots * stride if create else None
+        view = memoryview(self._map(room / ("channel-hidden" if create else "channel"), size, reserve=hidden))
         self._table = np.frombuffer(view, np.int64, num_slots * 8).reshape(num_slots, 8)
         self._started = self._table.view(np.float64)
         self._segments = [
             Segment(spec, spec.columns(view[table_bytes + slot * stride :]), slot=slot) for slot in range(num_slots)
         ]
         self._reader = Bell(room / "bell-learner")
-        self._writers = [Bell(room / f"bell-actor-{actor}") for actor in range(num_actors)]
+        self._writers = [Bell(room / f"bell-{writer}-{actor}") for actor in range(num_actors)]
+        if create and not hidden:
+            self.show()
+
+    def show(self) -> None:
+        """Let others find it."""
+        os.rename(self._room / "channel-hidden", self._room / "channel")
 
     def blank(self, actor: int) -> Segment | None:
         if actor not in self._held:
@@ -157,6 +168,15 @@ class ShmChannel:
         """Close the bells; the memory is unmapped with the last segment that is still in use."""
         for bell in (self._reader, *self._writers):
             bell.close()
+
+    @staticmethod
+    def _map(path: Path, size: int | None, *, reserve: bool) -> mmap.mmap:
+        try:
+            return map_file(path, size, reserve=reserve)
+        except OSError as error:
+            if size is None or error.errno == errno.EEXIST:
+                raise
+            raise UsageError(f"{size >> 20} MiB of shared memory for a channel: {error.strerror}; free some") from None
 
     def _keep_state(self, actor: int, sequence: int, state: bytes | None) -> None:
         """Files, because nobody knows beforehand how large a world is. Those no segment under way needs are removed."""

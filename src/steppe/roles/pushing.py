@@ -1,0 +1,131 @@
+"""The worker that pushes gradients: it acts like any actor, computes the gradient of what it saw itself, and sends only that.
+
+What it acts with comes back as weights. Where gradients become weights is store.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from steppe.core.agent import Agent, Learned, Memory, Progress
+from steppe.core.experience import Batch, Segment, SegmentHeader
+from steppe.core.specs import SegmentSpec
+from steppe.core.timing import Phases
+from steppe.core.weights import Weights
+from steppe.core.world import ResumeKind, World
+from steppe.roles.actor import Actor
+from steppe.roles.context import Context
+from steppe.roles.gates import Gate
+from steppe.roles.trail import KeepFault
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a worker makes gradients with: agent, memory, room for a segment, and the length that schedules go by."""
+
+    agent: Agent
+    memory: Memory
+    segment: SegmentSpec
+    total_steps: int | None
+    forgets: bool  # whether a segment is learned from once and forgotten
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A gradient that waits to be sent; an empty one where the memory had too little to learn from."""
+
+    gradient: np.ndarray
+    rows: int
+    updates: int
+    header: SegmentHeader
+
+
+class GradientWorker(Actor):
+    """One worker's life. `sequence` numbers its pushes: one per segment, or as many as its replay pays for."""
+
+    def __init__(
+        self,
+        index: int,
+        world: World,
+        making: Making,
+        gate: Gate,
+        context: Context,
+        *,
+        keep_fault: KeepFault | None = None,
+    ) -> None:
+        super().__init__(index, world, making.agent, gate, context, epoch=context.epoch, keep_fault=keep_fault)
+        self.making = making
+        self.phases = Phases("env", "policy", "learn", "blocked", "other")
+        self._segment = Segment.blank(making.segment)
+        self._made: _Made | None = None
+        self._segments = self._new_steps = self._new_episodes = 0
+        self._seen_steps = self._updates = 0  # everyone's, behind the weights
+
+    def adopt(self, weights: Weights) -> None:
+        super().adopt(weights)
+        self._seen_steps, self._updates = weights.env_steps, weights.updates
+
+    def collect(self) -> Segment | None:
+        """The next push; None while there is no memory for it, or when asked to stop on the way.
+
+        The gradient is made before memory is asked for: a worker computes while its last push is under way.
+        """
+        if self._made is None:
+            self._made = self._make()
+        push, made = self.context.channel.blank(self.index), self._made
+        if push is None or made is None:
+            return None
+        push["gradient"][0, 0, : len(made.gradient)] = made.gradient
+        push["counts"][0, 0] = (made.rows, self._new_steps, self._new_episodes, made.updates)
+        push.header, push.state = made.header, self._segment.state
+        self._new_steps = self._new_episodes = 0
+        self._made = None
+        return push
+
+    def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
+        """As an actor does; what a replay held is lost with its worker, so that is not exact."""
+        kind = super().resume(sequence, state, seeds)
+        if self.making.forgets:
+            return kind
+        self.context.event(
+            "warning", message=f"{self.name} begins with an empty replay, and fills it before it goes on"
+        )
+        return "episode-boundary"
+
+    def _make(self) -> _Made | None:
+        """Collect if the memory is hungry, and compute a gradient if it has something to learn from."""
+        memory, started_s = self.making.memory, self.context.clock()
+        if not memory.ready() and not self._remember():
+            return None
+        self.phases.switch("learn")
+        gradient, rows = np.empty(0, np.float32), 0
+        if memory.ready():
+            batch = memory.sample()
+            gradient, rows = self.making.agent.gradients(batch), _rows(batch)
+            memory.update(batch, Learned(1))
+        self.phases.switch("other")
+        header = SegmentHeader(self.context.run, self.index, self.epoch, self.sequence, self.version, started_s)
+        return _Made(gradient, rows, self._updates, header)
+
+    def _remember(self) -> bool:
+        """One segment into the memory; False when asked to stop on the way."""
+        segment = self._segment
+        if not self.fill(segment):
+            return False
+        assert segment.header is not None
+        segment.header = msgspec.structs.replace(segment.header, sequence=self._segments)
+        self._segments += 1
+        self._new_steps += segment.env_steps
+        self._new_episodes += int(np.count_nonzero(segment.ended))
+        self.phases.switch("learn")
+        self.making.agent.observe(segment, Progress(self._seen_steps, self.making.total_steps))
+        self.making.memory.add([segment])
+        return True
+
+
+def _rows(batch: Batch) -> int:
+    """How many steps a batch is about."""
+    return int(np.count_nonzero(batch["valid"])) if "valid" in batch.columns else len(batch["reward"])

@@ -1,0 +1,211 @@
+"""The learner's place where workers push gradients: a parameter server combines and applies them, the agent shows the result.
+
+In rounds a push of every worker is waited for and all are applied together, in the order of the workers. Otherwise each is
+applied as it comes, unless several are to be taken together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from steppe.core.agent import Agent, Learned, Progress, Tree
+from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError, RunFailed, UsageError
+from steppe.core.experience import Batch, Segment
+from steppe.core.specs import PushSpec, SegmentSpec
+from steppe.core.weights import Entry
+from steppe.params.aggregation import Aggregation
+from steppe.params.optimizers import Optimizer
+from steppe.params.rounds import Rounds
+from steppe.params.server import ParameterServer
+from steppe.roles.context import Context
+from steppe.roles.gates import Intake
+from steppe.roles.learner import Learner, Limits, Save
+
+NOTHING = Batch({})
+NEVER = 2**62  # pushes: a store says itself when they are enough
+
+
+class Store:
+    """A Memory of gradients, which are remembered by applying them: ready when there is something new to show.
+
+    `together` pushes are applied at a time, or all of an `add` where it is None. `follow_rate`: the step size is the agent's
+    own, with its schedule, and not the server's.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        server: ParameterServer,
+        num_workers: int,
+        *,
+        together: int | None = 1,
+        follow_rate: bool = False,
+    ) -> None:
+        self.agent, self.server, self.together, self.follow_rate = agent, server, together, follow_rate
+        self.refused: Counter[str] = Counter()
+        self._entries = trainable(agent)
+        self._waiting = 0
+        self._shown = server.version
+        self._base = server.version  # what it had behind it before this run
+        for number in range(num_workers):
+            server.register_worker(_name(number))
+
+    def add(self, segments: Sequence[Segment]) -> None:
+        """Apply pushes in the order given, as many together as they should be."""
+        for push in segments:
+            if push["counts"][0, 0, PushSpec.ROWS]:
+                self._push(push)
+        if self.together is None and self._waiting:
+            self._apply()
+
+    def hungry(self) -> bool:
+        return not self.ready()
+
+    def ready(self) -> bool:
+        return self.server.version > self._shown
+
+    def sample(self) -> Batch:
+        """Nothing: what was pushed is in the parameters already."""
+        return NOTHING
+
+    def show(self) -> Learned:
+        """Give the agent the newest parameters."""
+        before, self._shown = self._shown, self.server.version
+        newest = self.server.weights()
+        found, weights = newest.arrays(), self.agent.weights()
+        for entry in self._entries:
+            weights.arrays()[entry.name][...] = found[entry.name]
+        updates = self._shown - self._base
+        self.agent.load(weights.stamped(version=weights.version, updates=updates, env_steps=weights.env_steps))
+        return Learned(self._shown - before, {"learning_rate": self._rate() or self.server.optimizer.rates[0]})
+
+    def update(self, batch: Batch, learned: Learned) -> None:
+        """Nothing is owed."""
+
+    def stats(self) -> dict[str, float]:
+        """Pushes that counted and that did not, and how many updates old they were on average."""
+        stats = self.server.get_server_stats()
+        ages = stats.get("staleness", {})
+        pushes = sum(ages.values())
+        return {
+            "pushes": float(stats["accepted_pushes"]),
+            "refused": float(sum(self.refused.values())),
+            "abandoned_rounds": float(stats["abandoned_rounds"]),
+            "staleness": sum(age * count for age, count in ages.items()) / pushes if pushes else 0.0,
+        }
+
+    def state(self) -> Tree:
+        return {
+            "server": self.server.state(),
+            "refused": dict(self.refused),
+            "base": self._base,
+            "waiting": self._waiting,
+        }
+
+    def live_state(self) -> Tree:
+        return self.state()
+
+    def restore(self, state: Tree) -> None:
+        self.server.restore(state["server"])
+        self.refused = Counter(state["refused"])
+        self._base, self._waiting, self._shown = int(state["base"]), int(state["waiting"]), self.server.version
+
+    def _push(self, push: Segment) -> None:
+        assert push.header is not None
+        rows, _, _, updates = push["counts"][0, 0].tolist()
+        weight = float(rows) if self.server.aggregation.weighs else 1.0
+        before = self.server.version
+        receipt = self.server.push_gradients(
+            _name(push.header.actor), self._named(push["gradient"][0, 0]), weight, version=self._base + updates
+        )
+        if not receipt:
+            self.refused[receipt.reason] += 1
+        elif self.server.version == before:
+            self._waiting += 1
+            if self._waiting == self.together:
+                self._apply()
+
+    def _apply(self) -> None:
+        self._waiting = 0
+        try:
+            self.server.update_parameters(self._rate())
+        except (RunFailed, UsageError):  # pushes that cannot be combined, or lead to infinity: the next are others
+            self.refused["not_applied"] += 1
+
+    def _rate(self) -> float | None:
+        return getattr(self.agent, "learning_rate", None) or None if self.follow_rate else None
+
+    def _named(self, gradient: np.ndarray) -> dict[str, np.ndarray]:
+        """A flat gradient by parameter, sharing its memory."""
+        parts = ((entry, entry.offset // 4) for entry in self._entries)
+        return {entry.name: gradient[first : first + entry.nbytes // 4].reshape(entry.shape) for entry, first in parts}
+
+
+class GradientLearner(Learner):
+    """A learner whose batches are workers' gradients; counts, checkpoints, publications and the end are as everywhere."""
+
+    memory: Store
+
+    def __init__(
+        self, store: Store, intake: Intake, limits: Limits, save: Save, context: Context, *, segment: SegmentSpec
+    ) -> None:
+        super().__init__(store.agent, store, intake, limits, save, context)
+        self._nothing = Segment.blank(segment)  # no valid row: only schedules follow it
+
+    def _observe(self, segment: Segment) -> None:
+        _, steps, episodes, _ = segment["counts"][0, 0].tolist()
+        self.env_steps += steps
+        self.episodes += episodes
+        self._nothing.header = segment.header
+        self.agent.observe(self._nothing, Progress(self.env_steps, self.limits.steps))
+
+    def _improve(self, batch: Batch) -> Learned:
+        return self.memory.show()
+
+    def _dropped(self, *, final: bool) -> dict[str, int]:
+        return super()._dropped(final=final) | dict(self.memory.refused)
+
+
+def make_server(config: RunConfig, agent: Agent, parameters: Mapping[str, np.ndarray] | None = None) -> ParameterServer:
+    """The server that a run's configuration describes, with the agent's rates where nothing is said, and its parameters
+    where the caller has no others; they must have everything that the agent trains."""
+    params = config.params
+    eps = params.eps if params.eps is not None or params.optimizer != "adam" else getattr(agent, "adam_eps", None)
+    longest = config.agent.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
+    rate = params.learning_rate or getattr(agent, "learning_rate", None)
+    optimizer = Optimizer(params.optimizer, rate, params.beta1, params.beta2, eps, longest or None)
+    names, arrays = [entry.name for entry in trainable(agent)], agent.weights().arrays()
+    lacking = [name for name in names if parameters is not None and name not in parameters]
+    if lacking:
+        raise ConfigError(
+            f"the parameter server lacks {lacking[0]!r}: begin it with the agent's get_policy_parameters()"
+        )
+    return ParameterServer(
+        {name: arrays[name] for name in names} if parameters is None else parameters,
+        Aggregation(params.aggregation, params.byzantine, params.trim),
+        update_frequency=NEVER,
+        optimizer=optimizer,
+        rounds=Rounds(damping=params.damping, max_staleness=params.max_staleness),
+    )
+
+
+def trainable(agent: Agent) -> tuple[Entry, ...]:
+    """The parameters that the agent's gradients are about: those that it says it trains, or else all it has."""
+    layout = agent.weights().layout
+    count = getattr(agent, "num_trainable", None)
+    entries = layout.entries if count is None else layout.first(count)
+    odd = [entry.name for entry in entries if entry.dtype != "float32"]
+    if odd:
+        raise ConfigError(
+            f"{type(agent).__name__} has {odd[0]!r}, which is not float32, among its weights: say with a property "
+            "num_trainable how many of its first numbers a gradient has"
+        )
+    return entries
+
+
+def _name(worker: int) -> str:
+    return f"worker-{worker}"
