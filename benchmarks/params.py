@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from suite.claims import Claim
-from suite.ours import workload
+from suite.ours import time_to_target, train, workload
 from suite.report import Part
 from suite.running import Effort, benchmark
 
@@ -17,6 +17,7 @@ ONE = "20 MB pushed, speed over a bare socket's"
 MANY = f"{WORKERS} workers pushing 1 MB, p99 over median"
 SHARED = "20 MB pushed and applied, speed over memcpy's"
 ASKED = "no newer version, µs until that is known"
+A3C, A2C, PPO = "a3c, 4 workers", "a2c, 4 workers in rounds", "ppo, 1 actor and a learner"
 METHODS = {AVERAGE: "average", MEDIAN: "median", TRIMMED: "trimmed_mean", PRIVATE: "privacy"}
 
 
@@ -86,7 +87,29 @@ def memory(effort: Effort) -> Part:
     )
 
 
-PARTS = {"aggregation": aggregation, "memory": memory, "network": network}
+def a3c(effort: Effort) -> Part:
+    """Workers that push gradients beside actors with one learner, each to the same score."""
+    asked = ("CartPole-v1", "--target-return", "475", "--steps", str(effort.of(3_000_000, 1_500_000)))
+    cases = [
+        train(A3C, *asked, "--algo", "a3c", "--actors", "4", figures=time_to_target),
+        train(A2C, *asked, "--algo", "a2c", "--mode", "workers", "--actors", "4", figures=time_to_target),
+        train(PPO, *asked, "--algo", "ppo", figures=time_to_target),
+    ]
+    seeds = effort.of(5, 1)
+    rows = effort.measure(cases, rounds=seeds)
+    reached = sum(bool(run.reading.extra["reached"]) for run in rows[A3C].runs)
+    return Part(
+        "A3C on CartPole, a seed per round",
+        "Training time to an evaluation over 20 episodes with a mean return of 475 or more, four workers in processes of their "
+        "own. PPO with one actor stands beside it for comparison: it uses every step several times.",
+        "s",
+        rows,
+        [Claim(f"A3C with 4 workers: seeds that reached 475, of {seeds}", seeds, reached, unit="seeds")],
+        columns={"wall_s": "whole process, s"},
+    )
+
+
+PARTS = {"aggregation": aggregation, "memory": memory, "network": network, "a3c": a3c}
 
 if __name__ == "__main__":
     raise SystemExit(benchmark(__file__, PARTS))

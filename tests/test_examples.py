@@ -15,10 +15,13 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 MAX_LINES = 60
 
 RUNS = {
+    "asynchronous_training.py": (["4000"], "updates old on average"),
     "callback.py": (["30"], "STOPPED (stopped_by_callback)"),
     "composition.py": (["40"], "evaluation: "),
     "custom_environment.py": (["2000"], "mean return -"),
     "custom_network.py": (["2000"], "with residual_network"),
+    "distributed_training.py": (["60"], "worker-1: "),
+    "ensemble.py": (["2"], "best member: member-"),
     "load_and_act.py": ([], "for CartPole-v1"),
     "script_without_main_guard.py": (["2000"], "SUCCEEDED: "),
 }

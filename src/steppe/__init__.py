@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe.core.agent import Agent, Learned, Progress
-    from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig, R2D2Config
+    from steppe.core.algorithms import A2CConfig, A3CConfig, AgentConfig, DQNConfig, PPOConfig, R2D2Config
     from steppe.core.config import EnvConfig, RunConfig
     from steppe.core.errors import RunFailed, SteppeError, UsageError
     from steppe.core.experience import Batch, Segment
     from steppe.core.specs import EnvSpec, FieldSpec
     from steppe.core.weights import Weights
     from steppe.loops.agent import DistributedAgent
+    from steppe.loops.asynchronous import AsyncAgent, AsyncMainLoop
     from steppe.loops.cluster import DistributedMainLoop
+    from steppe.loops.ensemble import MultiAgentLearner
     from steppe.loops.environment import DistributedEnvironment
     from steppe.loops.evaluation import evaluate
     from steppe.loops.loading import LoadedPolicy, load
@@ -35,8 +37,12 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "A2CConfig",
+    "A3CConfig",
     "Agent",
     "AgentConfig",
+    "AsyncAgent",
+    "AsyncMainLoop",
     "Batch",
     "DQNConfig",
     "DistributedAgent",
@@ -50,6 +56,7 @@ __all__ = [
     "Learned",
     "LoadedPolicy",
     "MainLoop",
+    "MultiAgentLearner",
     "PPOConfig",
     "ParameterClient",
     "ParameterServer",
@@ -75,8 +82,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "A2CConfig": "core.algorithms",
+    "A3CConfig": "core.algorithms",
     "Agent": "core.agent",
     "AgentConfig": "core.algorithms",
+    "AsyncAgent": "loops.asynchronous",
+    "AsyncMainLoop": "loops.asynchronous",
     "Batch": "core.experience",
     "DQNConfig": "core.algorithms",
     "DistributedAgent": "loops.agent",
@@ -90,6 +101,7 @@ _HOMES = {
     "Learned": "core.agent",
     "LoadedPolicy": "loops.loading",
     "MainLoop": "loops.main",
+    "MultiAgentLearner": "loops.ensemble",
     "PPOConfig": "core.algorithms",
     "ParameterClient": "params.client",
     "ParameterServer": "params.server",

@@ -224,7 +224,7 @@ def test_lambdas_stay_inline() -> None:
             lambda: MainLoop(environment(seed=1), None, DistributedAgent("ppo", seed=2)),
             "seed is 1 by the environment, but 2 by the agent",
         ),
-        (lambda: MainLoop(environment(), None, DistributedAgent("ppo"), object()), "leave parameter_server out"),
+        (lambda: MainLoop(environment(), None, DistributedAgent("ppo"), object()), "violates type hint"),
         (lambda: MainLoop(environment(), None, DistributedAgent("ppo"), config={"stpes": 3}), "Did you mean 'steps'"),
         (lambda: MainLoop(environment(), None, DistributedAgent("ppo")).run_training(0), "at least 1"),
     ],

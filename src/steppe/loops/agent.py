@@ -232,7 +232,8 @@ class DistributedAgent:
             raise UsageError(
                 "only an agent that is bound to a DistributedEnvironment can be evaluated: bind(environment)"
             )
-        config = RunConfig(env=world.env, algo=self.algo, environment=world.config, agent=self.config, seed=seed)
+        about: dict[str, Any] = {"env": world.env, "algo": self.algo, "environment": world.config, "agent": self.config}
+        config = RunConfig(**about, mode="sync", seed=seed)
         evaluation = judge_weights(config, self.spec, weights, episodes=num_episodes, explore=explore)
         return verdict(evaluation)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -33,6 +33,7 @@ WAIT_S = 0.1  # between looks at whether the workers are still alive
 STOP_S = 4.0
 
 Experience = dict[str, Any]
+Newest = Callable[[], Weights]
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,17 @@ class Lane:
             self.under_way = []
 
 
-def gather_episodes(collector: Collector, weights: Weights, num_episodes: int, limit: int) -> list[list[Experience]]:
-    """Whole episodes, as many from each lane as from the next: the first to end are not the ones that count."""
+def gather_episodes(collector: Collector, weights: Newest, num_episodes: int, limit: int) -> list[list[Experience]]:
+    """Whole episodes, as many from each lane as from the next: the first to end are not the ones that count.
+
+    `weights` is asked before every round.
+    """
     num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_episodes // num_lanes + (lane < num_episodes % num_lanes) for lane in range(num_lanes)]
     lanes = [Lane(share) for share in shares]
     restart = True
     while any(lane.lacks for lane in lanes):
-        segments = collector.round(weights, restart=restart)
+        segments = collector.round(weights(), restart=restart)
         if restart:
             for lane in lanes:
                 lane.under_way, lane.resting = [], False
@@ -169,13 +173,13 @@ def gather_episodes(collector: Collector, weights: Weights, num_episodes: int, l
     return [lanes[index].episodes[turn] for turn, index in sorted(ordered)]
 
 
-def gather_steps(collector: Collector, weights: Weights, num_steps: int, *, restart: bool) -> dict[str, np.ndarray]:
+def gather_steps(collector: Collector, weights: Newest, num_steps: int, *, restart: bool) -> dict[str, np.ndarray]:
     """`num_steps` transitions in equal shares, lane after lane, each lane's in the order in which they happened."""
     num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_steps // num_lanes + (lane < num_steps % num_lanes) for lane in range(num_lanes)]
     lanes: list[list[Experience]] = [[] for _ in shares]
     while any(len(lane) < share for lane, share in zip(lanes, shares, strict=True)):
-        segments = collector.round(weights, restart=restart)
+        segments = collector.round(weights(), restart=restart)
         for lane, steps in zip(lanes, _by_lane(segments), strict=True):
             lane.extend(steps)
         collector.release(segments)

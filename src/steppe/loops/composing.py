@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NEVER = 2**62  # steps between evaluations where episodes are what counts
 DEFAULTS = {"runtime": "inline"}  # where parts of the caller's are at work, they work in his process
+BY_GRADIENTS = {"mode": "workers"}  # what a parameter server decides
 
 
 def compose(
@@ -24,20 +25,30 @@ def compose(
     pool: ReplayBufferPool | None,
     agent: DistributedAgent,
     given: RunConfig | Mapping[str, Any] | None,
+    *,
+    server: Mapping[str, Any] | None = None,
+    loop: Mapping[str, Any] | None = None,
+    usual: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """The configuration of the parts together; ConfigError where two of them, or one and `given`, disagree."""
+    """The configuration of the parts together; ConfigError where two of them, or one and `given`, disagree.
+
+    `server` is what a parameter server decides. What the `loop` decides is not for the environment to say. `usual` stands
+    where nobody says anything.
+    """
     parts: dict[str, tuple[str, Any]] = {}
     for whose, decided in (
-        ("the environment", environment.decided),
+        ("the loop", loop or {}),
+        ("the environment", {key: value for key, value in environment.decided.items() if key not in (loop or {})}),
         ("the agent", agent.decided),
         ("the replay buffer", _of_pool(pool, agent)),
+        ("the parameter server", server or {}),
     ):
         for key, value in decided.items():
             if key in parts and parts[key][1] != value:
                 raise _contradiction(key, *parts[key], whose, value)
             parts[key] = (whose, value)
     layers: list[tuple[str, Mapping[str, Any]]] = [
-        ("default", DEFAULTS),
+        ("default", {**DEFAULTS, **(usual or {})}),
         ("parts", {key: value for key, (_, value) in parts.items()}),
     ]
     alone = flatten(resolve(*layers).config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -19,6 +19,7 @@ from steppe.core import factory, seeding
 from steppe.core.agent import Agent
 from steppe.core.algorithms import AgentConfig
 from steppe.core.checked import checked
+from steppe.core.components import ParameterPart
 from steppe.core.config import EnvConfig, FlowConfig, RunConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
@@ -35,7 +36,9 @@ from steppe.loops.collecting import (
 )
 from steppe.loops.settings import algorithm_name, choose_device, decide
 from steppe.loops.weights import with_arrays
+from steppe.roles.context import POLICY
 
+WORKERS = "environment"  # how a server knows the workers together
 RECENT = 100  # episodes that return_mean and length_mean look back on
 
 
@@ -58,7 +61,8 @@ class DistributedEnvironment:
     """An environment by id or factory, with `num_workers` actors in it.
 
     `use_gpu` and `device` say where the workers compute actions. The same seed gives the same experience, whether the
-    workers are processes or not. `shutdown` ends them; so do leaving a `with` block and the end of the program.
+    workers are processes or not. With a `parameter_server`, whenever it has newer parameters than the workers act with, they
+    get those, also in the midst of a call. `shutdown` ends them; so do leaving a `with` block and the end of the program.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class DistributedEnvironment:
         envs_per_worker: int | None = None,
         runtime: Literal["inline", "processes"] | None = None,
         seed: int | None = None,
+        parameter_server: ParameterPart | None = None,
     ) -> None:
         if num_workers < 1 or (envs_per_worker is not None and envs_per_worker < 1):
             raise ConfigError(
@@ -87,6 +92,9 @@ class DistributedEnvironment:
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._launches = 0
         self._parameters: dict[str, np.ndarray] = {}
+        self.parameter_server = parameter_server
+        self._pulled_version = -1
+        self._pulled: dict[str, np.ndarray] = {}  # of what the server has
         self._restart = True
         self._steps, self._episodes = 0, 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -116,7 +124,7 @@ class DistributedEnvironment:
             raise ConfigError(f"at least one episode of one step, not {num_episodes=}, {max_steps_per_episode=}")
         recipe = self._recipe(policy)
         with self._collecting(recipe) as collector:
-            episodes = gather_episodes(collector, self._weights(recipe), num_episodes, max_steps_per_episode)
+            episodes = gather_episodes(collector, partial(self._weights, recipe), num_episodes, max_steps_per_episode)
         self._restart = True
         for number, steps in enumerate(episodes):
             self._book(steps)
@@ -133,14 +141,19 @@ class DistributedEnvironment:
             raise ConfigError(f"batch_size={batch_size}: must be at least 1")
         recipe = self._recipe(policy)
         with self._collecting(recipe) as collector:
-            batch = gather_steps(collector, self._weights(recipe), batch_size, restart=self._restart)
+            batch = gather_steps(collector, partial(self._weights, recipe), batch_size, restart=self._restart)
         self._restart = False
         self._steps += batch_size
         self._episodes += int((batch["terminated"] | batch["truncated"]).sum())
         return batch
 
     def update_policy(self, new_policy_params: Mapping[str, np.ndarray]) -> None:
-        """Use these parameters in place of the policy's own in later calls; an empty dictionary gives it its own back."""
+        """Use these parameters in place of the policy's own in later calls; an empty dictionary gives it its own back.
+
+        Parameters that a server makes after this come in their place.
+        """
+        self._pull()
+        self._pulled = {}
         self._parameters = {name: np.array(value) for name, value in new_policy_params.items()}
 
     def reset_environments(self) -> None:
@@ -160,6 +173,7 @@ class DistributedEnvironment:
             "device": self.device,
             "steps": self._steps,
             "episodes": self._episodes,
+            "policy_version": self._pulled_version if self.parameter_server is not None else None,
             "return_mean": float(np.mean(returns)) if returns else None,
             "length_mean": float(np.mean(lengths)) if lengths else None,
         }
@@ -185,7 +199,23 @@ class DistributedEnvironment:
         return Recipe(algorithm_name(policy), config, policy.weights())
 
     def _weights(self, recipe: Recipe) -> Weights:
-        return with_arrays(recipe.weights, self._parameters) if self._parameters else recipe.weights
+        """What the next round is collected with."""
+        self._pull()
+        weights = with_arrays(recipe.weights, self._parameters) if self._parameters else recipe.weights
+        return with_arrays(weights, {**weights.arrays(), **self._pulled}) if self._pulled else weights
+
+    def _pull(self) -> None:
+        """Take over newer parameters of the server, if there are any."""
+        server: Any = self.parameter_server
+        if server is None:
+            return
+        if hasattr(server, "newer_than"):
+            newer = server.newer_than(POLICY, self._pulled_version)
+            if newer is not None:
+                self._pulled_version, self._pulled = newer.version, newer.arrays()
+        else:  # one of a user's own, that counts no versions
+            server.register_worker(WORKERS)
+            self._pulled_version, self._pulled = self._pulled_version + 1, server.get_parameters(WORKERS)
 
     def _collecting(self, recipe: Recipe) -> _Shutting:
         """The workers for a recipe, started if there are none; a failure on the way ends them."""

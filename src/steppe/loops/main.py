@@ -6,39 +6,39 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ForwardRef
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from steppe.core import factory, seeding
+from steppe.core import factory
 from steppe.core.checked import checked
+from steppe.core.components import AgentPart, EnvironmentPart, ParameterPart, ReplayPart
 from steppe.core.config import Resolved, RunConfig, resolve
 from steppe.core.durable import noticing_full_disk, read_json, write_json
 from steppe.core.errors import ConfigError, DamagedFile, DiskFull, RunNotFound, UsageError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.loops.agent import DistributedAgent
-from steppe.loops.composing import compose, episodic
+from steppe.loops.by_hand import ByHand, HandRun
+from steppe.loops.composing import BY_GRADIENTS, compose, episodic
 from steppe.loops.environment import DistributedEnvironment
+from steppe.loops.launching import launch
+from steppe.loops.parameters import adopt, bring_back, decided_by, hand_in, own_store
 from steppe.loops.result import RunResult
-from steppe.loops.starting import adopt_weights, keep_start
+from steppe.loops.starting import adopt_weights
 from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
 from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
 from steppe.records.profile import write_profile
 from steppe.records.view import RunView
-from steppe.runtimes import launcher, mpi, processes, ray
+from steppe.runtimes import mpi, processes, ray
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.turns import Handle
 
-if TYPE_CHECKING:
-    from steppe.replay.pool import ReplayBufferPool
-    from steppe.runtimes.wiring import Parts
-else:  # its compiled parts take as long to import as all the rest, and a loop without a pool does not need them here
-    ReplayBufferPool = ForwardRef("steppe.replay.pool.ReplayBufferPool")
+if (
+    TYPE_CHECKING
+):  # compiled parts take as long to import as all the rest, and a loop without them does not need them here
+    from steppe.params.server import ParameterServer
 
 Callback = Callable[[RunView], object]
-LOOP = "loop.json"
+LOOP, PARAMETERS = "loop.json", "parameters"
 MENDABLE = ("role_died", "out_of_memory")  # what another try may not meet again
 
 
@@ -86,32 +86,71 @@ class MainLoop:
     On `inline` (the default here) the agent and the pool that were given are the ones that work, in place. On other
     runtimes they describe what each process builds, and the agent goes on from the final weights. Every run begins with
     what the agent knows; counters and schedules begin anew. `config` has further settings by (dotted) name.
+
+    With a parameter server, workers push gradients (mode `workers`): a run begins with the server's parameters and applies
+    gradients as the server would, and the server goes on from where the run ended. Without one the loop keeps a store of its
+    own, `parameter_server`, with the same statistics and checkpoints. Parts of a user's own (core/components.py) are played by
+    hand, in this process and one episode at a time.
     """
 
     def __init__(
         self,
-        environment: DistributedEnvironment,
-        replay_buffer: ReplayBufferPool | None,
-        agent: DistributedAgent,
-        parameter_server: object | None = None,
+        environment: EnvironmentPart,
+        replay_buffer: ReplayPart | None,
+        agent: AgentPart,
+        parameter_server: ParameterPart | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        self.environment, self.replay_buffer, self.agent = environment, replay_buffer, agent
-        if parameter_server is not None:
-            raise ConfigError("this version keeps the weights in the loop itself: leave parameter_server out")
-        resolved = compose(environment, replay_buffer, agent, config)
+        self.environment: Any = environment
+        self.replay_buffer: Any = replay_buffer
+        self.agent: Any = agent
+        self._server = parameter_server
+        self._store: ParameterServer | None = None
+        self.episode = 0  # training episodes so far, over all runs
+        self._supervisor: Supervisor | None = None
+        self._running = False
+        self._directory: RunDirectory | None = None
+        self._commands_after = 0  # commands up to this one were for an earlier life of the run
+        self._init_from: str | None = None
+        self._hand_run: HandRun | None = None
+        self._made_by_hand: ByHand | None = None
+        if not self._of_the_house():
+            if config is not None:
+                raise ConfigError(
+                    "config is for parts of the house: parts of your own are played as they are, leave it out"
+                )
+            self._hand_run = HandRun(self._by_hand)
+            return
+        self._compose(config)
+
+    def _compose(self, config: RunConfig | Mapping[str, Any] | None) -> None:
+        """Make one configuration of the parts, and let them know."""
+        environment, agent = self._parts()
+        decided = self._decided(environment)
+        resolved = compose(environment, self.replay_buffer, agent, config, **decided)
         self.config, self.sources = resolved.config, resolved.sources
         environment.settle(self.config.environment)
         steps = self.config.steps if "steps" in self.config.model_fields_set else None
         agent.settle(self.config.agent, self.config.seed, steps)
         agent.bind(environment)
-        self.episode = 0  # training episodes so far, over all runs
-        self._supervisor: Supervisor | None = None
-        self._running = False
-        self._directory: RunDirectory | None = None
-        self._owed_updates = 0.0
+        if self._server is not None and environment.parameter_server is None:
+            environment.parameter_server = self._server
         self._init_from = self.config.init_from  # until the first run has begun with it
-        self._commands_after = 0  # commands up to this one were for an earlier life of the run
+
+    def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
+        """What the server and the loop itself have to say about the configuration."""
+        if self._server is None:
+            return {}
+        return {"server": BY_GRADIENTS | decided_by(self._gradient_server(), environment.num_workers)}
+
+    @property
+    def parameter_server(self) -> ParameterPart:
+        """The server that was given, or the loop's own store: in it are what was learned by calls of this loop so far."""
+        if self._server is not None:
+            return self._server
+        if self._store is None:
+            self._store = own_store(self.agent.get_policy_parameters())
+        return self._store
 
     @classmethod
     def of(cls, resolved: Resolved) -> MainLoop:
@@ -126,10 +165,12 @@ class MainLoop:
 
     def run(self, observers: Sequence[Observer] = ()) -> RunResult:
         """Run to the end that the configuration sets, and write everything down."""
+        self._parts()
         return self._run(self.config, observers)
 
     def plan(self) -> Plan:
         """The topology of the run, with everything a user can get wrong checked and nothing written."""
+        self._parts()
         return self._plan(self.config)
 
     def run_training(
@@ -146,38 +187,42 @@ class MainLoop:
         Frequencies are in training episodes. Longer episodes are truncated. Raises what made a run fail.
         """
         given = (total_episodes, max_steps_per_episode, evaluation_frequency, checkpoint_frequency)
-        result = self._run(episodic(self.config, self.environment.spec, *given), callbacks)
+        if self._hand_run is not None:
+            return self._train_by_hand(self._hand_run, given, callbacks)
+        result = self._run(episodic(self.config, self._parts()[0].spec, *given), callbacks)
         result.raise_for_fault()
         return {**result.summary, "message": result.message, "path": str(result.path)}
 
     def run_single_episode(self) -> dict[str, Any]:
         """Play one episode with the parts, remember it, learn what is due, and return its return, length and losses."""
         self._require_here("an episode of one's own")
-        self.agent.require_steps()
-        steps = self.environment.generate_experiences(self.agent, 1)
+        return self._play(1000)
+
+    def _play(self, max_steps: int) -> dict[str, Any]:
+        found = self._by_hand.episode(max_steps)
+        self.replay_buffer = self._by_hand.replay_buffer
         self.episode += 1
-        if self.agent.config.memory == "rollout":
-            metrics = self.agent.update_policy(steps)
-        else:
-            self.agent.observe(steps)
-            metrics = self._learn_from_replay(steps)
-        total = float(sum(float(step["reward"]) for step in steps))
-        return {"episode": self.episode, "return": total, "length": len(steps), **metrics}
+        self._hand_in()
+        return {"episode": self.episode, **found}
 
     def evaluate_policy(self, num_episodes: int = 10) -> dict[str, Any]:
         """Play whole episodes with the best actions of the agent as it is now."""
         self._require_here("an evaluation")
-        return self.agent.evaluate_policy(num_episodes)
+        found: dict[str, Any] = self.agent.evaluate_policy(num_episodes)
+        return found
 
     def save_checkpoint(self, episode: int, path: str | Path | None = None) -> Path:
-        """Write agent and pool into a directory, and return it. Runs keep checkpoints of their own besides."""
+        """Write agent, pool and parameter server into a directory, and return it. Runs keep checkpoints of their own besides."""
         self._require_here("a checkpoint")
         chosen = Path(path) if path is not None else self._default_checkpoint()
         chosen.mkdir(parents=True, exist_ok=True)
         if self.replay_buffer is not None and self.replay_buffer.get_total_experiences():
             self.replay_buffer.save_buffers(chosen / "replay")
         self.agent.save_checkpoint(chosen / "agent")
-        write_json(chosen / LOOP, {"episode": episode, "owed_updates": self._owed_updates})
+        server: Any = self._server or self._store
+        if hasattr(server, "save_checkpoint"):
+            server.save_checkpoint(chosen / PARAMETERS)
+        write_json(chosen / LOOP, {"episode": episode, "owed_updates": self._by_hand.owed_updates})
         return chosen
 
     def load_checkpoint(self, path: str | Path) -> int:
@@ -190,11 +235,16 @@ class MainLoop:
         self.agent.load_checkpoint(source / "agent")
         if self.replay_buffer is not None and (source / "replay").exists():
             self.replay_buffer.load_buffers(source / "replay")
-        self.episode, self._owed_updates = int(found["episode"]), float(found["owed_updates"])
+        if (source / PARAMETERS).exists():
+            server: Any = self.parameter_server
+            server.load_checkpoint(source / PARAMETERS)
+        self.episode, self._by_hand.owed_updates = int(found["episode"]), float(found["owed_updates"])
         return self.episode
 
     def get_training_progress(self) -> dict[str, Any]:
         """How far the newest run is, as of its last look around (five a second). May be called from any thread."""
+        if self._hand_run is not None:
+            return {**self._hand_run.progress, "episode": self.episode}
         view = self._supervisor.view if self._supervisor else None
         best, last = (view.best_evaluation, view.last_evaluation) if view else (None, None)
         return {
@@ -212,7 +262,8 @@ class MainLoop:
 
     def stop_training(self) -> None:
         """Ask the run under way to end with a checkpoint; from a callback or another thread."""
-        self._require_running("stop").stop("stop_requested", "stopped by stop_training()")
+        running = self._require_running("stop")
+        running.stop() if isinstance(running, HandRun) else running.stop("stop_requested", "stopped by stop_training()")
 
     def pause_training(self) -> None:
         """Let actors and learner rest until `resume_training`; from a callback or another thread."""
@@ -226,7 +277,11 @@ class MainLoop:
         factory.stop_if_loading_main()
         mpi.join(config.runtime)
         plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
-        about = adopt_weights(self._init_from, self.agent, plan) if self._init_from is not None else {}
+        agent = self._parts()[1]
+        about = adopt_weights(self._init_from, agent, plan) if self._init_from is not None else {}
+        if self._server is not None:
+            agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
+            adopt(agent.agent, self._gradient_server().weights().arrays())
         directory = RunDirectory.create(plan.config, self.sources, about)
         self._init_from = None
         return self._live(plan, directory, observers)
@@ -256,7 +311,10 @@ class MainLoop:
             directory.release()
         self.episode += view.episodes
         if plan.config.runtime != "inline":
-            self.agent.adopt_result(directory, plan)
+            self._parts()[1].adopt_result(directory, plan)
+        if self._server is not None:
+            bring_back(self._gradient_server(), directory)
+        self._hand_in()
         return result
 
     def _plan(self, config: RunConfig) -> Plan:
@@ -269,8 +327,9 @@ class MainLoop:
                 from steppe.agents.device import resolve_device
 
                 resolve_device(device)
-        limit = config.environment.time_limit or self.environment.spec.max_episode_steps
-        plan = make_plan(config, replace(self.environment.spec, max_episode_steps=limit))
+        spec = self._parts()[0].spec
+        limit = config.environment.time_limit or spec.max_episode_steps
+        plan = make_plan(config, replace(spec, max_episode_steps=limit))
         if config.runtime in ("mpi", "ray"):
             (mpi if config.runtime == "mpi" else ray).require(plan)
         return plan
@@ -281,7 +340,8 @@ class MainLoop:
         with contextlib.suppress(DiskFull):
             directory.store.set_status("STARTING")
         try:
-            handle = _launch(plan, directory, self.agent, self.replay_buffer)
+            server = None if self._server is None else self._gradient_server()
+            handle = launch(plan, directory, self._parts()[1], self.replay_buffer, server)
             self._supervisor = Supervisor(
                 handle, directory, plan.config, interrupts, commands_after=self._commands_after
             )
@@ -305,80 +365,71 @@ class MainLoop:
         self._commands_after = earlier[-1][0] if earlier else self._commands_after
         return replace(plan, resume=number)
 
-    def _learn_from_replay(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
-        """Store one-step transitions, then as many updates as they pay for (see replay/memory.py)."""
-        from steppe.replay import ReplayBufferPool as Pool
+    @property
+    def _by_hand(self) -> ByHand:
+        if self._made_by_hand is None:
+            self._made_by_hand = ByHand(self.environment, self.replay_buffer, self.agent, self._server)
+        return self._made_by_hand
 
-        settings = self.agent.config.model_dump()
-        if self.replay_buffer is None:
-            disk = runs_root() if settings["buffer_storage"] == "disk" else None
-            self.replay_buffer = Pool(
-                1, settings["buffer_size"], use_prioritized=settings["prioritized"], disk_path=disk
-            )
-        pool, batch_size = self.replay_buffer, settings["batch_size"]
-        names = ("obs", "action", "reward", "next_obs", "terminated")
-        block = {name: np.stack([step[name] for step in steps]) for name in names}
-        block["discount"] = np.full(len(steps), settings["gamma"], np.float32)
-        pool.add_experiences(block)
-        if pool.get_total_experiences() < max(settings["learning_starts"], batch_size):
-            return {"updates": 0}
-        self._owed_updates += len(steps) * settings["samples_per_insert"] / batch_size
-        metrics: dict[str, Any] = {"updates": int(self._owed_updates)}
-        for _ in range(int(self._owed_updates)):
-            batch = pool.sample_batch(batch_size)
-            found = self.agent.learn_from_batch(batch)
-            if pool.use_prioritized:
-                pool.update_priorities(batch["indices"], found.pop("priorities"))
-            metrics = {**found, "updates": metrics["updates"]}
-        self._owed_updates %= 1.0
-        return metrics
+    def _train_by_hand(
+        self, run: HandRun, given: tuple[int, int, int, int], callbacks: Sequence[Callable[[Any], object]]
+    ) -> dict[str, Any]:
+        def look(progress: dict[str, Any]) -> bool:
+            told = {**progress, "episode": self.episode}
+            answers = [callback(told) for callback in callbacks]
+            return any(answer is True for answer in answers)
+
+        self._running = True
+        try:
+            return run.run(given, self._play, lambda: self.save_checkpoint(self.episode), look) | {
+                "episode": self.episode
+            }
+        finally:
+            self._running = False
+
+    def _hand_in(self) -> None:
+        """Let the loop's own store, where somebody has asked for it, know what was learned."""
+        if self._store is not None:
+            hand_in(self._store, self.agent.get_policy_parameters())
+
+    def _of_the_house(self) -> bool:
+        kinds = (DistributedEnvironment, DistributedAgent)
+        ours = all(isinstance(part, kind) for part, kind in zip((self.environment, self.agent), kinds, strict=True))
+        if ours and self.replay_buffer is not None:
+            from steppe.replay import ReplayBufferPool as Pool
+
+            ours = isinstance(self.replay_buffer, Pool)
+        if ours and self._server is not None:
+            from steppe.params.server import ParameterServer
+
+            ours = isinstance(self._server, ParameterServer)
+        return ours
+
+    def _parts(self) -> tuple[DistributedEnvironment, DistributedAgent]:
+        """Environment and agent of the house; a loop over others has no plan."""
+        environment, agent = self.environment, self.agent
+        if not isinstance(environment, DistributedEnvironment) or not isinstance(agent, DistributedAgent):
+            raise UsageError("parts of your own are played by hand: use run_training or run_single_episode")
+        return environment, agent
+
+    def _gradient_server(self) -> Any:
+        """The server that was given, of the house: a type for it would have to be imported."""
+        return self._server
 
     def _default_checkpoint(self) -> Path:
         return (self._directory.path if self._directory else runs_root()) / "loop-checkpoint"
 
     def _require_here(self, what: str) -> None:
-        if self._running and self.config.runtime != "inline":
+        if self._running and self._hand_run is None and self.config.runtime != "inline":
             raise UsageError(
                 f"{what} is not possible while the learner works in another process: wait for the run's end"
             )
 
-    def _require_running(self, verb: str) -> Supervisor:
-        if not self._running or self._supervisor is None:
+    def _require_running(self, verb: str) -> Supervisor | HandRun:
+        running = self._hand_run or self._supervisor
+        if not self._running or running is None:
             raise UsageError(f"there is no training under way to {verb}")
-        return self._supervisor
-
-
-def _launch(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Handle:
-    if agent.built and plan.resume is None:
-        keep_start(agent, directory)
-    if plan.config.runtime == "inline":
-        from steppe.runtimes import inline
-
-        return inline.launch(plan, directory, _parts(plan, directory, agent, pool))
-    return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
-
-
-def _parts(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Parts:
-    """The caller's own agent and pool, to work in place."""
-    from steppe.replay import make_memory
-    from steppe.runtimes.wiring import Parts, begun
-
-    fresh = not agent.built
-    agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
-    if fresh:
-        begun(agent.agent, directory)
-    if pool is None:
-        return Parts(agent=agent.agent)
-    memory = make_memory(
-        plan.config.agent,
-        plan.segment,
-        stream=seeding.generator(plan.config.seed, "memory"),
-        total_steps=plan.config.steps,
-        num_actors=plan.config.actors,
-        pool=pool,
-        directory=directory.path,
-    )
-    return Parts(agent=agent.agent, memory=memory)
+        return running
 
 
 def newest_whole(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]:

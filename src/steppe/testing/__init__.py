@@ -1,7 +1,8 @@
 """Conformance suites to run on parts of your own: inherit one in a test file, say how to make the part, run pytest.
 
 agent.py AgentConformance · board.py BoardConformance · channel.py ChannelConformance · env.py WorldConformance · team.py
-TeamConformance · memory.py MemoryConformance · runtime.py RuntimeConformance · weights.py WeightStoreConformance · mock.py MockEnvironment
+TeamConformance · memory.py MemoryConformance · runtime.py RuntimeConformance · weights.py WeightStoreConformance · mock.py MockEnvironment ·
+components.py one suite each for the five components of a MainLoop
 """
 
 from __future__ import annotations

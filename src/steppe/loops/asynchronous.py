@@ -1,0 +1,133 @@
+"""AsyncMainLoop: workers that act and push gradients to a parameter server (A3C), composed of the same parts as MainLoop.
+AsyncAgent: an agent that trains that way in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steppe.core.agent import Agent
+from steppe.core.checked import checked
+from steppe.core.components import ParameterPart, ReplayPart
+from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError, FactoryError, UsageError
+from steppe.loops.agent import DistributedAgent
+from steppe.loops.composing import BY_GRADIENTS, NEVER
+from steppe.loops.environment import DistributedEnvironment
+from steppe.loops.main import Callback, MainLoop
+from steppe.loops.parameters import decided_by
+from steppe.runtimes.plan import make_plan
+
+
+@checked
+class AsyncMainLoop(MainLoop):
+    """`num_workers` workers, whatever the environment has, each with environments and an agent of its own.
+
+    The server says how gradients become parameters: each as it comes, several together, or in rounds, with its aggregation and
+    its optimizer; None stands for a store of the run's own, with the agent's optimizer. Workers are processes where those can
+    find environment and agent by name, and take turns in this process otherwise. A replay agent's buffer is divided among them.
+    """
+
+    def __init__(
+        self,
+        environment: DistributedEnvironment,
+        replay_buffer: ReplayPart | None,
+        agent: DistributedAgent,
+        param_server: ParameterPart | None,
+        num_workers: int = 8,
+        *,
+        config: RunConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        if num_workers < 1:
+            raise ConfigError(f"num_workers={num_workers}: there must be at least one")
+        self.num_workers = num_workers
+        super().__init__(environment, replay_buffer, agent, param_server, config)
+        if self._hand_run is not None:
+            raise ConfigError(
+                "AsyncMainLoop builds its parts again in every worker, so they must be of the house: use MainLoop for your own"
+            )
+
+    def run_async_training(self, total_steps: int = 1_000_000, *, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+        """Train for so many environment steps over all workers, and return the run's summary. Raises what made it fail."""
+        if total_steps < 1:
+            raise ConfigError(f"total_steps={total_steps}: must be at least 1")
+        result = self._run(self.config.model_copy(update={"steps": total_steps, "episodes": None}), callbacks)
+        result.raise_for_fault()
+        return {**result.summary, "message": result.message, "path": str(result.path)}
+
+    def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
+        runtime = {} if "runtime" in environment.decided else {"runtime": self._runtime(environment)}
+        found: dict[str, Mapping[str, Any]] = {"loop": BY_GRADIENTS | {"actors": self.num_workers}, "usual": runtime}
+        return (
+            found if self._server is None else found | {"server": decided_by(self._gradient_server(), self.num_workers)}
+        )
+
+    def _runtime(self, environment: DistributedEnvironment) -> str:
+        agent = self._parts()[1]
+        given: dict[str, Any] = {
+            "env": environment.env,
+            "algo": agent.algo,
+            "agent": agent.config,
+            "environment": environment.config,
+        }
+        try:
+            make_plan(RunConfig(**given, mode="sync", runtime="processes"), environment.spec)
+        except FactoryError:
+            return "inline"
+        return "processes"
+
+
+@checked
+class AsyncAgent(DistributedAgent):
+    """A DistributedAgent that `num_workers` processes train in the background, in the environment that it is bound to.
+
+    `settings` are DistributedAgent's. While it trains, the agent here is as it was; it takes over what was learned when the
+    training is stopped.
+    """
+
+    def __init__(self, algorithm: str | type | Agent, num_workers: int = 4, **settings: Any) -> None:
+        if num_workers < 1:
+            raise ConfigError(f"num_workers={num_workers}: there must be at least one")
+        super().__init__(algorithm, **settings)
+        self.num_workers = num_workers
+        self._loop: AsyncMainLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._begun, self._stopping = threading.Event(), threading.Event()
+        self._outcome: dict[str, Any] | BaseException = {}
+
+    def start_async_training(self) -> None:
+        """Begin, and return at once; every beginning is a run of its own."""
+        if self._thread is not None:
+            raise UsageError("this agent is being trained already: stop_async_training first")
+        if not isinstance(self._world, DistributedEnvironment):
+            raise UsageError("training needs a DistributedEnvironment to act in: bind(environment) first")
+        config = {"runtime": "processes"} if self._world.runtime is None else {}
+        self._loop = AsyncMainLoop(self._world, None, self, None, self.num_workers, config=config)
+        self._begun.clear()
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._train, args=(self._loop,), name="steppe-async-agent")
+        self._thread.start()
+
+    def stop_async_training(self) -> dict[str, Any]:
+        """End the training, take over what was learned, and return the run's summary. Raises what made it fail."""
+        if self._thread is None:
+            raise UsageError("this agent is not being trained: start_async_training first")
+        self._stopping.set()
+        self._thread.join()
+        self._thread = None
+        outcome = self._outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def get_training_stats(self) -> dict[str, Any]:
+        """As DistributedAgent's, and how far the training in the background is."""
+        progress = self._loop.get_training_progress() if self._loop is not None else None
+        return {**super().get_training_stats(), "training": self._thread is not None, "progress": progress}
+
+    def _train(self, loop: AsyncMainLoop) -> None:
+        try:
+            self._outcome = loop.run_async_training(NEVER, callbacks=[lambda view: self._stopping.is_set()])
+        except BaseException as error:  # noqa: BLE001 - raised where the training is stopped
+            self._outcome = error

@@ -1,0 +1,201 @@
+"""Training with the parts themselves, here and one episode at a time: play, remember, learn.
+
+A loop over parts of the house goes this way for single episodes; over parts of a user's own, which no other process could
+build again, for everything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steppe.core.components import AgentPart, EnvironmentPart, ParameterPart, ReplayPart
+from steppe.core.errors import ConfigError
+from steppe.loops.agent import DistributedAgent
+from steppe.loops.batches import columns_of
+from steppe.loops.parameters import LOOP
+from steppe.loops.settings import DEFAULTS
+from steppe.records.directory import runs_root
+
+Steps = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much is learned from a replay, and from when on."""
+
+    batch_size: int
+    updates_per_step: float
+    starts: int
+
+    @classmethod
+    def of(cls, agent: AgentPart) -> Pace:
+        """An agent of the house says it itself; for others what DistributedAgent has by default."""
+        if not isinstance(agent, DistributedAgent):
+            size = int(DEFAULTS["batch_size"])
+            return cls(size, 1.0 / DEFAULTS["update_frequency"], size)
+        settings = agent.config.model_dump()
+        size = settings["batch_size"]
+        return cls(size, settings["samples_per_insert"] / size, max(settings["learning_starts"], size))
+
+
+class ByHand:
+    """The parts at work. With a server, gradients go there, and the agent goes on with what comes back."""
+
+    def __init__(
+        self,
+        environment: EnvironmentPart,
+        replay_buffer: ReplayPart | None,
+        agent: AgentPart,
+        server: ParameterPart | None = None,
+    ) -> None:
+        self.environment, self.replay_buffer, self.agent, self.server = environment, replay_buffer, agent, server
+        self.owed_updates = 0.0
+        if server is not None:
+            server.register_worker(LOOP)
+
+    def episode(self, max_steps: int = 1000) -> dict[str, Any]:
+        """Play one episode, remember it, learn what is due; its return, length and losses."""
+        steps: Steps = list(self.environment.generate_experiences(self.agent, 1, max_steps))
+        metrics = self._learn(steps)
+        total = float(sum(float(step["reward"]) for step in steps))
+        return {"return": total, "length": len(steps), **metrics}
+
+    def _learn(self, steps: Steps) -> dict[str, Any]:
+        house = self.agent if isinstance(self.agent, DistributedAgent) else None
+        if house is not None and house.config.memory != "rollout":
+            house.observe(steps)
+            return self._learn_from_replay(steps)
+        if self.replay_buffer is not None:
+            return self._learn_from_replay(steps)
+        if self.server is None:
+            return self.agent.update_policy(steps)
+        if house is not None:
+            house.observe(steps)
+        return self._push(columns_of(steps), len(steps))
+
+    def _learn_from_replay(self, steps: Steps) -> dict[str, Any]:
+        """Store one-step transitions, then as many updates as they pay for (see replay/memory.py)."""
+        pool, pace = self._pool(), Pace.of(self.agent)
+        pool.add_experiences(self._block(steps))
+        if pool.get_total_experiences() < pace.starts:
+            return {"updates": 0}
+        self.owed_updates += len(steps) * pace.updates_per_step
+        due, metrics = int(self.owed_updates), {}
+        for _ in range(due):
+            batch = pool.sample_batch(pace.batch_size)
+            metrics = self.agent.learn_from_batch(batch) if self.server is None else self._push(batch, pace.batch_size)
+            priorities = metrics.pop("priorities", None)
+            if priorities is not None:
+                pool.update_priorities(batch["indices"], priorities)  # type: ignore[attr-defined]
+        self.owed_updates %= 1.0
+        return {**metrics, "updates": due}
+
+    def _push(self, batch: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
+        """One gradient to the server, and the parameters that it has then."""
+        assert self.server is not None
+        weighs = getattr(getattr(self.server, "aggregation", None), "weighs", False)
+        receipt = self.server.push_gradients(LOOP, self.agent.compute_gradients(batch), float(rows) if weighs else 1.0)
+        newest = {**self.agent.get_policy_parameters(), **self.server.get_parameters(LOOP)}
+        self.agent.set_policy_parameters(newest)
+        refused = receipt is not None and not receipt
+        return {"updates": 0 if refused else 1, **({"refused": receipt.reason} if refused else {})}
+
+    def _pool(self) -> ReplayPart:
+        if self.replay_buffer is None:
+            from steppe.replay import ReplayBufferPool
+
+            assert isinstance(self.agent, DistributedAgent), "others learn in order where there is no pool"
+            settings = self.agent.config.model_dump()
+            disk = runs_root() if settings["buffer_storage"] == "disk" else None
+            self.replay_buffer = ReplayBufferPool(
+                1, settings["buffer_size"], use_prioritized=settings["prioritized"], disk_path=disk
+            )
+        return self.replay_buffer
+
+    def _block(self, steps: Steps) -> Any:
+        """The steps as the agent wants them back: of the house, one-step transitions."""
+        if not isinstance(self.agent, DistributedAgent):
+            return steps
+        names, gamma = ("obs", "action", "reward", "next_obs", "terminated"), np.float32(self.agent.config.gamma)
+        return [{**{name: step[name] for name in names}, "discount": gamma} for step in steps]
+
+
+class HandRun:
+    """A training of whole episodes by hand. `stop`, `pause` and `resume` may be called from another thread."""
+
+    def __init__(self, hands: ByHand) -> None:
+        self.hands = hands
+        self.progress: dict[str, Any] = {
+            "state": "PENDING", "run": None, "episode": 0, "env_steps": 0, "updates": 0,
+            "train_return_mean": None, "eval_return_mean": None, "best_return_mean": None,
+        }  # fmt: skip
+        self._going, self._stopping = threading.Event(), threading.Event()
+        self._going.set()
+
+    def run(
+        self,
+        frequencies: tuple[int, int, int, int],
+        episode: Callable[[int], dict[str, Any]],
+        save: Callable[[], object],
+        look: Callable[[dict[str, Any]], bool],
+    ) -> dict[str, Any]:
+        """Play `episode` again and again; `frequencies` are those of run_training, `look` says True to end."""
+        total, max_steps, judge_every, save_every = frequencies
+        if min(frequencies) < 1:
+            raise ConfigError(f"episodes, steps and frequencies are at least 1, not {min(frequencies)}")
+        self._stopping.clear()
+        told = self.progress
+        returns: list[float] = []
+        told["state"] = "RUNNING"
+        try:
+            for done in range(1, total + 1):
+                self._rest()
+                if self._stopping.is_set():
+                    break
+                found = episode(max_steps)
+                returns = [*returns, found["return"]][-100:]
+                told["env_steps"] += found["length"]
+                told["updates"] += int(found.get("updates", 1))
+                told["train_return_mean"] = float(np.mean(returns))
+                if done % judge_every == 0 or done == total:
+                    self._judge()
+                if done % save_every == 0 or done == total:
+                    save()
+                if look(dict(told)):
+                    self.stop()
+        except BaseException:
+            told["state"] = "FAILED"
+            raise
+        told["state"] = "STOPPED" if self._stopping.is_set() else "SUCCEEDED"
+        reason = "stop_requested" if self._stopping.is_set() else "episodes_done"
+        return {**told, "reason": reason}
+
+    def stop(self) -> None:
+        """End after the episode under way."""
+        self._stopping.set()
+        self._going.set()
+
+    def pause(self) -> None:
+        """Rest after the episode under way."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._going.set()
+
+    def _rest(self) -> None:
+        if not self._going.is_set():
+            self.progress["state"] = "PAUSED"
+            self._going.wait()
+            self.progress["state"] = "RUNNING"
+
+    def _judge(self) -> None:
+        found = float(self.hands.agent.evaluate_policy()["return_mean"])
+        best = self.progress["best_return_mean"]
+        self.progress["eval_return_mean"] = found
+        self.progress["best_return_mean"] = found if best is None else max(best, found)

@@ -1,0 +1,141 @@
+"""MultiAgentLearner: several agents on one task. Each learns from its own draw of what was seen; together they decide.
+
+Their disagreement says how much of a decision is chance: it falls where they have seen enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from steppe.core import seeding
+from steppe.core.checked import checked
+from steppe.core.errors import ConfigError, UsageError, nearest
+from steppe.loops.agent import DistributedAgent
+from steppe.loops.environment import DistributedEnvironment
+
+Steps = Sequence[Mapping[str, Any]]
+REWARD = "reward"
+
+
+@checked
+class MultiAgentLearner:
+    """Members by name, of any algorithms, bound to one world (`bind`, if they are not).
+
+    With `bootstrap`, each learns from a draw with replacement of the experiences that it is given: of whole episodes where the
+    order counts, of steps for replay agents. The same seed gives the same draws.
+    """
+
+    def __init__(self, agents: dict[str, DistributedAgent], *, bootstrap: bool = True, seed: int = 0) -> None:
+        if not agents:
+            raise ConfigError("an ensemble has at least one member")
+        self.agents, self.bootstrap, self.seed = dict(agents), bootstrap, seed
+        self._rounds = 0
+        self._metrics: dict[str, dict[str, Any]] = {}
+
+    def bind(self, environment: DistributedEnvironment) -> MultiAgentLearner:
+        """Let all members meet the world to act in."""
+        for agent in self.agents.values():
+            agent.bind(environment)
+        return self
+
+    def train_agents(self, experiences: Mapping[str, Steps]) -> dict[str, dict[str, Any]]:
+        """Let members learn from experiences by name; the metrics of each, with the disagreement of all on what they saw."""
+        for name in experiences:
+            self._require(name)
+        for name, steps in experiences.items():
+            if not steps:
+                raise UsageError(f"there are no experiences for {name!r} to learn from")
+            drawn = self._draw(name, steps) if self.bootstrap else steps
+            self._metrics[name] = dict(self.agents[name].update_policy(drawn))
+        self._rounds += 1
+        seen = [np.asarray(step["obs"]) for steps in experiences.values() for step in steps]
+        split = self.disagreement(np.stack(seen)) if seen else 0.0
+        return {name: {**self._metrics[name], "disagreement": split} for name in experiences}
+
+    def get_best_agent(self, metric: str = REWARD) -> tuple[str, DistributedAgent]:
+        """The member with the best mean return over ten episodes, or, by another metric's name, the one whose last training
+        told the largest value of it (the smallest of a loss or an error)."""
+        if metric == REWARD:
+            scores = {name: float(agent.evaluate_policy(10)["return_mean"]) for name, agent in self.agents.items()}
+        else:
+            scores = {name: self._told(told, metric) for name, told in self._metrics.items()}
+            if not scores:
+                raise UsageError(f"no member was trained yet, so none has a {metric!r}: call train_agents first")
+            if metric.endswith(("loss", "error")):
+                scores = {name: -value for name, value in scores.items()}
+        best = max(scores, key=lambda name: scores[name])
+        return best, self.agents[best]
+
+    def ensemble_predict(self, state: np.ndarray) -> Any:
+        """What the members choose together without exploring: the mean of continuous actions, the majority's choice of others,
+        of equal numbers the lowest. `state` is one observation, or several along a first axis."""
+        rows, single = self._rows(state)
+        action = _together(self._votes(rows), continuous=self._continuous)
+        return action[0] if single else action
+
+    def disagreement(self, state: np.ndarray) -> float:
+        """How far apart the members' choices are, averaged over `state`: the share that the majority outvotes, or the deviation
+        between continuous actions."""
+        votes = self._votes(self._rows(state)[0])
+        if self._continuous:
+            return float(votes.std(axis=0).mean())
+        chosen = _together(votes, continuous=False)
+        return float((votes != chosen).mean())
+
+    @property
+    def _continuous(self) -> bool:
+        return next(iter(self.agents.values())).spec.action.kind == "box"
+
+    def _votes(self, rows: np.ndarray) -> np.ndarray:
+        """Choices [members, N, …]."""
+        starts = np.ones(len(rows), bool)
+        return np.stack([agent.agent.act(rows, starts, explore=False)["action"] for agent in self.agents.values()])
+
+    def _rows(self, state: np.ndarray) -> tuple[np.ndarray, bool]:
+        field = next(iter(self.agents.values())).spec.obs
+        rows = np.asarray(state, field.dtype)
+        if rows.shape == field.shape:
+            return rows[None], True
+        if rows.shape[1:] != field.shape or rows.ndim != len(field.shape) + 1:
+            raise UsageError(f"a state has shape {field.shape}, or several (N, …) of it, not {rows.shape}")
+        return rows, False
+
+    def _draw(self, name: str, steps: Steps) -> Steps:
+        """As many as there are, with replacement."""
+        stream = seeding.generator(self.seed, "bootstrap", name, self._rounds)
+        if self.agents[name].config.memory != "rollout":
+            return [steps[row] for row in stream.integers(len(steps), size=len(steps))]
+        episodes = _episodes(steps)
+        drawn = [episodes[row] for row in stream.integers(len(episodes), size=len(episodes))]
+        return [{**step, "episode": number} for number, episode in enumerate(drawn) for step in episode]
+
+    def _require(self, name: str) -> None:
+        if name not in self.agents:
+            raise ConfigError(f"there is no member {name!r}.{nearest(name, self.agents)}")
+
+    def _told(self, told: Mapping[str, Any], metric: str) -> float:
+        if metric not in told:
+            raise ConfigError(f"training told no {metric!r}: {', '.join(told)}, or {REWARD}.{nearest(metric, told)}")
+        return float(told[metric])
+
+
+def _together(votes: np.ndarray, *, continuous: bool) -> np.ndarray:
+    if continuous:
+        chosen: np.ndarray = votes.mean(axis=0, dtype=np.float64)
+    else:
+        chosen = np.stack([(votes == choice).sum(axis=0) for choice in range(int(votes.max()) + 1)]).argmax(axis=0)
+    return chosen.astype(votes.dtype)
+
+
+def _episodes(steps: Steps) -> list[list[Mapping[str, Any]]]:
+    """Steps in order, cut where an episode ended or another begins."""
+    found: list[list[Mapping[str, Any]]] = [[]]
+    for step in steps:
+        last = found[-1][-1] if found[-1] else None
+        if last is not None and (last["terminated"] or last["truncated"] or last.get("episode") != step.get("episode")):
+            found.append([])
+        found[-1].append(step)
+    return found

@@ -1,0 +1,59 @@
+"""From a plan and a caller's parts to a run under way: in place on `inline`, written down for other processes elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steppe.core import seeding
+from steppe.loops.agent import DistributedAgent
+from steppe.loops.starting import keep_start
+from steppe.records.directory import RunDirectory
+from steppe.runtimes import launcher
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import Handle
+
+if (
+    TYPE_CHECKING
+):  # compiled parts take as long to import as all the rest, and a loop without them does not need them here
+    from steppe.params.server import ParameterServer
+    from steppe.replay.pool import ReplayBufferPool
+    from steppe.runtimes.wiring import Parts
+
+
+def launch(
+    plan: Plan,
+    directory: RunDirectory,
+    agent: DistributedAgent,
+    pool: ReplayBufferPool | None,
+    server: ParameterServer | None,
+) -> Handle:
+    if agent.built and plan.resume is None:
+        keep_start(agent, directory, server)
+    if plan.config.runtime == "inline":
+        from steppe.runtimes import inline
+
+        return inline.launch(plan, directory, _given(plan, directory, agent, pool))
+    return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
+
+
+def _given(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Parts:
+    """The caller's own agent and pool, to work in place."""
+    from steppe.replay import make_memory
+    from steppe.runtimes.wiring import Parts, begun
+
+    fresh = not agent.built
+    agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
+    if fresh:
+        begun(agent.agent, directory)
+    if pool is None or plan.config.by_gradients:
+        return Parts(agent=agent.agent)
+    memory = make_memory(
+        plan.config.agent,
+        plan.segment,
+        stream=seeding.generator(plan.config.seed, "memory"),
+        total_steps=plan.config.steps,
+        num_actors=plan.config.actors,
+        pool=pool,
+        directory=directory.path,
+    )
+    return Parts(agent=agent.agent, memory=memory)
