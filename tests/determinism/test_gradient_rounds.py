@@ -22,6 +22,9 @@ CASES = {
         "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 8, "batch_size": 16, "learning_starts": 60,
         "samples_per_insert": 4.0, "steps": 900, "params.in_rounds": True,
     },
+    "a2c, recurrent": {
+        "algo": "a2c", "env": "steppe/Recall-v0", "segment_steps": 8, "steps": 900, "recurrent": True, "cell_size": 8,
+    },
     "a2c, continuous": {"algo": "a2c", "env": "Pendulum-v1", "segment_steps": 8, "steps": 900},
 }  # fmt: skip
 FIGURES = ("weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")

@@ -97,7 +97,9 @@ def test_columns_of_the_agent_are_in_the_segment():
 
 
 def test_an_action_space_the_algorithm_cannot_do():
-    with pytest.raises(WorldError, match="dqn cannot choose continuous actions, which arm has; these can: a2c, a3c, ppo"):
+    with pytest.raises(
+        WorldError, match="dqn cannot choose continuous actions, which arm has; these can: a2c, a3c, ppo"
+    ):
         plan_of(CONTINUOUS, algo="dqn")
 
 

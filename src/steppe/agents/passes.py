@@ -162,7 +162,9 @@ class RecurrentActorCritic(nn.Module):
         return self.body.normalizer
 
 
-def build_network(config: ActorCriticConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso | RecurrentActorCritic:
+def build_network(
+    config: ActorCriticConfig, spec: EnvSpec, width: int
+) -> TwinTowers | CommonTorso | RecurrentActorCritic:
     """What the configuration asks for; `width` is what the actions' distribution needs."""
     if config.recurrent:
         return RecurrentActorCritic(config, spec, width)

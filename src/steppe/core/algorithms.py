@@ -37,7 +37,9 @@ class AgentConfig(Frozen):
     observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
     in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
     usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # where a run does not say
-    in_rounds: ClassVar[bool] = False  # workers wait for each other before their gradients are applied, unless told otherwise
+    in_rounds: ClassVar[bool] = (
+        False  # workers wait for each other before their gradients are applied, unless told otherwise
+    )
 
     learning_rate: PositiveFloat | None = Field(
         None, description="Adam's step size at the start of the run; chosen to fit if absent."

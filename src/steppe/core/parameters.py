@@ -62,6 +62,10 @@ class ParamsConfig(Frozen):
         """These settings and the agent's with what is absent chosen; ConfigError for what cannot be."""
         in_rounds = agent.in_rounds if self.in_rounds is None else self.in_rounds
         self._require(num_workers, in_rounds=in_rounds)
+        if agent.memory == "sequences":
+            raise ConfigError(
+                "sequences are drawn by priorities, which workers do not keep: use --mode sync or --mode async"
+            )
         for name in ("normalize_obs", "normalize_reward", "prioritized"):
             if getattr(agent, name, None):
                 raise ConfigError(

@@ -60,6 +60,8 @@ class ByHand:
 
     def episode(self, max_steps: int = 1000) -> dict[str, Any]:
         """Play one episode, remember it, learn what is due; its return, length and losses."""
+        if isinstance(self.agent, DistributedAgent):
+            self.agent.require_steps()
         steps: Steps = list(self.environment.generate_experiences(self.agent, 1, max_steps))
         metrics = self._learn(steps)
         total = float(sum(float(step["reward"]) for step in steps))
