@@ -38,6 +38,7 @@ def test_a_loop_trains_an_agent_that_remembers(algo, config, environment):
     loop = MainLoop(environment, None, DistributedAgent(algo, config=config))
     summary = loop.run_training(40, evaluation_frequency=1000, checkpoint_frequency=1000)
     assert loop.episode >= 40
+    assert summary["env_steps"] >= 40 * 8
     assert summary["updates"] > 0
 
 
