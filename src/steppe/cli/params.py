@@ -179,7 +179,10 @@ def node(
     node_id: Annotated[str, typer.Option("--node-id", metavar="ID", help="Which node this is.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Be one node of a cluster: train what its file's [run] says, and exchange with the others."""
+    """Train as one node of a cluster.
+
+    The file's table [run] says what is trained.
+    """
     from steppe.cli.train import complain, exit_code, shown
     from steppe.core.cluster import read_cluster_file
     from steppe.core.config import from_environ, resolve
