@@ -55,7 +55,7 @@ class TestConformanceOwn(TestConformance):
 
 
 class TestConformanceRemembering(TestConformance):
-    config = PPOConfig(hidden=(8,), minibatch_size=12, epochs=2, recurrent=True, policies="own")
+    config = PPOConfig(hidden=(8,), minibatch_size=12, segment_steps=6, cell_size=5, recurrent=True, policies="own")
 
 
 class TestConformanceUnlike(TestConformance):
