@@ -54,6 +54,10 @@ class TestConformanceOwn(TestConformance):
     config = PPOConfig(**SMALL, policies="own")
 
 
+class TestConformanceRemembering(TestConformance):
+    config = PPOConfig(hidden=(8,), minibatch_size=12, segment_steps=6, cell_size=5, recurrent=True, policies="own")
+
+
 class TestConformanceUnlike(TestConformance):
     spec = replace(PAIR, members=(WOLF, SHEEP))
 

@@ -54,7 +54,7 @@ def test_flags_are_explained_by_the_fields(steppe, words):
     assert "--record-arrivals Async: write down which segments were learned from" in text
     assert "--init-from RUN Begin with the weights of another run" in text
     assert "--restarts N How often the run resumes by itself after its learner died. [default: 0]" in text
-    assert "ENV <str> Gymnasium id" in text or "ENV Gymnasium id" in text
+    assert "ENV <str> Gymnasium or PettingZoo id" in text or "ENV Gymnasium or PettingZoo id" in text
 
 
 def test_version(steppe):

@@ -26,6 +26,7 @@ CASES = {
     "maze": MAZE,
     "maze, our loop": {**MAZE, "environment.vector": "loop"},
     "maze, two policies": {**MAZE, "policies": {"agent_0": "leader", "*": "others"}},
+    "maze, two that remember": {**MAZE, "policies": {"agent_0": "leader", "*": "others"}, "recurrent": True},
     "pettingzoo": {"env": "pettingzoo.classic.rps_v2"},
     "turns": {"env": "pettingzoo.classic.tictactoe_v3", "policies": "own"},
     "maze, dqn": {**MAZE, "algo": "dqn", "batch_size": 16, "learning_starts": 70, "samples_per_insert": 1.0},
@@ -59,7 +60,7 @@ def test_sync_is_the_same_in_one_process_as_in_many(case, tmp_path):
     assert figures(one) == figures(beside)
 
 
-@pytest.mark.parametrize("case", ["maze", "maze, two policies", "turns", "maze, dqn"])
+@pytest.mark.parametrize("case", ["maze", "maze, two policies", "maze, two that remember", "turns", "maze, dqn"])
 def test_a_run_resumed_from_each_of_its_checkpoints_ends_the_same(case, tmp_path):
     whole = train(tmp_path / "whole", case, **{"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000})
     numbers = [info.number for info in Checkpoints(whole.path / "checkpoints").list() if not info.best]
