@@ -35,6 +35,8 @@ class AgentConfig(Frozen):
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "rollout"
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
     observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
+    live: ClassVar[tuple[str, ...]] = ()  # fields that a running learner takes over (core/agent.py, Tunable)
+    fixed: ClassVar[tuple[str, ...]] = ("network", "hidden", "normalize_obs", "normalize_reward", "segment_steps")
     in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
 
     learning_rate: PositiveFloat | None = Field(
@@ -145,6 +147,10 @@ class PPOConfig(AgentConfig):
 
     implementation = "steppe.agents.ppo:PPO"
     memory = "rollout"
+    live = (
+        *("learning_rate", "gamma", "gae_lambda", "epochs", "minibatch_size"),
+        *("clip", "value_coef", "entropy_coef", "target_kl"),
+    )
 
     gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
     epochs: Positive | None = Field(None, description="Passes over each rollout; chosen to fit if absent.")
@@ -216,6 +222,8 @@ class ReplayConfig(AgentConfig):
 
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "replay"
     actions = ("discrete",)
+    live = ("learning_rate", "target_every", "epsilon_start", "epsilon_end")
+    fixed = (*AgentConfig.fixed, "dueling", "buffer_size", "buffer_storage", "n_step", "prioritized", "alpha")
 
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
     batch_size: Positive = Field(64, description="Transitions per update.")

@@ -114,6 +114,12 @@ class RunDirectory:
         """The configuration the run was made with."""
         return unflatten(self.record["config"])
 
+    def settle(self, config: RunConfig) -> None:
+        """Write down the choices that were made for a run that had been created without them; the lock is held."""
+        record = self.record | {"config": flatten(config)}
+        write_json(self.path / RECORD, record)
+        self.record = record
+
     @cached_property
     def store(self) -> Store:
         return Store(self.path / STORE)

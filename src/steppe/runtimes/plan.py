@@ -102,10 +102,8 @@ def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpe
 def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
     if config.mode == "workers":
         return _workers(config)
-    together = config.mode == "single"
-    actors = tuple(
-        RoleSpec("actor", index, "learner" if together else f"actor-{index}") for index in range(config.actors)
-    )
+    together, num_seats = config.mode == "single", config.flow.max_actors or config.actors
+    actors = tuple(RoleSpec("actor", index, "learner" if together else f"actor-{index}") for index in range(num_seats))
     return (*actors, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
 
 

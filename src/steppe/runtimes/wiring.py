@@ -80,7 +80,7 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
     world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
     policy = _agent(plan, _device(plan, config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
-    policy.begin(plan.num_rows, stream, actor=role.index, num_actors=config.actors)
+    policy.begin(plan.num_rows, stream, actor=role.index, num_actors=plan.num_writers)
     gate: Gate = Lockstep(plan.ahead) if plan.lockstep else Free()
     if script is not None:
         gate = follower = Follower(role.index, script, script.shelf_over(context.weights))
@@ -102,7 +102,7 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         plan.segment,
         stream=seeding.generator(config.seed, "memory"),
         total_steps=config.steps,
-        num_actors=config.actors,
+        num_actors=plan.num_writers,
         directory=directory.path,
     )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
