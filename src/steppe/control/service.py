@@ -29,7 +29,7 @@ from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.loops.resuming import COMPLETE, tuned
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.diagnosis import diagnose, measure
-from steppe.records.directory import RECORD, RunDirectory, list_runs, runs_root
+from steppe.records.directory import RECORD, RunDirectory, info_of, list_runs, runs_root
 from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from steppe.records.view import ENDED, RunView
 
@@ -142,16 +142,15 @@ class Service:
     def list_runs(self) -> model.Runs:
         """Every run, newest first."""
         with self._lock:
-            return model.Runs(
-                runs=[describing.run(info, self._view_of(info), self.ledger) for info in list_runs(self.root)]
-            )
+            infos = [info for info in list_runs(self.root) if self._is_run(info.path)]
+            return model.Runs(runs=[describing.run(info, self._view_of(info), self.ledger) for info in infos])
 
     @operation("read")
     def get_run(self, run: str) -> model.RunDetail:
         """One run with its configuration."""
         directory = self._directory(run)
         with self._lock:
-            info = next(info for info in list_runs(self.root) if info.path.name == run)
+            info = info_of(directory)
             told = describing.run(info, self._view_of(info), self.ledger).model_dump()
         config = {key: value for key, value in flatten(self._config(directory)).items() if key != "run_dir"}
         return model.RunDetail(**told, config=config, sources=directory.sources)
@@ -448,9 +447,14 @@ class Service:
 
     def _directory(self, run: str) -> RunDirectory:
         path = self.root / run
-        if not re.fullmatch(model.RUN_ID, run) or path.is_symlink() or not (path / RECORD).exists():
+        if not self._is_run(path):
             raise RunNotFound("there is no run of that id")
         return RunDirectory(path)
+
+    def _is_run(self, path: Path) -> bool:
+        """A name that nothing can be hidden in, of a directory that lies here."""
+        named = re.fullmatch(model.RUN_ID, path.name) is not None and path.parent == self.root
+        return named and not path.is_symlink() and (path / RECORD).exists()
 
     def _config(self, directory: RunDirectory) -> RunConfig:
         return tuned(directory.config(), directory)
@@ -462,7 +466,7 @@ class Service:
             return None
         try:
             return self._view(info.path.name)
-        except DamagedFile:
+        except (DamagedFile, RunNotFound):
             return None
 
     def _view(self, run: str) -> RunView:

@@ -266,11 +266,12 @@ class RunInfo:
 
 def list_runs(root: Path | None = None) -> list[RunInfo]:
     """Every run under a root, newest first, the damaged ones included."""
-    infos = [_info(RunDirectory(path)) for path in _run_paths(root or runs_root())]
+    infos = [info_of(RunDirectory(path)) for path in _run_paths(root or runs_root())]
     return sorted(infos, key=lambda info: info.created_s, reverse=True)
 
 
-def _info(directory: RunDirectory) -> RunInfo:
+def info_of(directory: RunDirectory) -> RunInfo:
+    """The line of one run, damaged or not."""
     try:
         record, config = directory.record, directory.record["config"]
         created, env, algo = float(record["created_s"]), str(config.get("env")), str(config.get("algo"))
