@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 from steppe.core.errors import SteppeError
+from steppe.core.rooms import sweep
 from steppe.records.directory import RunDirectory
 from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, PENDING, STARTING, Status
-from steppe.transport.shm import sweep
 
 LOG = "supervisor"
 _MAIN = "from steppe.control.hosting import main; main()"

@@ -12,13 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from steppe.core.algorithms import Frozen
 from steppe.core.config import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
 
-HOST_SIDE = {
-    RunConfig: {"init_from", "device", "run_dir", "ray", "runtime", "environment", "agent", "flow", "evaluation", "checkpoint"},
-    EnvConfig: {"kwargs", "wrappers"},
-    FlowConfig: {"actor_device", "profile", "threads"},
-    EvalConfig: set(),
-    CheckpointConfig: {"full_disk"},
-}  # fmt: skip
+# What a request may say, by name: a new field of the configuration is closed to strangers until it is let in here.
+OPEN: dict[type[Frozen], tuple[str, ...]] = {
+    RunConfig: ("mode", "actors", "envs", "steps", "episodes", "seed", "target_return", "restarts"),
+    EnvConfig: (
+        *("frame_stack", "time_limit", "reward_clip", "reward_scale", "grayscale", "resize", "vector", "observations"),
+    ),
+    FlowConfig: (
+        *("ahead", "window_s", "max_lag", "max_actors", "slots_per_actor", "publish_every"),
+        *("max_restarts", "hang_s", "record_arrivals", "trace_spans"),
+    ),
+    EvalConfig: ("every_steps", "every_episodes", "episodes", "max_share", "explore", "max_episode_steps", "record"),
+    CheckpointConfig: ("every_s", "every_episodes", "keep"),
+}
 NETWORKS = ("auto", "mlp", "cnn")
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
@@ -28,7 +34,7 @@ State = Literal["PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING", "SUCCEED
 
 
 def _open_part(kind: type[Frozen]) -> dict[str, Any]:
-    return {name: (field.annotation, field) for name, field in kind.model_fields.items() if name not in HOST_SIDE[kind]}
+    return {name: (kind.model_fields[name].annotation, kind.model_fields[name]) for name in OPEN[kind]}
 
 
 def _section(name: str, kind: type[Frozen]) -> type[BaseModel]:
