@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test bench chaos soak check format pictures lock clean
+.PHONY: demo serve test bench chaos soak check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -18,6 +18,9 @@ $(VENV)/.ready: requirements-dev.lock pyproject.toml
 
 demo: $(VENV)/.ready
 	$(BIN)/steppe train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475
+
+serve: $(VENV)/.ready
+	$(BIN)/steppe serve
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal

@@ -562,3 +562,35 @@ class TestResuming:
         second.context.clock.now_s = 1005.0
         second.round(started_s=1000.0)
         assert second.learner.train_s == 25.0
+
+
+class TestChangedHyperparameters:
+    """A learner that hears commands takes over what its agent can change, before the next update, and says so."""
+
+    class Tuned(ScriptedAgent):
+        def __init__(self):
+            super().__init__()
+            self.values = {}
+
+        def retune(self, values):
+            self.values |= values
+
+    def heard(self, agent, values, live):
+        commands = [(7, {"command": "stop"}), (9, {"command": "set", "id": "c", "values": values, "live": live})]
+        bench = Bench(agent=agent)
+        bench.context.commands = lambda after: [row for row in commands if row[0] > after]
+        bench.learner.step()
+        bench.context.clock.now_s += 1
+        bench.learner.step()
+        events = [record["details"] for _, record in bench.context.board.read("events")]
+        return [details for details in events if details.get("command") == "set"]
+
+    def test_what_is_live_is_taken_over_once(self):
+        agent = self.Tuned()
+        (told,) = self.heard(agent, {"clip": 0.1, "hidden": [8]}, ["clip"])
+        assert agent.values == {"clip": 0.1}
+        assert (told["id"], told["obeyed"], told["live"], told["version"]) == ("c", True, ["clip"], 0)
+
+    def test_an_agent_that_cannot_says_so(self):
+        (told,) = self.heard(ScriptedAgent(), {"clip": 0.1}, ["clip"])
+        assert told["obeyed"] is False

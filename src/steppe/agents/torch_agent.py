@@ -3,7 +3,8 @@ the algorithms' own files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,14 @@ from steppe.core import seeding
 from steppe.core.agent import Tree
 from steppe.core.algorithms import AgentConfig
 from steppe.core.errors import ConfigError
+from steppe.core.validating import validated
 from steppe.core.weights import Weights
 
 
 class TorchAgent:
     """Owns the flat module, the acting stream, the counters and (once it learns) the optimizer."""
+
+    config: Any  # of the algorithm, fitted
 
     def __init__(self, flat: FlatModule, config: AgentConfig, seed: int, *, adam_eps: float) -> None:
         self.version = 0
@@ -64,6 +68,11 @@ class TorchAgent:
     def weights(self) -> Weights:
         """The weights as they are now, sharing memory."""
         return self.flat.weights(self.version, self.updates, self.env_steps)
+
+    def retune(self, values: Mapping[str, Any]) -> None:
+        """Learn with other hyperparameters from the next update on."""
+        self.config = validated(type(self.config), self.config.model_dump() | dict(values), "agent.")
+        self.learning_rate = float(values.get("learning_rate", self.learning_rate))
 
     def apply(self, gradient: np.ndarray) -> None:
         """One optimizer step with a flat gradient, clipped like the agent's own."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -11,15 +9,6 @@ import typer
 from steppe.cli.options import AsJson, Layers, experiment
 from steppe.cli.output import emit, print_table
 from steppe.core.errors import WorldError, nearest
-
-# Gymnasium registers these whether or not they can be made: where they come from → the module they need
-NEEDS = {
-    "steppe.envs.teamwork": "pettingzoo",
-    "gymnasium.envs.box2d": "Box2D",
-    "gymnasium.envs.mujoco": "mujoco",
-    "gymnasium.envs.phys2d": "jax",
-    "gymnasium.envs.tabular": "jax",
-}
 
 
 def algos(
@@ -66,9 +55,13 @@ def envs(
     Besides these, `module:Id` names one that a module registers, `module:function` one that a function makes, and
     `pettingzoo.sisl.pursuit_v5` or `sisl/pursuit-v5` one of PettingZoo's.
     """
-    rows = [row for row in _environments(every) if pattern is None or pattern.lower() in row["id"].lower()]
+    from steppe.envs.listing import described_environments
+
+    rows = [
+        row for row in described_environments(every=every) if pattern is None or pattern.lower() in row["id"].lower()
+    ]
     if not rows:
-        known = [row["id"] for row in _environments(True)]
+        known = [row["id"] for row in described_environments(every=True)]
         raise WorldError(f"no environment's id contains {pattern!r}.{nearest(pattern or '', known)}")
     if as_json:
         return emit(rows)
@@ -78,30 +71,6 @@ def envs(
         for row in rows
     ]
     return print_table(headers, cells, right=headers[1:3])
-
-
-def _environments(every: bool) -> Iterator[dict[str, Any]]:
-    import gymnasium
-
-    from steppe.envs import known_environments
-
-    specs = [gymnasium.registry[name] for name in known_environments()]
-    newest: dict[tuple[str | None, str], int] = {}
-    for spec in specs:
-        kind = (spec.namespace, spec.name)
-        newest[kind] = max(newest.get(kind, 0), spec.version or 0)
-    for spec in specs:
-        if not every and (spec.version or 0) < newest[spec.namespace, spec.name]:
-            continue
-        module = spec.entry_point if isinstance(spec.entry_point, str) else ""
-        needs = next((package for prefix, package in NEEDS.items() if module.startswith(prefix)), None)
-        yield {
-            "id": spec.id,
-            "max_episode_steps": spec.max_episode_steps,
-            "solved_at": spec.reward_threshold,
-            "native_vector": spec.vector_entry_point is not None,
-            "needs": needs if needs and importlib.util.find_spec(needs) is None else None,
-        }
 
 
 @experiment

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import bench, doctor, info, params, recovery, runs, train, warm
+from steppe.cli import bench, doctor, info, params, recovery, runs, serve, train, warm
 from steppe.cli.options import FieldHelp
 from steppe.core.errors import SteppeError
 
@@ -44,6 +44,7 @@ app.command()(params.node)
 app.command()(doctor.doctor)
 app.command()(warm.warm)
 app.command()(bench.bench)
+app.command()(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

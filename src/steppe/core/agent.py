@@ -89,6 +89,14 @@ class Agent(Policy, Protocol):
         """Take over what `state` returned."""
 
 
+@runtime_checkable
+class Tunable(Protocol):
+    """An agent whose hyperparameters can be changed between two updates: those that its configuration lists as `live`."""
+
+    def retune(self, values: Mapping[str, Any]) -> None:
+        """Learn with these values from now on."""
+
+
 class Memory(Protocol):
     """Where a learner keeps segments until it learns from them: a rollout or a replay pool."""
 

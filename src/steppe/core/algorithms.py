@@ -35,6 +35,8 @@ class AgentConfig(Frozen):
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "rollout"
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
     observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
+    live: ClassVar[tuple[str, ...]] = ()  # fields that a running learner takes over (core/agent.py, Tunable)
+    fixed: ClassVar[tuple[str, ...]] = ("network", "hidden", "normalize_obs", "normalize_reward", "segment_steps")
     in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
     usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # where a run does not say
     in_rounds: ClassVar[bool] = (
@@ -148,6 +150,10 @@ class ActorCriticConfig(AgentConfig):
     """What every algorithm with a policy and a value beside it has."""
 
     memory = "rollout"
+    live = (
+        *("learning_rate", "gamma", "gae_lambda", "epochs", "minibatch_size"),
+        *("clip", "value_coef", "entropy_coef", "target_kl"),
+    )
 
     gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
     value_coef: Annotated[float, Field(ge=0)] = Field(0.5, description="Weight of the value loss.")
@@ -262,6 +268,8 @@ class ReplayConfig(AgentConfig):
 
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "replay"
     actions = ("discrete",)
+    live = ("learning_rate", "target_every", "epsilon_start", "epsilon_end")
+    fixed = (*AgentConfig.fixed, "dueling", "buffer_size", "buffer_storage", "n_step", "prioritized", "alpha")
 
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
     batch_size: Positive = Field(64, description="Transitions per update.")

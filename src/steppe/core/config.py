@@ -91,6 +91,11 @@ class FlowConfig(Frozen):
     slots_per_actor: Positive | None = Field(
         None, description="Segments one actor may have under way; 2 for a lone async actor, else 1, if absent."
     )
+    max_actors: Positive | None = Field(
+        None,
+        description="Async on processes: room for this many actors, so that some can be added while the run goes on; "
+        "as many as `actors` if absent.",
+    )
     publish_every: Positive = Field(50, description="Async replay: updates between publications, at most.")
     refresh_every: Positive = Field(
         1, description="Workers on mpi: merges after which a worker hears what the others have learned."
@@ -273,6 +278,8 @@ class RunConfig(Frozen):
             self._require_node()
         elif self.cluster != ClusterConfig():
             raise ConfigError("cluster.parameter_server is required: host:port where the nodes meet")
+        if self.flow.max_actors is not None:
+            self._require_seats(self.flow.max_actors)
         if self.ray != RayConfig() and self.runtime != "ray":
             key = next(name for name in RayConfig.model_fields if getattr(self.ray, name) != getattr(RayConfig(), name))
             raise ConfigError(
@@ -291,6 +298,12 @@ class RunConfig(Frozen):
             raise ConfigError(
                 "anneal=true does not go with cluster.exchange='gradients', whose step size is the server's"
             )
+
+    def _require_seats(self, seats: int) -> None:
+        if self.mode != "async" or self.runtime != "processes":
+            raise ConfigError("flow.max_actors is for mode 'async' on runtime 'processes': leave it out")
+        if seats < self.actors:
+            raise ConfigError(f"flow.max_actors={seats} is less than actors={self.actors}")
 
     def _require_plain(self) -> None:
         """What is for torch means nothing to an agent without it."""

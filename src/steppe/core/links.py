@@ -18,6 +18,7 @@ ACTORS = "metrics.actors"
 EVALUATIONS = "metrics.evaluations"
 EVENTS = "events"
 COMMANDS = "commands.control"
+SET, SCALE = "set", "scale"  # commands that carry `values` (hyperparameters) and `actors` (a count)
 TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS, COMMANDS)
 
 

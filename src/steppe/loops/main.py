@@ -28,6 +28,7 @@ from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
 from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
 from steppe.records.profile import write_profile
+from steppe.records.store import PENDING
 from steppe.records.view import RunView
 from steppe.runtimes import mpi, processes, ray
 from steppe.runtimes.plan import Plan, make_plan
@@ -287,8 +288,15 @@ class MainLoop:
         return self._live(plan, directory, observers)
 
     def go_on(self, directory: RunDirectory, observers: Sequence[Observer] = ()) -> RunResult:
-        """Run this loop's configuration in a directory that holds a run, from its newest whole checkpoint."""
-        plan = self._from_newest(self._plan(self.config), directory)
+        """Run this loop's configuration in a directory that holds a run, from its newest whole checkpoint.
+
+        One that was only created begins at its beginning.
+        """
+        plan = self._plan(self.config)
+        if directory.store.status().state == PENDING:
+            directory.settle(plan.config)
+        else:
+            plan = self._from_newest(plan, directory)
         return self._live(plan, directory, observers)
 
     def _live(self, plan: Plan, directory: RunDirectory, observers: Sequence[Observer]) -> RunResult:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from steppe.core import factory
 from steppe.core.checked import checked
-from steppe.core.config import Resolved, flatten, unflatten
+from steppe.core.config import Resolved, RunConfig, flatten, unflatten
 from steppe.core.errors import UsageError
+from steppe.core.links import COMMANDS, SET
 from steppe.loops.main import MainLoop
 from steppe.loops.result import RunResult
 from steppe.loops.supervise import Observer
@@ -16,6 +17,13 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 
 COMPLETE = ("steps_done", "episodes_done", "target_reached")
+
+
+def tuned(config: RunConfig, directory: RunDirectory) -> RunConfig:
+    """A run's configuration with the hyperparameters that were set since it was made."""
+    commands = [command for _, command in directory.store.read(COMMANDS) if command.get("command") == SET]
+    changes = {f"agent.{key}": value for command in commands for key, value in command["values"].items()}
+    return unflatten(flatten(config) | changes) if changes else config
 
 
 @checked
@@ -40,6 +48,7 @@ def resume(
         status = directory.store.status()
         if ray_address is not None:
             config = unflatten(flatten(config) | {"ray.address": ray_address})
+        config = tuned(config, directory)
         if steps is not None:
             config = config.model_copy(update={"steps": steps})
         elif status.state == "SUCCEEDED" and status.reason in COMPLETE:

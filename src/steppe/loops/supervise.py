@@ -15,18 +15,20 @@ import numpy as np
 
 from steppe.core.config import RunConfig
 from steppe.core.errors import DiskFull, UsageError
-from steppe.core.links import COMMANDS, EVENTS
+from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.records.view import RunView
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP
-from steppe.runtimes.turns import Fault, Handle
+from steppe.runtimes.turns import Fault, Handle, Scaler
 
 TICK_S = 0.2
 STOP_S = 4.0  # how long all roles together have to end in good order when the user asked for the end
 KILL_S = 0.2  # what they have when that time is used up
 BEAT_S = 2.0
 FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
+
+HEARING = ("inline", "processes")  # runtimes whose learner reads commands itself
 
 Observer = Callable[[RunView], object]
 
@@ -118,6 +120,7 @@ class Supervisor:
     def run(self, observers: Sequence[Observer]) -> Outcome:
         """Watch until the run is over, then bring everything down."""
         self._say("RUNNING")
+        self._scale_as_before()
         deadline: float | None = None
         try:
             with self._heart():
@@ -278,20 +281,43 @@ class Supervisor:
         """Carry out commands that came through the run's store, each once, and say so in the event log."""
         for number, command in self.directory.store.read(COMMANDS, self._command_cursor):
             self._command_cursor = number
-            known = self._carry_out(str(command.get("command")), str(command.get("issuer", "a command")))
-            details = {"id": command.get("id"), "command": command.get("command"), "obeyed": known}
+            word = str(command.get("command"))
+            if word == SET and self.config.runtime in HEARING:
+                continue  # the learner says itself what it took over, and when
+            refusal = self._carry_out(word, command)
+            details = {"id": command.get("id"), "command": word, "obeyed": refusal is None, "message": refusal}
             event = EventReport(run=self.directory.id, kind="command", role="supervisor", details=details)
             self.directory.board.post(EVENTS, event.record())
 
-    def _carry_out(self, word: str, issuer: str) -> bool:
-        """Whether the word is one that a run understands."""
+    def _carry_out(self, word: str, command: Mapping[str, Any]) -> str | None:
+        """None when it is done or begun, otherwise why it is not."""
         if word == "stop":
-            self.stop("stop_requested", f"stopped by {issuer}")
+            self.stop("stop_requested", f"stopped by {command.get('issuer', 'a command')}")
         elif word in ("pause", "resume"):
             self._pause_wanted = word == "pause"
+        elif word == SCALE:
+            return self._scale(command.get("actors"))
         else:
-            return False
-        return True
+            return f"a run on {self.config.runtime} does not understand {word!r}"
+        return None
+
+    def _scale(self, num_actors: object) -> str | None:
+        seats = self.handle.num_seats if isinstance(self.handle, Scaler) else 0
+        if not seats:
+            return "the number of actors can change in mode 'async' on runtime 'processes' only"
+        if not isinstance(num_actors, int) or not 0 <= num_actors <= seats:
+            return f"actors={num_actors!r}: must be from 0 to {seats}, the room that flow.max_actors made"
+        assert isinstance(self.handle, Scaler)
+        self.handle.scale(num_actors)
+        return None
+
+    def _scale_as_before(self) -> None:
+        """A run that goes on has the actors that it was scaled to in an earlier life."""
+        earlier = self.directory.store.read(COMMANDS)
+        asked = [command for number, command in earlier if number <= self._command_cursor]
+        counts = [command.get("actors") for command in asked if command.get("command") == SCALE]
+        if counts:
+            self._scale(counts[-1])
 
 
 def _number(name: object, value: object) -> float:

@@ -114,6 +114,12 @@ class RunDirectory:
         """The configuration the run was made with."""
         return unflatten(self.record["config"])
 
+    def settle(self, config: RunConfig) -> None:
+        """Write down the choices that were made for a run that had been created without them; the lock is held."""
+        record = self.record | {"config": flatten(config)}
+        write_json(self.path / RECORD, record)
+        self.record = record
+
     @cached_property
     def store(self) -> Store:
         return Store(self.path / STORE)
@@ -260,11 +266,12 @@ class RunInfo:
 
 def list_runs(root: Path | None = None) -> list[RunInfo]:
     """Every run under a root, newest first, the damaged ones included."""
-    infos = [_info(RunDirectory(path)) for path in _run_paths(root or runs_root())]
+    infos = [info_of(RunDirectory(path)) for path in _run_paths(root or runs_root())]
     return sorted(infos, key=lambda info: info.created_s, reverse=True)
 
 
-def _info(directory: RunDirectory) -> RunInfo:
+def info_of(directory: RunDirectory) -> RunInfo:
+    """The line of one run, damaged or not."""
     try:
         record, config = directory.record, directory.record["config"]
         created, env, algo = float(record["created_s"]), str(config.get("env")), str(config.get("algo"))

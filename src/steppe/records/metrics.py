@@ -20,6 +20,7 @@ import msgspec
 from steppe.core.durable import is_full
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.records.scalars import WINDOW, Scalars
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -30,7 +31,6 @@ KINDS: dict[type[Report], str] = {
     EvaluationReport: "evaluation",
     EventReport: "event",
 }
-WINDOW = 100  # episodes that train/return_mean looks back on
 LIMIT = 10_000  # what waits for room on a full disk
 _TOPICS = {"training": TRAINING, "actor": ACTORS, "evaluation": EVALUATIONS}  # the rest are events
 
@@ -43,10 +43,7 @@ class Recorder:
 
     def __init__(self, directory: Path) -> None:
         self.written: dict[str, int] = {}  # topic → number of the newest report that the curves have
-        self._episodes: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._agent_returns: dict[str, float] = {}
-        self._env_steps = 0
-        self._before: TrainingReport | None = None
+        self._scalars = Scalars()
         self._look_back(directory / "metrics.jsonl")
         self._lines = _AppendOnly(directory / "metrics.jsonl")
         self._lines.end_last_line()
@@ -91,15 +88,12 @@ class Recorder:
                     continue  # half a line of a writer that was killed, or a line of somebody else's
                 topic = _TOPICS.get(seen.kind, EVENTS)
                 self.written[topic] = max(self.written.get(topic, 0), seen.number)
-                self._env_steps = max(seen.env_steps or 0, 0 if seen.kind == "resume" else self._env_steps)
+                before = 0 if seen.kind == "resume" else self._scalars.env_steps
+                self._scalars.env_steps = max(seen.env_steps or 0, before)
                 if seen.kind == "actor":
                     actors.append(line)
         for line in actors:
-            self._look_at(msgspec.json.decode(line, type=ActorReport, strict=False))
-
-    def _look_at(self, report: ActorReport) -> None:
-        self._episodes.extend(report.episodes)
-        self._agent_returns |= report.agent_returns
+            self._scalars.of(msgspec.json.decode(line, type=ActorReport, strict=False))
 
     def _event(self, report: Report) -> Event | None:
         """What TensorBoard is told of a report, if anything."""
@@ -107,61 +101,15 @@ class Recorder:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if isinstance(report, EventReport) and report.kind == "resume":
-            self._env_steps, self._before = int(report.details.get("env_steps", 0)), None
+            self._scalars.go_back(int(report.details.get("env_steps", 0)))
             # Its readers then forget what earlier sessions said of later steps.
             session = SessionLog(status=SessionLog.START)
-            return Event(wall_time=report.time_s, step=self._env_steps, session_log=session)
-        scalars = self._scalars(report)
+            return Event(wall_time=report.time_s, step=self._scalars.env_steps, session_log=session)
+        scalars = self._scalars.of(report)
         if not scalars:
             return None
         values = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in scalars.items()]
-        return Event(wall_time=report.time_s, step=self._env_steps, summary=Summary(value=values))
-
-    def _scalars(self, report: Report) -> dict[str, float]:
-        if isinstance(report, ActorReport):
-            self._look_at(report)
-            return {}
-        if isinstance(report, EvaluationReport):
-            self._env_steps = max(self._env_steps, report.env_steps)
-            returns = {"eval/return_mean": report.return_mean, "eval/return_std": report.return_std}
-            return returns | {f"eval/agent_return/{agent}": value for agent, value in report.agent_returns.items()}
-        if isinstance(report, TrainingReport):
-            return self._training_scalars(report)
-        if isinstance(report, EventReport) and report.kind == "metric":  # numbers of the user's own
-            self._env_steps = max(self._env_steps, int(report.details["env_steps"]))
-            return {f"custom/{name}": float(value) for name, value in report.details["values"].items()}
-        return {}
-
-    def _training_scalars(self, report: TrainingReport) -> dict[str, float]:
-        self._env_steps = max(self._env_steps, report.env_steps)
-        scalars = {f"loss/{name}": value for name, value in report.stats.items()}
-        scalars |= {f"memory/{name}": value for name, value in report.memory.items()}
-        scalars |= {"train/updates": report.updates, "train/version": report.version}
-        if report.agent_steps is not None:
-            scalars["train/agent_steps"] = report.agent_steps
-        scalars |= {f"train/agent_return/{agent}": value for agent, value in self._agent_returns.items()}
-        if self._episodes:
-            scalars["train/return_mean"] = sum(score for score, _ in self._episodes) / len(self._episodes)
-            scalars["train/length_mean"] = sum(length for _, length in self._episodes) / len(self._episodes)
-        segments = sum(report.lags.values())
-        if segments:
-            scalars["lag/mean"] = sum(lag * count for lag, count in report.lags.items()) / segments
-            scalars["lag/max"] = max(report.lags)
-        scalars |= {f"dropped/{cause}": count for cause, count in report.dropped.items()}
-        scalars |= self._pace(report)
-        self._before = report
-        return scalars
-
-    def _pace(self, report: TrainingReport) -> dict[str, float]:
-        """Speed and time shares since the last report."""
-        before = self._before
-        elapsed = report.train_s - (before.train_s if before else 0.0)
-        pace = {}
-        if elapsed > 0:
-            pace["time/steps_per_s"] = (report.env_steps - (before.env_steps if before else 0)) / elapsed
-        spent = {phase: s - (before.phases.get(phase, 0.0) if before else 0.0) for phase, s in report.phases.items()}
-        total = sum(spent.values())
-        return pace | ({f"time/{phase}": s / total for phase, s in spent.items()} if total > 0 else {})
+        return Event(wall_time=report.time_s, step=self._scalars.env_steps, summary=Summary(value=values))
 
 
 class _Seen(msgspec.Struct):

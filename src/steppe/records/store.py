@@ -28,6 +28,7 @@ STATES = (PENDING, *LIVE, SUCCEEDED, FAILED, STOPPED, LOST)
 HEARTBEAT_S = 2.0
 LOST_AFTER_S = 3 * HEARTBEAT_S
 SCHEMA = 1
+NOBODY = 0  # the owner of a run that waits to be started
 _BUSY_S = 30.0
 _NO_ROOM = (
     sqlite3.SQLITE_FULL,
@@ -94,12 +95,24 @@ class Store:
             rows = database.execute(query, (topic, after, limit)).fetchall()
         return [(number, json.loads(text)) for number, text in rows]
 
-    def set_status(self, state: str, reason: str | None = None, message: str | None = None) -> None:
-        """Say what state the run is in; the calling process is its owner from now on."""
+    def newest(self, topic: str) -> int:
+        """The number of a topic's newest record; 0 when there is none."""
+        with self._connection() as database:
+            row = database.execute("SELECT MAX(number) FROM records WHERE topic = ?", (topic,)).fetchone()
+        return int(row[0] or 0)
+
+    def set_status(
+        self, state: str, reason: str | None = None, message: str | None = None, *, owner: int | None = None
+    ) -> None:
+        """Say what state the run is in; the calling process is its owner from now on, or process `owner`.
+
+        NOBODY owns a run that waits to be started.
+        """
         if state not in STATES:
             raise ValueError(f"there is no state {state!r}; there are: {', '.join(STATES)}")
         now = time.time()
-        values = (state, reason, message, os.getpid(), process_start(os.getpid()), now, now, now)
+        owner = os.getpid() if owner is None else owner
+        values = (state, reason, message, owner, process_start(owner), now, now, now)
         with self._connection() as database:
             database.execute(
                 "INSERT INTO status VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET state = excluded.state, "
@@ -126,6 +139,8 @@ class Store:
         if row is None:
             return Status()
         status, start = Status(*row[:7]), row[7]
+        if status.state == PENDING and status.pid == NOBODY:
+            return status
         return _seen(status, start, self._last_beat(status)) if status.live or status.state == PENDING else status
 
     def _last_beat(self, status: Status) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from steppe.core.links import EVENTS, Board, Channel, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.timing import RunClock
 
+Commands = Callable[[int], Sequence[tuple[int, dict[str, Any]]]]
 RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # go on; with new episodes; rest; end in good order; end now
 POLICY = "policy"  # the name under which weights are published
 
@@ -28,6 +30,7 @@ class Context:
     epoch: int = 0  # how often the role has been started again
     beat: Callable[[], object] = lambda: None  # called at least once a step, so that a hung one is found
     table: Table | None = None  # what workers learn together
+    commands: Commands = lambda after: ()  # those numbered above, where roles hear them
     _spans: list[EventReport] = field(default_factory=list)
 
     @property

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from steppe.core import codec
-from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
+from steppe.core.agent import Agent, Learned, Memory, Progress, Tree, Tunable
 from steppe.core.errors import DiskFull
 from steppe.core.experience import Batch, Segment
-from steppe.core.links import TRAINING
+from steppe.core.links import SET, TRAINING
 from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
 from steppe.core.timing import Phases
@@ -24,6 +24,7 @@ from steppe.roles.context import PAUSE, POLICY, Context
 from steppe.roles.gates import Intake
 
 REPORT_EVERY_S = 0.5
+LISTEN_EVERY_S = 0.2
 
 Save = Callable[[Weights, Tree, dict[str, int | float]], None]
 
@@ -72,6 +73,7 @@ class Learner:
         self._stats: defaultdict[str, list[float]] = defaultdict(list)
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
+        self._heard, self._listened_s = 0, -math.inf  # the newest command that was looked at, and when
 
     def step(self) -> bool:
         """Take in, learn from one batch, publish what has been digested: at most one of each."""
@@ -80,6 +82,7 @@ class Learner:
         if self._over():
             self._end()
             return False
+        self._listen_if_due()
         if self.context.asked() == PAUSE:
             self.phases.switch("wait")
             return False
@@ -267,6 +270,25 @@ class Learner:
             return False  # what was taken in is learned from first
         steps, episodes = self.limits.steps, self.limits.episodes
         return (steps is not None and self.env_steps >= steps) or (episodes is not None and self.episodes >= episodes)
+
+    def _listen_if_due(self) -> None:
+        """Take over hyperparameters that were set since the last look. A resumed run hears again what its agent forgot."""
+        if self.context.clock() - self._listened_s < LISTEN_EVERY_S:
+            return
+        self._listened_s = self.context.clock()
+        for number, command in self.context.commands(self._heard):
+            self._heard = number
+            if command.get("command") == SET:
+                self._retune(command)
+
+    def _retune(self, command: Mapping[str, Any]) -> None:
+        live = {name: value for name, value in command["values"].items() if name in command.get("live", ())}
+        able = isinstance(self.agent, Tunable)
+        if live and isinstance(self.agent, Tunable):
+            self.agent.retune(live)
+        counts = {"version": self.version, "updates": self.updates, "env_steps": self.env_steps}
+        about = {"id": command.get("id"), "command": SET, "values": command["values"], "live": sorted(live)}
+        self.context.event("command", **about, **counts, obeyed=able or not live)
 
     def _report_if_due(self) -> None:
         now = self.context.clock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 
-from steppe.core.links import Role, Table
+from steppe.core.links import COMMANDS, Role, Table
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
 from steppe.records.sampling import Sampler
@@ -57,6 +57,7 @@ class InlineHandle:
                 self._clock,
                 plan.config.flow.trace_spans,
                 table=table,
+                commands=lambda after: directory.board.read(COMMANDS, after),
             )
             self._roles.setdefault(spec.kind, []).append(build_role(plan, spec, directory, context, parts))
 

@@ -25,14 +25,14 @@ from steppe.core import factory
 from steppe.core.config import unflatten
 from steppe.core.durable import is_full
 from steppe.core.errors import DiskFull
-from steppe.core.links import EVENTS
+from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.core.rooms import Bell
 from steppe.core.specs import EnvSpec
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
 from steppe.records.sampling import sampled
-from steppe.roles.context import FINISH, Context
+from steppe.roles.context import FINISH, STOP, Context
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
@@ -124,12 +124,13 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
             channel,
             weights,
             run.board,
-            _asker(control, spec.kind),
+            _asker(control, spec.kind, order.number),
             clock,
             trace_spans=plan.config.flow.trace_spans,
             epoch=order.epoch,
             beat=lambda: control.beat(order.number),
             table=table,
+            commands=lambda after: run.board.read(COMMANDS, after),
         )
         roles.append(build_role(plan, spec, run, context))
     return roles
@@ -174,8 +175,8 @@ def table_in(room: Path, plan: Plan) -> ShmTable | None:
     return ShmTable(room)
 
 
-def _asker(control: Control, kind: str) -> Callable[[], int]:
-    return lambda: control.get(kind)
+def _asker(control: Control, kind: str, place: int) -> Callable[[], int]:
+    return lambda: STOP if control.dismissed(place) else control.get(kind)
 
 
 def _settle(environ: dict[str, str], script: factory.Script | None) -> None:

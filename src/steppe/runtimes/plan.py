@@ -112,9 +112,8 @@ def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
     if config.mode == "workers" and not config.by_gradients:
         return _workers(config)
     together, kind = config.mode == "single", "worker" if config.by_gradients else "actor"
-    actors = tuple(
-        RoleSpec(kind, index, "learner" if together else f"{kind}-{index}") for index in range(config.actors)
-    )
+    seats = range(config.flow.max_actors or config.actors)
+    actors = tuple(RoleSpec(kind, index, "learner" if together else f"{kind}-{index}") for index in seats)
     return (*actors, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
 
 

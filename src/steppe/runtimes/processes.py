@@ -72,17 +72,20 @@ class ProcessHandle:
         self._processes: dict[str, BaseProcess] = {}
         self._faults: dict[str, Fault] = {}
         self._epochs: Counter[str] = Counter()
+        self._returns: Counter[str] = Counter()  # of these, the ones that were asked for
         self._lost: set[str] = set()  # workers that the others go on without
         self._sizes: dict[str, int | None] = {}
         self._oom_kills = oom_kills()
         self._asked = RUN
+        self._num_actors = plan.config.actors  # wanted now
         self._bells: list[Bell] = []
         self._channel: ShmChannel | None = None  # gradients have one that the learner's place makes
         self._links: list[ShmChannel | ShmWeights] = []
         try:
             self._open(plan)
             for place in self._places:
-                self._start(place)
+                if self._wanted(place):
+                    self._start(place)
         except BaseException:
             self.close(timeout_s=1.0)
             raise
@@ -112,6 +115,7 @@ class ProcessHandle:
             surroundings=(dict(os.environ), factory.main_script()),
         )
         process = _context().Process(target=live, args=(order,), name=f"steppe-{place}", daemon=True)
+        self._control.dismiss(order.number, dismissed=False)
         self._control.grace(order.number, START_S)
         with _without_main():
             process.start()
@@ -136,7 +140,8 @@ class ProcessHandle:
 
     def ended(self, kind: str) -> bool:
         places = [place for place, roles in self._places.items() if any(role.kind == kind for role in roles)]
-        return all(self._processes[place].exitcode is not None for place in places)
+        started = [self._processes[place] for place in places if place in self._processes]
+        return all(process.exitcode is not None for process in started)
 
     def faults(self) -> list[Fault]:
         self._tend()
@@ -147,6 +152,30 @@ class ProcessHandle:
         self._control.set(kind, what)
         for bell in self._bells:
             bell.ring()
+
+    @property
+    def num_seats(self) -> int:
+        return self._plan.num_writers if self._plan.config.mode == "async" else 0
+
+    def scale(self, num_actors: int) -> None:
+        self._num_actors = num_actors
+        self._fill_seats()
+
+    def _fill_seats(self) -> None:
+        """Dismiss actors beyond the wanted number, and start those that are missing, as long as the run is not ending."""
+        for place in self._places if self._asked == RUN and self.num_seats else ():
+            process = self._processes.get(place)
+            if not self._wanted(place):
+                if process is not None and process.exitcode is None:
+                    self._control.dismiss(self._number(place))
+            elif process is None or (process.exitcode == 0 and place.startswith("actor-")):
+                self._epochs[place] += process is not None
+                self._returns[place] += process is not None
+                self._start(place)
+
+    def _wanted(self, place: str) -> bool:
+        kind, _, index = place.partition("-")
+        return kind != "actor" or int(index) < self._num_actors
 
     def close(self, timeout_s: float) -> None:
         try:
@@ -173,6 +202,8 @@ class ProcessHandle:
             hung = self._end_if_hung(place, process)
             if process.exitcode in (None, 0) or place in self._faults or place in self._lost:
                 continue
+            if not self._wanted(place):
+                continue  # it was dismissed
             fault = hung or self._explain(place, process)
             if (process.exitcode or 0) < 0 and self._may_start_again(place):
                 self._epochs[place] += 1
@@ -182,6 +213,7 @@ class ProcessHandle:
                 self._let_go(place, fault)
             else:
                 self._faults[place] = fault
+        self._fill_seats()
 
     def _others_work(self, place: str) -> bool:
         """Whether this is a worker that was killed, and others are left to do its share without waiting for it."""
@@ -204,7 +236,8 @@ class ProcessHandle:
     def _may_start_again(self, place: str) -> bool:
         """The learner's place cannot be: what it knew is in its checkpoints. A run that is ending starts nothing."""
         limit = self._plan.config.flow.max_restarts
-        return place != "learner" and self._asked == RUN and self._epochs[place] < limit
+        needed = place != "learner" and self._asked == RUN and self._wanted(place)
+        return needed and self._epochs[place] - self._returns[place] < limit
 
     def _end_if_hung(self, place: str, process: BaseProcess) -> Fault | None:
         """A process whose step takes too long says where it is, and is killed."""

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from steppe.core import blas
 from steppe.core.algorithms import AgentConfig
@@ -61,6 +61,18 @@ class Handle(Protocol):
 
     def close(self, timeout_s: float) -> None:
         """Bring down what is still up, by force after `timeout_s`, and leave nothing behind."""
+
+
+@runtime_checkable
+class Scaler(Protocol):
+    """What can change the number of a run's actors while it goes on."""
+
+    @property
+    def num_seats(self) -> int:
+        """How many actors there is room for; no more than there are where the mode does not allow others."""
+
+    def scale(self, num_actors: int) -> None:
+        """Have so many actors from now on; those that go hand over what they have finished. Returns at once."""
 
 
 class Reading(Handle, Protocol):

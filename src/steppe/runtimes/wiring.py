@@ -108,7 +108,7 @@ def _acting(plan: Plan, role: RoleSpec) -> tuple[World, Agent, Gate]:
     world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
     policy = _agent(plan, _device(plan, config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
-    policy.begin(plan.num_rows, stream, actor=role.index, num_actors=config.actors)
+    policy.begin(plan.num_rows, stream, actor=role.index, num_actors=plan.num_writers)
     return world, policy, Lockstep(plan.ahead) if plan.lockstep else Free()
 
 
@@ -178,7 +178,7 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         plan.segment,
         stream=seeding.generator(config.seed, "memory"),
         total_steps=config.steps,
-        num_actors=config.actors,
+        num_actors=plan.num_writers,
         directory=directory.path,
     )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)

@@ -32,14 +32,14 @@ _PAGE = mmap.PAGESIZE
 
 
 class Control:
-    """What each kind of role is asked to do, one word per kind (the words are those of roles/context.py), and when each
-    place last showed life, one word per place: monotonic nanoseconds."""
+    """What each kind of role is asked to do, one word per kind (the words are those of roles/context.py), and two words
+    per place: when it last showed life, in monotonic nanoseconds, and whether it is dismissed."""
 
     KINDS = ("actor", "learner", "manager", "worker", "replay")
     _BEATS = 8  # the word where they begin
 
     def __init__(self, path: Path, *, create: bool = False, num_places: int = 0) -> None:
-        size = -(-(self._BEATS + num_places) * 8 // _PAGE) * _PAGE
+        size = -(-(self._BEATS + 2 * num_places) * 8 // _PAGE) * _PAGE
         self._words = np.frombuffer(map_file(path, size if create else None), np.int64)
 
     def set(self, kind: str, value: int) -> None:
@@ -50,15 +50,22 @@ class Control:
 
     def beat(self, place: int) -> None:
         """Say that this place is alive."""
-        self._words[self._BEATS + place] = time.monotonic_ns()
+        self._words[self._BEATS + 2 * place] = time.monotonic_ns()
+
+    def dismiss(self, place: int, *, dismissed: bool = True) -> None:
+        """Tell one place alone to end, whatever its kind is asked to do; or take that back before it is started again."""
+        self._words[self._BEATS + 2 * place + 1] = int(dismissed)
+
+    def dismissed(self, place: int) -> bool:
+        return bool(self._words[self._BEATS + 2 * place + 1])
 
     def grace(self, place: int, seconds: float) -> None:
         """Expect nothing of this place for so long: its process is only starting."""
-        self._words[self._BEATS + place] = time.monotonic_ns() + int(seconds * 1e9)
+        self._words[self._BEATS + 2 * place] = time.monotonic_ns() + int(seconds * 1e9)
 
     def silence_s(self, place: int) -> float:
         """How long ago this place last showed life; negative within its grace."""
-        return (time.monotonic_ns() - int(self._words[self._BEATS + place])) / 1e9
+        return (time.monotonic_ns() - int(self._words[self._BEATS + 2 * place])) / 1e9
 
 
 class ShmChannel:

@@ -1,0 +1,20 @@
+"""Write docs/openapi.json from the routes."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from steppe.control.api import make_app
+from steppe.control.auth import Gate, Keys
+from steppe.control.service import Service
+
+with tempfile.TemporaryDirectory() as scratch:
+    os.environ["STEPPE_RUNS"] = scratch
+    service = Service()
+    schema = make_app(service, Gate(Keys(service.private / "tokens.json"))).openapi()
+    service.close()
+target = Path(__file__).parents[1] / "docs" / "openapi.json"
+target.write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,434 @@
+"""REST under /api/v1, and the WebSocket beside it. Translates: what is done is in service.py, who may do it in auth.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, TypeVar
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from steppe.control import model
+from steppe.control.auth import Caller, Gate, Refused
+from steppe.control.gatekeeping import Gatekeeper, problem
+from steppe.control.ledger import KeyReused, Stale
+from steppe.control.prometheus import exposition
+from steppe.control.service import Service, operations
+from steppe.control.stream import Hub, Watcher, snapshot
+from steppe.core.errors import Conflict, DiskFull, RunExists, RunNotFound, SteppeError, UsageError
+
+PREFIX = "/api/v1"
+THREADS = 4  # each keeps a connection to the store of every run that it looked at
+BEAT_S = 2.0
+SEND_S = 10.0
+FOLLOW_S = 20.0
+_STATUS: dict[type[SteppeError], int] = {
+    RunNotFound: 404, RunExists: 409, Stale: 412, KeyReused: 422, Conflict: 409, UsageError: 422, DiskFull: 503,
+}  # fmt: skip
+
+RunId = Annotated[str, Path(pattern=model.RUN_ID, description="A run's id.")]
+OperationId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+Cursor = Annotated[int, Query(ge=0, lt=2**62, description="What the last answer said is `next`; 0 at first.")]
+Most = Annotated[int, Query(ge=1, le=1_000)]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=200,
+        pattern="^[!-~]+$",
+        description="The same key with the same request gets the same answer, carried out once.",
+    ),
+]
+Match = Annotated[
+    int | None, Header(alias="If-Match", ge=0, lt=2**62, description="Only if the run is at this generation.")
+]
+Answer = TypeVar("Answer", bound=BaseModel | None)
+
+
+def _may(name: str) -> Any:
+    """The caller, if his scope is that of the operation."""
+    scope = operations()[name]
+
+    def check(request: Request) -> Caller:
+        caller: Caller = request.scope["steppe.caller"]
+        if not caller.may(scope):
+            raise Refused(403, "scope", f"{name} needs the scope {scope}; this token has {caller.scope}")
+        request.scope["steppe.operation"] = name
+        return caller
+
+    return Depends(check)
+
+
+def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {code: {"description": problem(code, "", "")["title"], "content": content} for code in codes}
+
+
+_READING = (400, 401, 403, 404, 405, 422, 429, 503)
+_CHANGING = (*_READING, 409, 412, 413)
+
+
+class Doors:
+    """The routes over one service."""
+
+    def __init__(self, service: Service, hub: Hub, gate: Gate) -> None:
+        self.service, self.hub, self.gate = service, hub, gate
+        self.router = APIRouter(prefix=PREFIX)
+        self._reading()
+        self._changing()
+        self.router.add_api_websocket_route("/stream", self.stream)
+
+    def _get(self, path: str, name: str, answer: type[BaseModel]) -> Callable[..., Any]:
+        return self.router.get(
+            path,
+            operation_id=name,
+            response_model=answer,
+            responses=_problems(*_READING),
+            dependencies=[_may(name)],
+            summary=_said(name),
+        )
+
+    def _change(self, method: str, path: str, name: str, answer: Any, status: int = 202) -> Callable[..., Any]:
+        return self.router.api_route(
+            path,
+            methods=[method],
+            operation_id=name,
+            response_model=answer,
+            status_code=status,
+            responses=_problems(*_CHANGING),
+            dependencies=[_may(name)],
+            summary=_said(name),
+        )
+
+    def _reading(self) -> None:
+        service = self.service
+        self._get("/environments", "list_environments", model.Environments)(lambda: service.list_environments())
+        self._get("/algorithms", "list_algorithms", model.Algorithms)(lambda: service.list_algorithms())
+        self._get("/version", "get_version", model.Version)(lambda: service.get_version())
+        self._get("/health", "get_health", model.Health)(lambda: service.get_health())
+        self._get("/readiness", "get_readiness", model.Health)(lambda: service.get_readiness())
+        self._get("/runs", "list_runs", model.Runs)(lambda: service.list_runs())
+
+        @self._get("/operations", "list_operations", model.Operations)
+        def list_operations(
+            run: Annotated[str | None, Query(pattern=model.RUN_ID)] = None, limit: Most = 100
+        ) -> model.Operations:
+            return service.list_operations(run, limit)
+
+        @self._get("/operations/{operation}", "get_operation", model.Operation)
+        def get_operation(operation: OperationId) -> model.Operation:
+            return service.get_operation(operation)
+
+        @self._get("/audit", "get_audit", model.Audit)
+        def get_audit(limit: Most = 100) -> model.Audit:
+            return service.get_audit(limit)
+
+        self._reading_a_run()
+
+    def _reading_a_run(self) -> None:
+        service = self.service
+        plain: dict[str, tuple[str, type[BaseModel]]] = {
+            "": ("get_run", model.RunDetail),
+            "/actors": ("get_actors", model.Actors),
+            "/learner": ("get_learner", model.Learner),
+            "/hyperparameters": ("get_hyperparameters", model.Hyperparameters),
+            "/checkpoints": ("list_checkpoints", model.CheckpointList),
+            "/diagnosis": ("diagnose_run", model.Finding),
+        }
+        for path, (name, answer) in plain.items():
+            self._get(f"/runs/{{run}}{path}", name, answer)(_of_run(getattr(service, name)))
+
+        @self._get("/runs/{run}/metrics", "get_metrics", model.Metrics)
+        def get_metrics(
+            run: RunId,
+            series: Annotated[
+                list[str] | None, Query(max_length=50, description="Which curves; all if absent.")
+            ] = None,
+            since: Cursor = 0,
+            max_points: Annotated[int, Query(ge=2, le=10_000)] = 500,
+        ) -> model.Metrics:
+            return service.get_metrics(run, series, since, max_points)
+
+        @self._get("/runs/{run}/logs", "get_logs", model.Logs)
+        async def get_logs(
+            run: RunId,
+            source: Annotated[str | None, Query(pattern="^[a-z0-9-]{1,64}$")] = None,
+            after: Cursor = 0,
+            max_bytes: Annotated[int, Query(ge=1_024, le=1 << 20)] = 65_536,
+            follow_s: Annotated[float, Query(ge=0, le=FOLLOW_S, description="Wait so long for a new line.")] = 0.0,
+        ) -> model.Logs:
+            deadline = time.monotonic() + follow_s
+            while True:
+                found = await anyio.to_thread.run_sync(service.get_logs, run, source, after, max_bytes)
+                if found.lines or time.monotonic() >= deadline:
+                    return found
+                await asyncio.sleep(0.25)
+
+        @self._get("/runs/{run}/events", "get_events", model.Events)
+        def get_events(run: RunId, after: Cursor = 0, limit: Most = 200) -> model.Events:
+            return service.get_events(run, after, limit)
+
+        @self._get("/runs/{run}/evaluations", "list_evaluations", model.Evaluations)
+        def list_evaluations(run: RunId, after: Cursor = 0, limit: Most = 200) -> model.Evaluations:
+            return service.list_evaluations(run, after, limit)
+
+    def _changing(self) -> None:
+        service = self.service
+
+        @self._change("POST", "/runs", "create_run", model.RunDetail, 201)
+        def create_run(body: model.RunRequest, request: Request, key: Key = None) -> Any:
+            return self._once(request, key, body, None, lambda issuer: service.create_run(body, issuer))
+
+        for word in ("start", "pause", "resume", "stop", "kill"):
+            name = f"{word}_run"
+            self._change("POST", f"/runs/{{run}}/{word}", name, model.Operation)(self._asking(name))
+
+        @self._change("DELETE", "/runs/{run}", "delete_run", None, 204)
+        def delete_run(run: RunId, request: Request, key: Key = None, match: Match = None) -> Response:
+            self._once(request, key, None, run, lambda issuer: service.delete_run(run, issuer, match))
+            return Response(status_code=204)
+
+        @self._change("PUT", "/runs/{run}/actors", "scale_actors", model.Operation)
+        def scale_actors(
+            run: RunId,
+            body: model.ActorCount,
+            request: Request,
+            key: Key = None,
+            match: Match = None,
+        ) -> Any:
+            return self._once(
+                request, key, body, run, lambda issuer: service.scale_actors(run, body.actors, issuer, match)
+            )
+
+        @self._change("PUT", "/runs/{run}/learner", "scale_learner", model.Operation)
+        def scale_learner(
+            run: RunId,
+            body: model.LearnerCount,
+            request: Request,
+            key: Key = None,
+            match: Match = None,
+        ) -> Any:
+            return self._once(
+                request, key, body, run, lambda issuer: service.scale_learner(run, body.learner, issuer, match)
+            )
+
+        @self._change("PATCH", "/runs/{run}/hyperparameters", "set_hyperparameters", model.Effects)
+        def set_hyperparameters(
+            run: RunId,
+            body: model.HyperparameterChange,
+            request: Request,
+            key: Key = None,
+            match: Match = None,
+        ) -> Any:
+            def change(issuer: str) -> model.Effects:
+                return service.set_hyperparameters(run, body.values, issuer, match, dry_run=body.dry_run)
+
+            return self._once(request, key, body, run, change)
+
+    def _asking(self, name: str) -> Callable[..., Any]:
+        def ask(run: RunId, request: Request, key: Key = None, match: Match = None) -> Any:
+            operation = getattr(self.service, name)
+            return self._once(request, key, None, run, lambda issuer: operation(run, issuer, match))
+
+        return ask
+
+    def _once(
+        self, request: Request, key: str | None, body: BaseModel | None, run: str | None, call: Callable[[str], Answer]
+    ) -> Any:
+        """Carry a change out, or give the answer that the same request got before; written into the audit either way."""
+        caller: Caller = request.scope["steppe.caller"]
+        about = (caller.name, caller.scope, request.scope["steppe.operation"], run)
+        ledger = self.service.ledger
+        mine = None if key is None else f"{caller.scope}:{key}"
+        if mine is not None:
+            text = json.dumps([request.method, request.url.path, body.model_dump(mode="json") if body else None])
+            before = ledger.begin_answer(mine, hashlib.sha256(text.encode()).hexdigest())
+            if before is not None:
+                ledger.audit(*about, "repeated")
+                return before
+        try:
+            answer = call(caller.name)
+        except BaseException as error:
+            ledger.audit(*about, f"refused: {error}")
+            if mine is not None:
+                ledger.keep_answer(mine, None)
+            raise
+        told = answer.model_dump(mode="json", by_alias=True) if answer is not None else {}
+        if mine is not None:
+            ledger.keep_answer(mine, told)
+        ledger.audit(*about, "done")
+        return told
+
+    async def stream(self, socket: WebSocket, resume: str | None = None) -> None:
+        """`?resume=EPOCH:NUMBER` goes on after that message, where it is still known; otherwise a snapshot comes first."""
+        await socket.accept()
+        self.hub.clients += 1
+        gone = asyncio.ensure_future(_until_gone(socket))
+        try:
+            await self._feed(socket, resume, gone)
+        except (WebSocketDisconnect, RuntimeError, TimeoutError):
+            return  # the client has gone, or does not read
+        finally:
+            self.hub.clients -= 1
+            gone.cancel()
+
+    async def _feed(self, socket: WebSocket, resume: str | None, gone: asyncio.Future[None]) -> None:
+        epoch, _, number = (resume or "").partition(":")
+        cursor = int(number) if epoch == self.hub.epoch and number.isdigit() else -1
+        if cursor < 0 or self.hub.after(cursor) is None:
+            cursor, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
+            await asyncio.wait_for(socket.send_text(text), SEND_S)
+        while not gone.done():
+            news = self.hub.after(cursor)
+            if news is None:
+                await socket.send_json({"type": "dropped", "detail": "too slow: connect again for a snapshot"})
+                return await socket.close(1013, "too slow")
+            for number_, text in news:
+                await asyncio.wait_for(socket.send_text(text), SEND_S)
+                cursor = number_
+            if not news:
+                await self.hub.news(BEAT_S)
+                if self.hub.number == cursor:
+                    beat = {"type": "heartbeat", "number": cursor, "time_s": time.time()}
+                    await asyncio.wait_for(socket.send_json(beat), SEND_S)
+        return None
+
+
+async def _until_gone(socket: WebSocket) -> None:
+    """Clients have nothing to say; reading is how their end is noticed."""
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+        while True:
+            await socket.receive_text()
+
+
+def _of_run(operation: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(run: RunId) -> Any:
+        return operation(run)
+
+    return read
+
+
+def _said(name: str) -> str:
+    return (getattr(Service, name).__doc__ or name).strip().splitlines()[0]
+
+
+def make_app(service: Service, gate: Gate) -> FastAPI:
+    """The application: routes, problem documents, the watcher's life, and the gate around it all."""
+    hub = Hub()
+    watcher = Watcher(service, hub)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+        hub.serve_on(asyncio.get_running_loop())
+        watcher.start()
+        try:
+            yield
+        finally:
+            watcher.stop()
+            service.close()
+
+    app = FastAPI(
+        title="Steppe",
+        version="1",
+        description="Start, stop, watch, scale and tune training runs.",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.include_router(Doors(service, hub, gate).router)
+    _add_outside(app, service, gate, hub, watcher)
+    _speak_problems(app)
+    _describe(app)
+    app.add_middleware(Gatekeeper, gate=gate)
+    return app
+
+
+def _add_outside(app: FastAPI, service: Service, gate: Gate, hub: Hub, watcher: Watcher) -> None:
+    """What is not under /api/v1: probes, Prometheus, and where the page will be."""
+
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", include_in_schema=False)
+    def readyz() -> JSONResponse:
+        found = service.get_readiness()
+        return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
+
+    @app.get("/version", include_in_schema=False)
+    def version() -> model.Version:
+        return service.get_version()
+
+    @app.get("/metrics", include_in_schema=False)
+    def metrics() -> PlainTextResponse:
+        text = exposition(service, clients=hub.clients, failures=watcher.failures)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> dict[str, str]:
+        return {"service": "steppe", "api": PREFIX, "openapi": f"{PREFIX}/openapi.json", "stream": f"{PREFIX}/stream"}
+
+    @app.get(f"{PREFIX}/session", include_in_schema=False)
+    async def session(request: Request) -> dict[str, Any]:
+        caller: Caller = request.scope["steppe.caller"]
+        csrf = gate.keys.csrf(caller.session) if caller.session else None
+        return {"name": caller.name, "scope": caller.scope, "csrf": csrf}
+
+
+def _speak_problems(app: FastAPI) -> None:
+    def told(status: int, code: str, detail: str) -> JSONResponse:
+        return JSONResponse(problem(status, code, detail), status, media_type="application/problem+json")
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return told(error.status, error.code, error.detail)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return told(422, "invalid", f"{where}: {first['msg']}"[:500])
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        answer = told(error.status_code, "http", str(error.detail))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(SteppeError)
+    async def ours(request: Request, error: SteppeError) -> JSONResponse:
+        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+        code = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(error).__name__).lstrip("_")
+        return told(
+            status, code, str(error)[:1_000] if status < 500 else "something on this machine is not as it should be"
+        )
+
+
+def _describe(app: FastAPI) -> None:
+    """OpenAPI with our problem documents in place of FastAPI's own, and how one signs in."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = made()
+            parts = schema["components"]["schemas"]
+            parts["Problem"] = model.Problem.model_json_schema()
+            for name in ("HTTPValidationError", "ValidationError"):
+                parts.pop(name, None)
+            schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{"token": []}]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,250 @@
+"""Who may do what, decided at one gate for every method and socket: Host, Origin, token or session, scope, limits.
+
+Tokens, one per scope, are made at the first start and kept in a file that only its owner reads. A person gets in by a
+one-time link, which leaves a signed cookie; what a cookie changes needs the token that the page reads from the API.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from steppe.core.durable import write_atomic
+from steppe.core.errors import DamagedFile, UsageError
+
+SCOPES = ("read", "control", "admin")  # each may do what those before it may
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+COOKIE = "steppe_session"
+CSRF = "x-csrf-token"
+SESSION_S = 12 * 3600.0
+LINK_S = 15 * 60.0
+SAFE = ("GET", "HEAD", "OPTIONS")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Refused(Exception):
+    """The gate stays shut; the words go to the caller."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail = status, code, detail
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody who was let in."""
+
+    name: str
+    scope: str
+    session: str | None = None
+
+    def may(self, scope: str) -> bool:
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
+
+@dataclass
+class Bucket:
+    """So many at once, and so many per second after that."""
+
+    size: float
+    per_s: float
+    left: float = field(init=False)
+    seen_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.left = self.size
+
+    def take(self, cost: float = 1.0) -> bool:
+        now = time.monotonic()
+        self.left = min(self.size, self.left + (now - self.seen_s) * self.per_s)
+        self.seen_s = now
+        if self.left < cost:
+            return False
+        self.left -= cost
+        return True
+
+    def empty(self) -> bool:
+        return min(self.size, self.left + (time.monotonic() - self.seen_s) * self.per_s) < 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Per caller: requests at once and per second; wrong tokens per address; bytes of a body."""
+
+    burst: float = 200.0
+    per_s: float = 50.0
+    guesses: float = 10.0
+    guesses_per_s: float = 0.1
+    body_bytes: int = 64 << 10
+
+
+class Keys:
+    """The tokens by scope, and what sessions are signed with."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            made = {name: secrets.token_urlsafe(32) for name in (*SCOPES, "signing")}
+            write_atomic(path, json.dumps(made, indent=2).encode())
+        os.chmod(path, 0o600)
+        try:
+            found = json.loads(path.read_text())
+            self.tokens = {scope: str(found[scope]) for scope in SCOPES}
+            self._signing = str(found["signing"]).encode()
+        except (ValueError, KeyError, TypeError):
+            raise DamagedFile(f"{path} is damaged: remove it, and new tokens are made at the next start") from None
+        if min(map(len, (*self.tokens.values(), self._signing.decode()))) < 20:
+            raise DamagedFile(f"{path} has a token that is too short: remove it, and new ones are made")
+        self._links: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def of_token(self, token: str) -> Caller | None:
+        """Compares with every token, each in constant time."""
+        same = [hmac.compare_digest(token.encode(), known.encode()) for known in self.tokens.values()]
+        scope = next((scope for scope, equal in zip(self.tokens, same, strict=True) if equal), None)
+        return None if scope is None else Caller(f"token:{scope}", scope)
+
+    def new_link(self) -> str:
+        """A code that signs in once, within LINK_S."""
+        code = secrets.token_urlsafe(24)
+        with self._lock:
+            self._links[hashlib.sha256(code.encode()).hexdigest()] = time.monotonic() + LINK_S
+        return code
+
+    def sign_in(self, code: str) -> str | None:
+        """The cookie's value for a code that has not been used; None for any other."""
+        with self._lock:
+            until = self._links.pop(hashlib.sha256(code.encode()).hexdigest(), 0.0)
+        if until < time.monotonic():
+            return None
+        body = f"{secrets.token_urlsafe(16)}.{int(time.time() + SESSION_S)}"
+        return f"{body}.{self._sign('session', body)}"
+
+    def of_cookie(self, value: str) -> Caller | None:
+        body, _, signature = value.rpartition(".")
+        identity, _, until = body.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign("session", body).encode()):
+            return None
+        if not until.isdigit() or int(until) < time.time():
+            return None
+        return Caller(f"session:{identity[:6]}", "admin", session=body)
+
+    def csrf(self, session: str) -> str:
+        """What a page must send along with every change."""
+        return self._sign("csrf", session)
+
+    def _sign(self, purpose: str, text: str) -> str:
+        return hmac.new(self._signing, f"{purpose}:{text}".encode(), hashlib.sha256).hexdigest()
+
+
+class Gate:
+    """Decides on a request by its address and headers alone (names in lower case)."""
+
+    def __init__(self, keys: Keys, hosts: tuple[str, ...] = (), limits: Limits | None = None) -> None:
+        self.keys, self.limits = keys, limits or Limits()
+        self.hosts = frozenset(host.lower() for host in (*LOOPBACK, *hosts))
+        self._requests: dict[str, Bucket] = {}
+        self._guesses: dict[str, Bucket] = {}
+
+    def check_address(self, headers: Mapping[str, str]) -> None:
+        """Refuse names that are not ours (DNS rebinding) and pages that are not ours (cross-site)."""
+        name = _hostname(headers.get("host", ""))
+        if name not in self.hosts:
+            raise Refused(403, "host", "this service does not answer to that host name: see steppe serve --allow-host")
+        origin = headers.get("origin")
+        if origin is not None and not self._own(origin, headers.get("host", "")):
+            raise Refused(403, "origin", "requests from pages of other origins are refused")
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise Refused(403, "origin", "requests from pages of other origins are refused")
+
+    def admit(self, address: str, method: str, headers: Mapping[str, str]) -> Caller:
+        """Who this is; raises Refused. A cookie needs the page's own token for whatever is not safe."""
+        guesses = _bucket(self._guesses, address, self.limits.guesses, self.limits.guesses_per_s)
+        if guesses.empty():
+            raise Refused(429, "too_many_guesses", "too many wrong tokens from this address: wait a while")
+        caller = self._known(headers)
+        if caller is None:
+            if "authorization" in headers or "cookie" in headers:
+                guesses.take()
+            raise Refused(
+                401, "token", "a token is needed: Authorization: Bearer …, from the file that steppe serve names"
+            )
+        if caller.session is not None and method not in SAFE:
+            sent = headers.get(CSRF, "")
+            if not hmac.compare_digest(sent.encode(), self.keys.csrf(caller.session).encode()):
+                raise Refused(403, "csrf", f"a change by a signed-in page needs the header {CSRF} from /api/v1/session")
+        if not _bucket(self._requests, caller.name, self.limits.burst, self.limits.per_s).take():
+            raise Refused(429, "rate", "too many requests: slow down")
+        return caller
+
+    def guessed(self, address: str) -> None:
+        """Count a wrong sign-in code like a wrong token."""
+        if not _bucket(self._guesses, address, self.limits.guesses, self.limits.guesses_per_s).take():
+            raise Refused(429, "too_many_guesses", "too many wrong codes from this address: wait a while")
+
+    def _known(self, headers: Mapping[str, str]) -> Caller | None:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind:
+            return self.keys.of_token(token.strip()) if kind.lower() == "bearer" else None
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return None
+        return self.keys.of_cookie(morsel.value) if morsel is not None else None
+
+    def _own(self, origin: str, host: str) -> bool:
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
+        return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+
+
+def require_safe_bind(host: str, allowed: tuple[str, ...]) -> None:
+    """UsageError where the service would be open to others without anybody having said under which names."""
+    if host not in LOOPBACK and not allowed:
+        raise UsageError(
+            f"--host {host} can be reached by others: say under which name with --allow-host NAME, or use 127.0.0.1"
+        )
+
+
+def _hostname(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _bucket(buckets: dict[str, Bucket], key: str, size: float, per_s: float) -> Bucket:
+    while len(buckets) > 10_000 and key not in buckets:
+        del buckets[next(iter(buckets))]
+    return buckets.setdefault(key, Bucket(size, per_s))
+
+
+def header_map(scope: Mapping[str, Any]) -> dict[str, str]:
+    """A request's headers; of repeated ones the last, but a repeated Host is none."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key = name.decode("latin-1").lower()
+        found[key] = "" if key == "host" and key in found else value.decode("latin-1")
+    return found

@@ -1,0 +1,217 @@
+"""From what runs recorded to what the doors say of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from steppe.control import model
+from steppe.control.ledger import Ledger
+from steppe.control.settling import READY_S
+from steppe.core.algorithms import ALGORITHMS, AgentConfig
+from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError, nearest
+from steppe.core.links import COMMANDS, SCALE
+from steppe.core.validating import validated
+from steppe.records.checkpoints import CheckpointInfo
+from steppe.records.directory import RunInfo
+from steppe.records.store import NOBODY, PAUSED, PENDING
+from steppe.records.view import ENDED, RunView
+
+_TEXT = 2_000  # characters of untrusted text that are passed on
+
+
+def run(info: RunInfo, view: RunView | None, ledger: Ledger) -> model.Run:
+    """One line of the list."""
+    name, status = info.path.name, info.status if view is None else view.status
+    wish, generation = ledger.wish(name)
+    newest = ledger.operations(name, limit=1)
+    return model.Run(
+        id=name,
+        state=status.state,
+        reason=status.reason,
+        message=_cut(status.message),
+        desired=_desired(status.state, status.pid, wish),
+        generation=generation,
+        env=info.env,
+        algo=info.algo,
+        created_s=info.created_s,
+        started_s=status.started_s,
+        heartbeat_s=status.heartbeat_s,
+        operation=newest[0]["id"] if newest else None,
+        progress=_progress(view) if view is not None else _summarized(info.summary or {}),
+        damage=info.damage,
+    )
+
+
+def _desired(state: str, pid: int | None, wish: str | None) -> Literal["waiting", "running", "paused", "stopped"]:
+    if state in ENDED:
+        return "stopped" if wish != "running" or state != "LOST" else "running"
+    if state == PENDING and pid in (None, NOBODY):
+        return "waiting"
+    return wish or ("paused" if state == PAUSED else "running")  # type: ignore[return-value]
+
+
+def _progress(view: RunView) -> model.Progress:
+    judged = view.last_evaluation
+    return model.Progress(
+        env_steps=view.env_steps,
+        total_steps=view.total_steps,
+        updates=view.updates,
+        version=view.version,
+        train_return_mean=finite(view.train_return_mean),
+        eval_return_mean=finite(judged.return_mean) if judged else None,
+        steps_per_s=finite(view.recent_steps_per_s),
+        episodes=view.episodes,
+    )
+
+
+def _summarized(summary: Mapping[str, Any]) -> model.Progress:
+    names = ("env_steps", "updates", "version", "train_return_mean", "eval_return_mean", "steps_per_s")
+    return model.Progress(**{name: summary[name] for name in names if summary.get(name) is not None})
+
+
+def seats(config: RunConfig) -> int:
+    """How many actors a run has room for; 0 where their number cannot change."""
+    if config.mode != "async" or config.runtime != "processes":
+        return 0
+    return config.flow.max_actors or config.actors
+
+
+def actors(view: RunView) -> model.Actors:
+    now = time.time()
+    told = [
+        model.ActorState(
+            actor=report.actor,
+            state="ended" if view.ended else report.state if now - report.time_s < READY_S else "silent",
+            epoch=report.epoch,
+            version=report.version,
+            env_steps=report.env_steps,
+            report_age_s=max(0.0, now - report.time_s),
+            rss_bytes=report.rss_bytes,
+        )
+        for report in view.actors.values()
+    ]
+    commands = view.directory.store.read(COMMANDS)
+    scaled = [command["actors"] for _, command in commands if command.get("command") == SCALE]
+    desired = scaled[-1] if scaled else view.config.actors
+    ready = sum(actor.state == "running" for actor in told)
+    return model.Actors(
+        desired=0 if view.ended else desired, ready=0 if view.ended else ready, most=seats(view.config), actors=told
+    )
+
+
+def algorithm(name: str) -> model.Algorithm:
+    kind = ALGORITHMS[name]
+    defaults = {key: field.get_default() for key, field in kind.model_fields.items()}
+    return model.Algorithm(
+        name=name,
+        summary=" ".join((kind.__doc__ or "").split()),
+        actions=list(kind.actions),
+        memory=kind.memory,
+        hyperparameters=hyperparameters(kind, msgspec.to_builtins(defaults)),
+    )
+
+
+def hyperparameters(kind: type[AgentConfig], values: Mapping[str, Any]) -> list[model.Hyperparameter]:
+    """With their ranges, and when a change takes effect."""
+    schemas = kind.model_json_schema()["properties"]
+    return [
+        model.Hyperparameter(
+            name=name,
+            description=field.description or "",
+            schema={key: value for key, value in schemas[name].items() if key not in ("title", "description")},
+            value=values[name],
+            effect="live" if name in kind.live else "fixed" if name in kind.fixed else "restart",
+        )
+        for name, field in kind.model_fields.items()
+    ]
+
+
+def checked(kind: type[AgentConfig], before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as the algorithm takes them; ConfigError for one that it does not know, cannot change or would refuse."""
+    for name in values:
+        if name not in kind.model_fields:
+            raise ConfigError(f"there is no hyperparameter {name[:100]!r}.{nearest(name, kind.model_fields)}")
+        if name in kind.fixed:
+            raise ConfigError(f"{name} cannot change in a run that has begun to be what it is: make a new run")
+        if values[name] is None and before[name] is not None:
+            raise ConfigError(f"{name} has been chosen: give a number")
+    made = validated(kind, {**before, **values}, "agent.").model_dump(mode="json")
+    return {name: made[name] for name in values}
+
+
+def effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[str]) -> list[model.Effect]:
+    now = set(live)
+    return [
+        model.Effect(
+            name=name,
+            before=before[name],
+            after=value,
+            effect="takes effect with the next update" if name in now else "takes effect on restart",
+        )
+        for name, value in after.items()
+    ]
+
+
+def event(number: int, record: Mapping[str, Any]) -> model.Event:
+    details = {str(key)[:100]: plain(value) for key, value in record.get("details", {}).items()}
+    return model.Event(
+        number=number,
+        time_s=record.get("time_s", 0.0),
+        kind=record.get("kind", ""),
+        role=record.get("role", ""),
+        details=details,
+    )
+
+
+def checkpoint(info: CheckpointInfo) -> model.CheckpointState:
+    counters = info.counters
+    return model.CheckpointState(
+        number=info.number,
+        best=info.best,
+        age_s=info.age_s,
+        size_bytes=info.size_bytes,
+        env_steps=counters.get("env_steps"),
+        updates=counters.get("updates"),
+        version=counters.get("version"),
+        score=finite(counters.get("score")),
+        damage=None if info.damage is None else "damaged",  # the words name paths of this machine
+    )
+
+
+def judgement(number: int, record: Mapping[str, Any]) -> model.Judgement:
+    return model.Judgement(
+        number=number,
+        time_s=record["time_s"],
+        version=record["version"],
+        env_steps=record["env_steps"],
+        episodes=len(record["returns"]),
+        return_mean=finite(record["return_mean"]),
+        return_std=finite(record["return_std"]),
+        reached=record.get("reached", False),
+        final=record.get("final", False),
+    )
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def plain(value: Any) -> Any:
+    """Values of a record as JSON has them, long texts cut."""
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, str):
+        return _cut(value)
+    if isinstance(value, dict):
+        return {str(key)[:100]: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _TEXT else text[:_TEXT] + "…"

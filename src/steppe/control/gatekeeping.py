@@ -1,0 +1,123 @@
+"""The gate around the whole application, HTTP and WebSocket alike: nothing reaches a route that auth.py did not admit."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from steppe.control.auth import COOKIE, HEADERS, SESSION_S, Gate, Refused, header_map
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+OPEN = ("/healthz", "/readyz")  # what a probe asks, without a token; the Host must be ours all the same
+SIGN_IN = "/sign-in"
+
+
+def problem(status: int, code: str, detail: str) -> dict[str, Any]:
+    """An RFC 9457 document."""
+    titles = {
+        400: "Bad request", 401: "Not signed in", 403: "Refused", 404: "Not found", 405: "Method not allowed",
+        409: "Conflict", 412: "Changed meanwhile", 413: "Too large", 422: "Not acceptable", 429: "Too many requests",
+        500: "Our mistake", 503: "Not ready",
+    }  # fmt: skip
+    kind = f"https://steppe.invalid/problems/{code}"
+    return {"type": kind, "title": titles.get(status, "Error"), "status": status, "detail": detail, "code": code}
+
+
+class Gatekeeper:
+    """ASGI middleware."""
+
+    def __init__(self, app: Application, gate: Gate) -> None:
+        self.app, self.gate = app, gate
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        headers = header_map(scope)
+        try:
+            self.gate.check_address(headers)
+            if scope["type"] == "http" and scope["path"] == SIGN_IN:
+                return await self._sign_in(scope, send)
+            self._admit(scope, headers)
+            body = await self._body(headers, receive) if scope["type"] == "http" else receive
+        except Refused as refusal:
+            return await refuse(scope, send, refusal)
+        return await self.app(scope, body, _with_headers(send))
+
+    def _admit(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> None:
+        if scope["path"] in OPEN and scope["type"] == "http":
+            return
+        address = (scope.get("client") or ("unknown", 0))[0]
+        scope["steppe.caller"] = self.gate.admit(address, scope.get("method", "GET"), headers)
+
+    async def _sign_in(self, scope: MutableMapping[str, Any], send: Send) -> None:
+        """Trade a one-time code for a session, and go to the page; a code in an address is of no use twice."""
+        address = (scope.get("client") or ("unknown", 0))[0]
+        query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
+        cookie = self.gate.keys.sign_in(query.get("code", [""])[0]) if scope["method"] == "GET" else None
+        if cookie is None:
+            self.gate.guessed(address)
+            raise Refused(
+                401, "link", "this link has been used or is too old: steppe serve prints a new one at its start"
+            )
+        value = f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={SESSION_S:.0f}"
+        await _answer(send, 303, b"", {"location": "/", "set-cookie": value})
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> Receive:
+        """The body read whole, up to the limit."""
+        limit = self.gate.limits.body_bytes
+        too_large = Refused(413, "too_large", f"a body may have {limit} bytes")
+        length = headers.get("content-length", "0")
+        if not length.isdigit():
+            raise Refused(400, "length", "Content-Length is not a number")
+        if int(length) > limit:
+            raise too_large
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                break
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            more = message.get("more_body", False)
+            if size > limit:
+                raise too_large
+        waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+
+        async def replay() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        return replay
+
+
+async def refuse(scope: MutableMapping[str, Any], send: Send, refusal: Refused) -> None:
+    """A problem document, or the end of a WebSocket before it began."""
+    if scope["type"] == "websocket":
+        return await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
+    extra = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+    extra |= {"retry-after": "10"} if refusal.status == 429 else {}
+    body = json.dumps(problem(refusal.status, refusal.code, refusal.detail)).encode()
+    return await _answer(send, refusal.status, body, {"content-type": "application/problem+json", **extra})
+
+
+async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+    every = {**HEADERS, **headers, "content-length": str(len(body))}
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _with_headers(send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            known = {name for name, _ in message["headers"]}
+            extra = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in known]
+            message = {**message, "headers": [*message["headers"], *extra]}
+        await send(message)
+
+    return wrapped

@@ -1,0 +1,97 @@
+"""The process of a run that the service started: of its own session, so that it outlives the service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from steppe.core.errors import SteppeError
+from steppe.core.rooms import sweep
+from steppe.records.directory import RunDirectory
+from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, PENDING, STARTING, Status
+
+LOG = "supervisor"
+_MAIN = "from steppe.control.hosting import main; main()"
+
+
+def launch(directory: RunDirectory) -> subprocess.Popen[bytes]:
+    """Start or go on with a run in a process of its own; it waits until the store says that the run is its."""
+    status = directory.store.status()
+    logs = directory.path / "logs"
+    logs.mkdir(exist_ok=True)
+    environ = os.environ | {"STEPPE_RUNS": str(directory.path.resolve().parent)}
+    with (logs / f"{LOG}.log").open("ab") as log:
+        # -P: a file of the current directory must not stand in for one of ours.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _MAIN],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            start_new_session=True,
+        )
+    state = PENDING if status.state == PENDING else STARTING
+    directory.store.set_status(state, "starting", "its process is starting", owner=process.pid)
+    assert process.stdin is not None
+    process.stdin.write(str(directory.path.resolve()).encode())
+    process.stdin.close()
+    return process
+
+
+def kill(status: Status) -> None:
+    """End a run's processes at once. `status` must be fresh: its pid was just seen to be the owner's."""
+    if not status.pid or not (status.state in LIVE or status.state == PENDING):
+        return
+    try:
+        leads = os.getpgid(status.pid) == status.pid  # so it is with runs that were started here
+        (os.killpg if leads else os.kill)(status.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def clean_up() -> None:
+    """Remove the shared memory that killed runs left behind."""
+    if Path("/dev/shm").is_dir():
+        sweep(Path("/dev/shm"))
+
+
+def main() -> None:
+    """Run to its end what the parent names on standard input."""
+    path = sys.stdin.buffer.read().decode()
+    if not path:
+        sys.exit(1)  # the service died before it could say
+    sys.path.append(os.getcwd())  # where modules that the service was told to allow may be
+    directory = RunDirectory(Path(path))
+    started = threading.Event()
+    threading.Thread(target=_beat, args=(directory, started), daemon=True).start()
+    try:
+        from steppe.loops.resuming import resume
+
+        result = resume(path)
+    except SteppeError as error:
+        _tell(directory, str(error))
+        print(f"steppe: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        _tell(directory, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        started.set()
+    print(f"{directory.id} ended {result.summary['state']} ({result.summary.get('reason')})", flush=True)
+
+
+def _beat(directory: RunDirectory, ended: threading.Event) -> None:
+    """Show life from the first moment on: imports take their time on a busy machine."""
+    while not ended.wait(HEARTBEAT_S):
+        directory.store.heartbeat()
+
+
+def _tell(directory: RunDirectory, message: str) -> None:
+    """A run that could not begin says why."""
+    status = directory.store.status()
+    if status.state == PENDING or status.live:
+        directory.store.set_status(FAILED, "cannot_start", message)

@@ -1,0 +1,153 @@
+"""What the service itself has to remember over its own death: operations, wishes, answers to repeated requests, the audit.
+
+One SQLite file beside the runs. What runs are and do is not in it: that is in their own stores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from steppe.core.errors import Conflict, UsageError
+
+KEEP_S = 7 * 86_400.0  # how long answers, finished operations and audit entries are kept
+_TABLES = """
+CREATE TABLE IF NOT EXISTS operations (
+    id TEXT PRIMARY KEY, run TEXT NOT NULL, pending INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS operations_by_run ON operations (run, created_s);
+CREATE INDEX IF NOT EXISTS operations_pending ON operations (pending);
+CREATE TABLE IF NOT EXISTS wishes (run TEXT PRIMARY KEY, desired TEXT NOT NULL, generation INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS answers (
+    key TEXT PRIMARY KEY, request TEXT NOT NULL, answer TEXT, created_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS audit (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, who TEXT NOT NULL, scope TEXT NOT NULL,
+    operation TEXT NOT NULL, run TEXT, outcome TEXT NOT NULL);
+"""
+
+
+class Stale(Conflict):
+    """The run has changed since the caller looked at it."""
+
+
+class KeyReused(UsageError):
+    """An idempotency key came again with another request."""
+
+
+class Ledger:
+    """May be used by several threads; every write is on the disk when it returns."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = directory / "control.sqlite"
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._lock = threading.RLock()
+        self._database = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.executescript(_TABLES)
+        self.forget(time.time() - KEEP_S)
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def forget(self, before_s: float) -> None:
+        """Drop what is older, but nothing that is still under way."""
+        self._run("DELETE FROM operations WHERE pending = 0 AND created_s < ?", before_s)
+        self._run("DELETE FROM answers WHERE created_s < ?", before_s)
+        self._run("DELETE FROM audit WHERE time_s < ?", before_s)
+
+    def new_operation(self, kind: str, run: str, issuer: str, **details: Any) -> dict[str, Any]:
+        """Begin an operation; returns its record."""
+        record = {
+            "id": uuid.uuid4().hex,
+            "kind": kind,
+            "run": run,
+            "state": "pending",
+            "message": None,
+            "issuer": issuer,
+            "created_s": time.time(),
+            "finished_s": None,
+            "details": details,
+        }
+        self.keep_operation(record)
+        return record
+
+    def keep_operation(self, record: dict[str, Any]) -> None:
+        """Write down what has become of an operation."""
+        values = (record["id"], record["run"], record["state"] == "pending", record["created_s"], json.dumps(record))
+        self._run("INSERT OR REPLACE INTO operations VALUES (?, ?, ?, ?, ?)", *values)
+
+    def operation(self, identity: str) -> dict[str, Any] | None:
+        rows = self._run("SELECT record FROM operations WHERE id = ?", identity)
+        return json.loads(rows[0][0]) if rows else None
+
+    def operations(self, run: str | None = None, *, pending: bool = False, limit: int = 100) -> list[dict[str, Any]]:
+        """Newest first, of one run or of all."""
+        where = "(? IS NULL OR run = ?) AND (? = 0 OR pending = 1)"
+        query = f"SELECT record FROM operations WHERE {where} ORDER BY created_s DESC LIMIT ?"
+        return [json.loads(text) for (text,) in self._run(query, run, run, int(pending), limit)]
+
+    def wish(self, run: str) -> tuple[str | None, int]:
+        """The desired state, if anybody asked for one, and the run's generation."""
+        rows = self._run("SELECT desired, generation FROM wishes WHERE run = ?", run)
+        return (rows[0][0] or None, rows[0][1]) if rows else (None, 1)
+
+    def change(self, run: str, desired: str | None, expected: int | None) -> int:
+        """Accept a change: the next generation, if the run's is the `expected` one; Stale otherwise."""
+        with self._lock:
+            before, generation = self.wish(run)
+            if expected is not None and expected != generation:
+                raise Stale(f"{run} is at generation {generation}, not {expected}: look at it again before changing it")
+            values = (run, desired or before or "", generation + 1)
+            self._run("INSERT OR REPLACE INTO wishes VALUES (?, ?, ?)", *values)
+            return generation + 1
+
+    def forget_run(self, run: str) -> None:
+        self._run("DELETE FROM wishes WHERE run = ?", run)
+        self._run("DELETE FROM operations WHERE run = ?", run)
+
+    def begin_answer(self, key: str, request: str) -> dict[str, Any] | None:
+        """The answer that this request got before; None when it is to be carried out now."""
+        with self._lock:
+            rows = self._run("SELECT request, answer FROM answers WHERE key = ?", key)
+            if not rows:
+                self._run("INSERT INTO answers VALUES (?, ?, NULL, ?)", key, request, time.time())
+                return None
+            if rows[0][0] != request:
+                raise KeyReused("this Idempotency-Key came before with another request: use a new one")
+            if rows[0][1] is None:
+                raise Conflict("the same request is being carried out just now: ask again for its answer")
+            answer: dict[str, Any] = json.loads(rows[0][1])
+            return answer
+
+    def keep_answer(self, key: str, answer: dict[str, Any] | None) -> None:
+        """What the request got; with None it was not carried out and may come again."""
+        if answer is None:
+            self._run("DELETE FROM answers WHERE key = ?", key)
+        else:
+            self._run("UPDATE answers SET answer = ? WHERE key = ?", json.dumps(answer), key)
+
+    def drop_unanswered(self) -> None:
+        """At the start of a service: what its predecessor was doing when it died may be asked for again."""
+        self._run("DELETE FROM answers WHERE answer IS NULL")
+
+    def audit(self, who: str, scope: str, operation: str, run: str | None, outcome: str) -> None:
+        """Write down who did what."""
+        query = "INSERT INTO audit (time_s, who, scope, operation, run, outcome) VALUES (?, ?, ?, ?, ?, ?)"
+        self._run(query, time.time(), who, scope, operation, run, outcome[:500])
+
+    def audited(self, limit: int) -> list[dict[str, Any]]:
+        """Newest first."""
+        names = ("time_s", "who", "scope", "operation", "run", "outcome")
+        rows = self._run(f"SELECT {', '.join(names)} FROM audit ORDER BY number DESC LIMIT ?", limit)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def _run(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._database.execute(query, values).fetchall()

@@ -1,0 +1,382 @@
+"""What goes in and out through the doors: requests that a stranger may make, and what they are told.
+
+A RunRequest is a RunConfig without what belongs to the machine: paths, devices, modules, addresses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
+
+from steppe.core.algorithms import Frozen
+from steppe.core.config import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
+
+# What a request may say, by name: a new field of the configuration is closed to strangers until it is let in here.
+OPEN: dict[type[Frozen], tuple[str, ...]] = {
+    RunConfig: ("mode", "actors", "envs", "steps", "episodes", "seed", "target_return", "restarts"),
+    EnvConfig: (
+        *("frame_stack", "time_limit", "reward_clip", "reward_scale", "grayscale", "resize", "vector", "observations"),
+    ),
+    FlowConfig: (
+        *("ahead", "window_s", "max_lag", "max_actors", "slots_per_actor", "publish_every"),
+        *("max_restarts", "hang_s", "record_arrivals", "trace_spans"),
+    ),
+    EvalConfig: ("every_steps", "every_episodes", "episodes", "max_share", "explore", "max_episode_steps", "record"),
+    CheckpointConfig: ("every_s", "every_episodes", "keep"),
+}
+NETWORKS = ("auto", "mlp", "cnn")
+RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+RunId = Annotated[str, Field(pattern=RUN_ID)]
+Scalar = bool | int | float | str | None | list[int]
+State = Literal["PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
+
+
+def _open_part(kind: type[Frozen]) -> dict[str, Any]:
+    return {name: (kind.model_fields[name].annotation, kind.model_fields[name]) for name in OPEN[kind]}
+
+
+def _section(name: str, kind: type[Frozen]) -> type[BaseModel]:
+    made: type[BaseModel] = create_model(name, __base__=Frozen, __doc__=kind.__doc__, **_open_part(kind))
+    return made
+
+
+_SECTIONS = {
+    "environment": _section("EnvironmentRequest", EnvConfig),
+    "flow": _section("FlowRequest", FlowConfig),
+    "evaluation": _section("EvaluationRequest", EvalConfig),
+    "checkpoint": _section("CheckpointRequest", CheckpointConfig),
+}
+
+if TYPE_CHECKING:
+
+    class RunRequest(BaseModel):
+        """Made below from the fields of RunConfig."""
+
+        env: str
+        start: bool
+else:
+    RunRequest = create_model(
+        "RunRequest",
+        __base__=Frozen,
+        __doc__="One experiment. Environment and algorithm are names from the lists that the service gives.",
+        **{
+            **_open_part(RunConfig),
+            "env": (str, Field(max_length=200, description="An id from the list of environments.")),
+            "algo": (str, Field("ppo", max_length=100, description="A name from the list of algorithms.")),
+            "name": (
+                str | None,
+                Field(None, pattern=RUN_ID, description="Name of the run, which is its id; one is made if absent."),
+            ),
+            "runtime": (
+                Literal["inline", "processes"],
+                Field("processes", description="Where the roles live: in one process, or each in its own."),
+            ),
+            "start": (bool, Field(True, description="Start it at once.")),
+            "agent": (
+                dict[str, Scalar],
+                Field({}, max_length=100, description="Hyperparameters by name, as the algorithm's list has them."),
+            ),
+            **{name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in _SECTIONS.items()},
+        },
+    )
+
+
+def settings_of(request: RunRequest) -> dict[str, Any]:
+    """The flat dotted keys that a request decides."""
+    flat: dict[str, Any] = {}
+    for key, value in request.model_dump(exclude_unset=True).items():
+        if key == "start":
+            continue
+        nested = key == "agent" or key in _SECTIONS
+        flat.update({f"{key}.{name}": inner for name, inner in value.items()} if nested else {key: value})
+    return {key: value for key, value in flat.items() if value is not None}
+
+
+class Answer(BaseModel):
+    """What every answer is: complete, and nothing else in it."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Problem(Answer):
+    """An error as RFC 9457 has it; `code` is a short word for machines."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+class Progress(Answer):
+    """How far a run is; null is what is not known yet."""
+
+    env_steps: int = 0
+    total_steps: int | None = None
+    updates: int = 0
+    version: int = 0
+    train_return_mean: float | None = None
+    eval_return_mean: float | None = None
+    steps_per_s: float | None = None
+    episodes: int | None = None
+
+
+class Run(Answer):
+    """A run: what is wanted of it beside what is seen of it."""
+
+    id: str
+    state: State
+    reason: str | None
+    message: str | None
+    desired: Literal["waiting", "running", "paused", "stopped"]
+    generation: int = Field(description="Grows with every accepted change; for If-Match.")
+    env: str
+    algo: str
+    created_s: float
+    started_s: float | None = None
+    heartbeat_s: float | None = None
+    operation: str | None = Field(None, description="The newest operation on this run.")
+    progress: Progress
+    damage: str | None = Field(None, description="What of the run cannot be read, if anything.")
+
+
+class RunDetail(Run):
+    """A run with its configuration, and where each value came from."""
+
+    config: dict[str, JsonValue]
+    sources: dict[str, str]
+
+
+class Runs(Answer):
+    """Newest first."""
+
+    runs: list[Run]
+
+
+class Operation(Answer):
+    """A change under way: it has succeeded when whoever carries it out has said so."""
+
+    id: str
+    kind: str
+    run: str
+    state: Literal["pending", "succeeded", "failed"]
+    message: str | None = None
+    issuer: str
+    created_s: float
+    finished_s: float | None = None
+    details: dict[str, JsonValue] = {}
+
+
+class Operations(Answer):
+    """Newest first."""
+
+    operations: list[Operation]
+
+
+class ActorState(Answer):
+    """One actor as it last reported."""
+
+    actor: int
+    state: str
+    epoch: int = Field(description="How often it has been started again.")
+    version: int
+    env_steps: int
+    report_age_s: float
+    rss_bytes: int | None
+
+
+class Actors(Answer):
+    """Wanted and seen."""
+
+    desired: int
+    ready: int
+    most: int = Field(description="How many there is room for; 0 where the number cannot change while the run goes on.")
+    actors: list[ActorState]
+
+
+class Learner(Answer):
+    """Wanted and seen."""
+
+    desired: Literal[0, 1]
+    ready: Literal[0, 1]
+    version: int
+    updates: int
+
+
+class ActorCount(Frozen):
+    """How many actors are wanted."""
+
+    actors: Annotated[int, Field(ge=0, le=1_000)]
+
+
+class LearnerCount(Frozen):
+    """0 stops the run with a checkpoint, 1 lets it go on from there."""
+
+    learner: Literal[0, 1]
+
+
+class Hyperparameter(Answer):
+    """One setting of the algorithm: its range, its value, and when a change of it takes effect."""
+
+    name: str
+    description: str
+    schema_: dict[str, JsonValue] = Field(alias="schema", description="JSON Schema with the range.")
+    value: JsonValue
+    effect: Literal["live", "restart", "fixed"] = Field(
+        description="A change takes effect with the next update, on restart (when the run is stopped and started again), "
+        "or never in this run."
+    )
+
+
+class Hyperparameters(Answer):
+    algo: str
+    hyperparameters: list[Hyperparameter]
+
+
+class HyperparameterChange(Frozen):
+    """New values by name. With `dry_run` nothing changes, and the answer says what would."""
+
+    values: dict[str, Scalar] = Field(min_length=1, max_length=100)
+    dry_run: bool = False
+
+
+class Effect(Answer):
+    name: str
+    before: JsonValue
+    after: JsonValue
+    effect: Literal["takes effect with the next update", "takes effect on restart"]
+
+
+class Effects(Answer):
+    """What a change does; `operation` is null for a dry run."""
+
+    effects: list[Effect]
+    operation: Operation | None
+
+
+class Series(Answer):
+    """Points [env_steps, time_s, value], oldest first; null is a value that was not finite."""
+
+    name: str
+    points: list[tuple[int, float, float | None]]
+    total: int = Field(description="Points there are since the cursor, before downsampling.")
+
+
+class Metrics(Answer):
+    """`next` is the cursor to ask with for what comes after."""
+
+    series: list[Series]
+    names: list[str] = Field(description="Every series that the run has.")
+    next: int
+
+
+class Logs(Answer):
+    """Whole lines of one role's output; `next` is the cursor to ask with for what comes after. Untrusted text."""
+
+    source: str | None
+    sources: list[str]
+    lines: list[str]
+    next: int
+
+
+class Event(Answer):
+    number: int
+    time_s: float
+    kind: str
+    role: str
+    details: dict[str, JsonValue]
+
+
+class Events(Answer):
+    events: list[Event]
+    next: int
+
+
+class CheckpointState(Answer):
+    number: int
+    best: bool
+    age_s: float
+    size_bytes: int
+    env_steps: int | None
+    updates: int | None
+    version: int | None
+    score: float | None
+    damage: str | None
+
+
+class CheckpointList(Answer):
+    checkpoints: list[CheckpointState]
+
+
+class Judgement(Answer):
+    number: int
+    time_s: float
+    version: int
+    env_steps: int
+    episodes: int
+    return_mean: float | None
+    return_std: float | None
+    reached: bool
+    final: bool
+
+
+class Evaluations(Answer):
+    evaluations: list[Judgement]
+    next: int
+
+
+class Environment(Answer):
+    id: str
+    max_episode_steps: int | None
+    solved_at: float | None
+    native_vector: bool
+    needs: str | None = Field(description="A package that is missing on this machine.")
+
+
+class Environments(Answer):
+    environments: list[Environment]
+
+
+class Algorithm(Answer):
+    name: str
+    summary: str
+    actions: list[str]
+    memory: str
+    hyperparameters: list[Hyperparameter]
+
+
+class Algorithms(Answer):
+    algorithms: list[Algorithm]
+
+
+class Finding(Answer):
+    """What holds a run back, in one sentence with numbers; null while too little is measured."""
+
+    rule: str | None
+    sentence: str | None
+
+
+class Version(Answer):
+    version: str
+    api: str
+    broker: str
+
+
+class Health(Answer):
+    status: Literal["ok", "unavailable"]
+    detail: str | None = None
+
+
+class AuditEntry(Answer):
+    time_s: float
+    who: str
+    scope: str
+    operation: str
+    run: str | None
+    outcome: str
+
+
+class Audit(Answer):
+    entries: list[AuditEntry]

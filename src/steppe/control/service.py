@@ -1,0 +1,500 @@
+"""Every operation on runs, once. REST, WebSocket, MCP and the command line only translate.
+
+Runs live in processes of their own session and say everything in their own stores; the service reads those, posts
+commands there, and keeps in its ledger only what was asked of it. Killed and started again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from steppe.control import describing, hosting, model
+from steppe.control.curves import Curves
+from steppe.control.ledger import Ledger
+from steppe.control.settling import settle
+from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config import RunConfig, flatten, resolve
+from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, UsageError
+from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
+from steppe.loops.resuming import COMPLETE, tuned
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.diagnosis import diagnose, measure
+from steppe.records.directory import RECORD, RunDirectory, info_of, list_runs, runs_root
+from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
+from steppe.records.view import ENDED, RunView
+
+SCOPES = ("read", "control", "admin")
+API = "v1"
+STOP_S = 30.0  # how long a run has to stop in good order before it is killed
+_KEPT = 32  # runs whose curves and views stay in memory
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What strangers may ask of this machine."""
+
+    actors: int = 16
+    live_runs: int = 8
+    envs: int = 4_096
+    stop_s: float = STOP_S
+    modules: tuple[str, ...] = ()  # `module:Id` environments that are allowed besides the registered ones
+
+
+def operation(scope: str) -> Callable[[Method], Method]:
+    """Mark a method as an operation that every door offers, and who may call it."""
+
+    def mark(method: Method) -> Method:
+        method.scope = scope  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class Service:
+    """May be used by several threads. `tend` is to be called about twice a second."""
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self.bounds = bounds or Bounds()
+        self.root = runs_root().resolve()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.ledger = Ledger(self.private)
+        self.ledger.drop_unanswered()
+        self._lock = threading.RLock()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._views: dict[str, RunView] = {}
+        self._curves: dict[str, Curves] = {}
+        self._ids: frozenset[str] = frozenset()
+
+    @property
+    def private(self) -> Path:
+        """Where the service keeps its own things."""
+        return self.root / ".control"
+
+    def close(self) -> None:
+        """Let go; runs go on."""
+        self.ledger.close()
+        for child in self._children.values():
+            child.returncode = child.poll() or 0  # theirs is not our end: no warning that they are still running
+
+    @operation("read")
+    def get_version(self) -> model.Version:
+        """Which version this is."""
+        return model.Version(version=importlib.metadata.version("steppe"), api=API, broker="embedded")
+
+    @operation("read")
+    def get_health(self) -> model.Health:
+        """That the service answers."""
+        return model.Health(status="ok")
+
+    @operation("read")
+    def get_readiness(self) -> model.Health:
+        """Whether runs can be read and started."""
+        try:
+            self.ledger.operations(limit=1)
+            list(self.root.iterdir())
+        except OSError as error:
+            return model.Health(status="unavailable", detail=str(error))
+        return model.Health(status="ok")
+
+    @operation("read")
+    def list_environments(self) -> model.Environments:
+        """What can be learned here."""
+        from steppe.envs.listing import described_environments
+
+        self._ids = frozenset(row["id"] for row in described_environments(every=True))
+        known = [model.Environment(**row) for row in described_environments()]
+        extra = {"max_episode_steps": None, "solved_at": None, "native_vector": False, "needs": None}
+        allowed = [model.Environment(id=name, **extra) for name in self.bounds.modules]
+        return model.Environments(environments=known + allowed)
+
+    @operation("read")
+    def list_algorithms(self) -> model.Algorithms:
+        """What can learn, with hyperparameters and their ranges."""
+        return model.Algorithms(algorithms=[describing.algorithm(name) for name in ALGORITHMS])
+
+    @operation("control")
+    def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:
+        """Make a run, and start it unless asked not to."""
+        config, sources = self._configured(request)
+        with self._lock:
+            if request.start:
+                self._require_room()
+            directory = RunDirectory.create(config, sources)
+            directory.store.set_status(PENDING, "created", "waits to be started", owner=NOBODY)
+            directory.release()
+            if request.start:
+                self._start(directory, issuer, None)
+        return self.get_run(directory.path.name)
+
+    @operation("read")
+    def list_runs(self) -> model.Runs:
+        """Every run, newest first."""
+        with self._lock:
+            infos = [info for info in list_runs(self.root) if self._is_run(info.path)]
+            return model.Runs(runs=[describing.run(info, self._view_of(info), self.ledger) for info in infos])
+
+    @operation("read")
+    def get_run(self, run: str) -> model.RunDetail:
+        """One run with its configuration."""
+        directory = self._directory(run)
+        with self._lock:
+            info = info_of(directory)
+            told = describing.run(info, self._view_of(info), self.ledger).model_dump()
+        config = {key: value for key, value in flatten(self._config(directory)).items() if key != "run_dir"}
+        return model.RunDetail(**told, config=config, sources=directory.sources)
+
+    @operation("control")
+    def start_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Start a run that waits, or go on with one that was stopped, failed or was lost."""
+        directory = self._directory(run)
+        with self._lock:
+            status = directory.store.status()
+            if status.live or (status.state == PENDING and status.pid != NOBODY):
+                raise Conflict(f"{run} is {status.state} already")
+            if status.state == SUCCEEDED and status.reason in COMPLETE:
+                raise Conflict(f"{run} is complete ({status.reason}): there is nothing to go on with")
+            self._require_room()
+            return self._start(directory, issuer, expected)
+
+    @operation("control")
+    def pause_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Let actors and learner rest."""
+        return self._command(run, "pause", issuer, expected, desired="paused", of=(RUNNING,))
+
+    @operation("control")
+    def resume_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Let a paused run go on."""
+        return self._command(run, "resume", issuer, expected, desired="running", of=(PAUSED,))
+
+    @operation("control")
+    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Stop a run with a checkpoint; one that does not stop in time is killed."""
+        directory = self._directory(run)
+        with self._lock:
+            status = directory.store.status()
+            if status.state == PENDING and status.pid == NOBODY:
+                self.ledger.change(run, "stopped", expected)
+                directory.store.set_status(STOPPED, "stop_requested", f"stopped by {issuer} before it was started")
+                return self._settled(self.ledger.new_operation("stop", run, issuer))
+        return self._command(run, "stop", issuer, expected, desired="stopped", of=None, deadline_s=self.bounds.stop_s)
+
+    @operation("admin")
+    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """End a run at once, without a checkpoint."""
+        directory = self._directory(run)
+        with self._lock:
+            status = directory.store.status()
+            if status.state in ENDED or status.pid == NOBODY:
+                raise Conflict(f"{run} is {status.state}: there is nothing to kill")
+            self.ledger.change(run, "stopped", expected)
+            hosting.kill(status)
+            return self._settled(self.ledger.new_operation("kill", run, issuer))
+
+    @operation("admin")
+    def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
+        """Remove a run that has ended, with everything it left."""
+        directory = self._directory(run)
+        with self._lock:
+            status = directory.store.status()
+            if status.state not in ENDED and status.pid != NOBODY:
+                raise Conflict(f"{run} is {status.state}: stop it before deleting it")
+            directory.acquire()
+            try:
+                self.ledger.change(run, None, expected)
+                doomed = self.private / f"deleted-{uuid.uuid4().hex}"
+                directory.path.rename(doomed)
+            finally:
+                directory.release()
+            self._forget(run)
+            self.ledger.forget_run(run)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    @operation("read")
+    def get_actors(self, run: str) -> model.Actors:
+        """Actors wanted and seen."""
+        with self._lock:
+            return describing.actors(self._view(run))
+
+    @operation("control")
+    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+        """Have so many actors while the run goes on; what they have handed over is learned from."""
+        with self._lock:
+            room = describing.seats(self._view(run).config)
+        if not room:
+            raise UsageError("the number of actors can change in mode 'async' on runtime 'processes' only")
+        if not 0 <= count <= min(room, self.bounds.actors):
+            raise UsageError(f"actors={count}: this run has room for 0 to {min(room, self.bounds.actors)}")
+        return self._command(run, SCALE, issuer, expected, of=(RUNNING, PAUSED), actors=count, deadline_s=180.0)
+
+    @operation("read")
+    def get_learner(self, run: str) -> model.Learner:
+        """The learner wanted and seen."""
+        with self._lock:
+            view = self._view(run)
+            desired, _ = self.ledger.wish(run)
+        ready = view.state in (RUNNING, PAUSED)
+        wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NOBODY)
+        return model.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
+
+    @operation("control")
+    def scale_learner(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+        """0: stop the run with a checkpoint. 1: go on from there."""
+        return (self.start_run if count else self.stop_run)(run, issuer, expected)
+
+    @operation("read")
+    def get_hyperparameters(self, run: str) -> model.Hyperparameters:
+        """The algorithm's settings with ranges, values, and when a change takes effect."""
+        config = self._config(self._directory(run))
+        found = describing.hyperparameters(type(config.agent), config.agent.model_dump(mode="json"))
+        return model.Hyperparameters(algo=config.algo, hyperparameters=found)
+
+    @operation("control")
+    def set_hyperparameters(
+        self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
+    ) -> model.Effects:
+        """Change settings: with the next update where the learner can, otherwise on restart."""
+        directory = self._directory(run)
+        with self._lock:
+            config = self._config(directory)
+            changed = describing.checked(type(config.agent), config.agent.model_dump(mode="json"), values)
+            status = directory.store.status()
+            if status.state == SUCCEEDED:
+                raise Conflict(f"{run} is complete: its hyperparameters have no effect any more")
+            live = type(config.agent).live if status.live else ()
+            effects = describing.effects(config.agent.model_dump(mode="json"), changed, live)
+            if dry_run:
+                return model.Effects(effects=effects, operation=None)
+            now = [name for name in changed if name in live]
+            done = self._command(run, SET, issuer, expected, values=changed, live=now)
+        return model.Effects(effects=effects, operation=done)
+
+    @operation("read")
+    def get_metrics(
+        self, run: str, series: list[str] | None = None, since: int = 0, max_points: int = 500
+    ) -> model.Metrics:
+        """Curves after a cursor, each downsampled to its least and greatest values."""
+        with self._lock:
+            curves = self._curves_of(run)
+            names = curves.names
+            found = [(name, *curves.points(name, since, max_points)) for name in series or names]
+        told = [model.Series(name=name, points=points, total=total) for name, points, total in found]
+        return model.Metrics(series=told, names=names, next=curves.cursor)
+
+    @operation("read")
+    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
+        """Lines that a role printed, after a cursor."""
+        logs = self._directory(run).path / "logs"
+        sources = sorted(path.stem for path in logs.glob("*.log")) if logs.is_dir() else []
+        source = source or (hosting.LOG if hosting.LOG in sources else next(iter(sources), None))
+        if source is None:
+            return model.Logs(source=None, sources=[], lines=[], next=0)
+        if source not in sources:
+            raise RunNotFound(f"{run} has no log of that name; it has: {', '.join(sources) or 'none'}")
+        with (logs / f"{source}.log").open("rb") as file:
+            file.seek(after)
+            data = file.read(max_bytes)
+        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == max_bytes else b"")
+        lines = whole.decode(errors="replace").splitlines()
+        return model.Logs(source=source, sources=sources, lines=lines, next=after + len(whole))
+
+    @operation("read")
+    def get_events(self, run: str, after: int = 0, limit: int = 200) -> model.Events:
+        """What happened to the run, after a cursor: commands, faults, restarts, checkpoints."""
+        rows = [
+            (number, record)
+            for number, record in self._directory(run).store.read(EVENTS, after, limit)
+            if record.get("kind") != "span"
+        ]
+        return model.Events(events=[describing.event(*row) for row in rows], next=rows[-1][0] if rows else after)
+
+    @operation("read")
+    def list_checkpoints(self, run: str) -> model.CheckpointList:
+        """What can be gone on from."""
+        directory = self._directory(run)
+        found = Checkpoints(directory.checkpoints, run=directory.key).list()
+        return model.CheckpointList(checkpoints=[describing.checkpoint(info) for info in found])
+
+    @operation("read")
+    def list_evaluations(self, run: str, after: int = 0, limit: int = 200) -> model.Evaluations:
+        """How the weights were judged, after a cursor."""
+        rows = self._directory(run).store.read(EVALUATIONS, after, limit)
+        found = [describing.judgement(*row) for row in rows]
+        return model.Evaluations(evaluations=found, next=rows[-1][0] if rows else after)
+
+    @operation("read")
+    def diagnose_run(self, run: str) -> model.Finding:
+        """What holds the run back, from measured shares of time."""
+        with self._lock:
+            found = diagnose(measure(self._view(run)))
+        return model.Finding(rule=found.rule, sentence=found.sentence)
+
+    @operation("read")
+    def list_operations(self, run: str | None = None, limit: int = 100) -> model.Operations:
+        """Changes under way and finished ones, newest first."""
+        if run is not None:
+            self._directory(run)
+        return model.Operations(operations=[self._settled(found) for found in self.ledger.operations(run, limit=limit)])
+
+    @operation("read")
+    def get_operation(self, identity: str) -> model.Operation:
+        """What has become of a change."""
+        record = self.ledger.operation(identity)
+        if record is None:
+            raise RunNotFound("there is no operation of that id")
+        return self._settled(record)
+
+    @operation("admin")
+    def get_audit(self, limit: int = 100) -> model.Audit:
+        """Who did what, newest first."""
+        return model.Audit(entries=[model.AuditEntry(**row) for row in self.ledger.audited(limit)])
+
+    def tend(self) -> None:
+        """Look after operations under way: finish them, and kill what did not stop in time."""
+        for record in self.ledger.operations(pending=True, limit=1_000):
+            self._settled(record)
+        with self._lock:
+            for run, child in list(self._children.items()):
+                if child.poll() is not None:
+                    del self._children[run]
+
+    def _start(self, directory: RunDirectory, issuer: str, expected: int | None) -> model.Operation:
+        run = directory.path.name
+        self.ledger.change(run, "running", expected)
+        self._children[run] = hosting.launch(directory)
+        return self._settled(self.ledger.new_operation("start", run, issuer, deadline_s=180.0))
+
+    def _command(
+        self,
+        run: str,
+        word: str,
+        issuer: str,
+        expected: int | None,
+        *,
+        desired: str | None = None,
+        of: tuple[str, ...] | None = None,
+        deadline_s: float = 60.0,
+        **values: Any,
+    ) -> model.Operation:
+        """Post a command to a run that is in one of the states `of`; with None, to any that has not ended."""
+        directory = self._directory(run)
+        with self._lock:
+            status = directory.store.status()
+            wrong = status.state not in of if of else status.state in ENDED and word != SET
+            if wrong:
+                why = f" ({status.reason})" if status.reason else ""
+                raise Conflict(f"{run} is {status.state}{why}: it cannot be asked to {word} now")
+            self.ledger.change(run, desired, expected)
+            record = self.ledger.new_operation(word, run, issuer, deadline_s=deadline_s, **values)
+            command = {"command": word, "id": record["id"], "issuer": issuer, "time_s": time.time(), **values}
+            record["details"]["number"] = directory.store.post(COMMANDS, command)
+            self.ledger.keep_operation(record)
+            return self._settled(record)
+
+    def _settled(self, record: dict[str, Any]) -> model.Operation:
+        """An operation as it is now."""
+        if record["state"] == "pending":
+            with self._lock:
+                child = self._children.get(record["run"])
+                if child is not None:
+                    child.poll()  # a zombie would pass for a process
+                try:
+                    changed = settle(record, self._directory(record["run"]))
+                except RunNotFound:
+                    changed = record | {"state": "failed", "message": "the run is gone", "finished_s": time.time()}
+                if changed != record:
+                    self.ledger.keep_operation(changed)
+                record = changed
+        return model.Operation(**record)
+
+    def _configured(self, request: model.RunRequest) -> tuple[RunConfig, dict[str, str]]:
+        settings = model.settings_of(request)
+        if request.env not in self._ids | set(self.bounds.modules):
+            self.list_environments()
+        if request.env not in self._ids | set(self.bounds.modules):
+            raise ConfigError(f"env={request.env!r} is not in the list of environments")
+        if settings.get("algo", "ppo") not in ALGORITHMS:
+            raise ConfigError(f"algo={settings['algo']!r} is not in the list of algorithms")
+        if settings.get("agent.network", "auto") not in model.NETWORKS:
+            raise ConfigError(f"agent.network must be one of {', '.join(model.NETWORKS)}")
+        for key, most in (
+            ("actors", self.bounds.actors),
+            ("flow.max_actors", self.bounds.actors),
+            ("envs", self.bounds.envs),
+        ):
+            if settings.get(key, 0) > most:
+                raise ConfigError(f"{key}={settings[key]}: at most {most} here")
+        if settings.get("mode") == "async" and settings.get("runtime", "processes") == "processes":
+            settings.setdefault("flow.max_actors", self.bounds.actors)
+        resolved = resolve(("request", settings))
+        return resolved.config, resolved.sources
+
+    def _require_room(self) -> None:
+        live = sum(info.status.live for info in list_runs(self.root))
+        if live >= self.bounds.live_runs:
+            raise Conflict(f"{live} runs are under way, as many as are allowed here: stop one first")
+
+    def _directory(self, run: str) -> RunDirectory:
+        path = self.root / run
+        if not self._is_run(path):
+            raise RunNotFound("there is no run of that id")
+        return RunDirectory(path)
+
+    def _is_run(self, path: Path) -> bool:
+        """A name that nothing can be hidden in, of a directory that lies here."""
+        named = re.fullmatch(model.RUN_ID, path.name) is not None and path.parent == self.root
+        return named and not path.is_symlink() and (path / RECORD).exists()
+
+    def _config(self, directory: RunDirectory) -> RunConfig:
+        return tuned(directory.config(), directory)
+
+    def _view_of(self, info: Any) -> RunView | None:
+        """The view of a run that goes on, or of one that ended without a summary."""
+        if info.damage or (info.summary is not None and not info.status.live):
+            self._views.pop(info.path.name, None)
+            return None
+        try:
+            return self._view(info.path.name)
+        except (DamagedFile, RunNotFound):
+            return None
+
+    def _view(self, run: str) -> RunView:
+        directory = self._directory(run)
+        view = self._views.pop(run, None)
+        if view is None or view.directory.key != directory.key:
+            view = RunView(directory)
+        self._views[run] = view
+        while len(self._views) > _KEPT:
+            del self._views[next(iter(self._views))]
+        view.refresh()
+        return view
+
+    def _curves_of(self, run: str) -> Curves:
+        directory = self._directory(run)
+        curves = self._curves.pop(run, None) or Curves(directory.board)
+        self._curves[run] = curves
+        while len(self._curves) > _KEPT:
+            del self._curves[next(iter(self._curves))]
+        curves.refresh()
+        return curves
+
+    def _forget(self, run: str) -> None:
+        self._views.pop(run, None)
+        self._curves.pop(run, None)
+
+
+def operations() -> dict[str, str]:
+    """Every operation's name and the scope it needs."""
+    found = {name: getattr(method, "scope", None) for name, method in vars(Service).items()}
+    return {name: scope for name, scope in found.items() if scope is not None}

@@ -1,0 +1,123 @@
+"""Whether an operation is finished: seen in the run's own store, so that it does not matter who asked, or when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from steppe.control import hosting
+from steppe.core.links import ACTORS, COMMANDS, EVENTS, SCALE, SET
+from steppe.records.directory import RunDirectory
+from steppe.records.store import FAILED, LOST, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED, Status
+from steppe.records.view import ENDED
+
+Record = dict[str, Any]
+_BACK = 2_000  # records that hold more than READY_S of reports
+READY_S = 6.0  # an actor that reported no longer ago than this is there
+
+
+def settle(record: Record, run: RunDirectory) -> Record:
+    """The operation as it is now."""
+    status = run.store.status()
+    verdict = _JUDGES.get(record["kind"], _acknowledged)(record, run, status)
+    if verdict is None and time.time() - record["created_s"] > record["details"].get("deadline_s", 60.0):
+        verdict = _overdue(record, status)
+    if verdict is None:
+        return record
+    state, message = verdict
+    return record | {"state": state, "message": message, "finished_s": time.time()}
+
+
+Verdict = tuple[str, str | None] | None
+
+
+def _started(record: Record, run: RunDirectory, status: Status) -> Verdict:
+    if status.state in (RUNNING, PAUSED, SUCCEEDED, STOPPED):
+        return "succeeded", None
+    if status.state in (FAILED, LOST):
+        return "failed", status.message or status.reason
+    return None
+
+
+def _stopped(record: Record, run: RunDirectory, status: Status) -> Verdict:
+    if status.state not in ENDED:
+        return None
+    if record["details"].get("escalated") or record["kind"] == "kill":
+        if status.state == LOST:
+            run.store.set_status(STOPPED, "killed", f"killed by {record['issuer']}")
+            hosting.clean_up()
+        return "succeeded", "it did not stop in time and was killed" if record["kind"] == "stop" else None
+    return "succeeded", None
+
+
+def _paused(record: Record, run: RunDirectory, status: Status) -> Verdict:
+    wanted = PAUSED if record["kind"] == "pause" else RUNNING
+    if status.state == wanted:
+        return _acknowledged(record, run, status)
+    return _too_late(status)
+
+
+def _scaled(record: Record, run: RunDirectory, status: Status) -> Verdict:
+    heard = _acknowledged(record, run, status)
+    if heard is None or heard[0] == "failed":
+        return heard
+    later = run.store.read(COMMANDS, record["details"].get("number", 0))
+    if any(command.get("command") == SCALE for _, command in later):
+        return "failed", "another number was asked for before this one was reached"
+    if status.state in ENDED:
+        return "failed", f"the run ended {status.state} before"
+    ready = ready_actors(run)
+    return ("succeeded", None) if ready == record["details"]["actors"] else None
+
+
+def _acknowledged(record: Record, run: RunDirectory, status: Status) -> Verdict:
+    """Whether whoever carries the command out has said so."""
+    for _, event in run.store.read(EVENTS, record["details"].get("number", 0)):
+        details = event.get("details", {})
+        if event.get("kind") == "command" and details.get("id") == record["id"]:
+            if not details.get("obeyed"):
+                return "failed", details.get("message") or "the run refused it"
+            return "succeeded", _words(details)
+    if record["kind"] == SET and (status.state in ENDED or status.state == PENDING):
+        return "succeeded", "takes effect on restart"
+    return _too_late(status)
+
+
+def _words(details: Record) -> str | None:
+    if details.get("command") != SET:
+        return None
+    return f"taken over at version {details['version']}" if details.get("live") else "takes effect on restart"
+
+
+def _too_late(status: Status) -> Verdict:
+    return ("failed", f"the run ended {status.state} before") if status.state in ENDED else None
+
+
+def _overdue(record: Record, status: Status) -> Verdict:
+    """Nobody has carried it out in time. A run that does not stop is killed, and the next look finds it ended."""
+    if record["kind"] in ("stop", "kill"):
+        record["details"]["escalated"] = True
+        hosting.kill(status)
+        return None
+    return "failed", f"nobody has carried it out within {record['details'].get('deadline_s', 60.0):g} s"
+
+
+def ready_actors(run: RunDirectory) -> int:
+    """Actors that report that they run."""
+    newest: dict[int, tuple[str, float]] = {}
+    after = max(0, run.store.newest(ACTORS) - _BACK)
+    for _, report in run.store.read(ACTORS, after):
+        newest[report["actor"]] = (report.get("state", "running"), report["time_s"])
+    bound = time.time() - READY_S
+    return sum(state == "running" and time_s > bound for state, time_s in newest.values())
+
+
+_JUDGES: dict[str, Callable[[Record, RunDirectory, Status], Verdict]] = {
+    "start": _started,
+    "stop": _stopped,
+    "kill": _stopped,
+    "pause": _paused,
+    "resume": _paused,
+    SCALE: _scaled,
+}

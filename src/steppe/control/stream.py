@@ -1,0 +1,136 @@
+"""What changes, as numbered messages: a snapshot first, then deltas, from wherever a client left off.
+
+One thread looks at the runs and puts what is new into a ring; every client reads the ring at its own pace, so a slow one
+costs nothing and is dropped with notice when the ring has gone past it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from steppe.control.service import Service
+from steppe.core.errors import SteppeError
+
+EVERY_S = 0.25
+RING = 4_096
+POINTS = 200  # of each series in one delta
+
+
+class Hub:
+    """The ring. `put` may be called by any thread; the rest belongs to the loop that clients are served on."""
+
+    def __init__(self, size: int = RING) -> None:
+        self.epoch = secrets.token_hex(4)  # numbers of another life of the service mean nothing here
+        self.clients = 0
+        self._ring: deque[tuple[int, str]] = deque(maxlen=size)
+        self._number = 0
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = asyncio.Event()
+
+    def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    @property
+    def number(self) -> int:
+        """Of the newest message."""
+        return self._number
+
+    def put(self, kind: str, **content: Any) -> int:
+        """Number a message and let the clients know."""
+        with self._lock:
+            self._number += 1
+            text = json.dumps({"type": kind, "number": self._number, **content})
+            self._ring.append((self._number, text))
+            number = self._number
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+        return number
+
+    def after(self, number: int) -> list[tuple[int, str]] | None:
+        """The messages after a number; None when the ring has gone past it."""
+        with self._lock:
+            oldest = self._ring[0][0] if self._ring else self._number + 1
+            if number < oldest - 1 or number > self._number:
+                return None
+            return [item for item in self._ring if item[0] > number]
+
+    async def news(self, timeout_s: float) -> None:
+        """Wait for a message, or so long."""
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class Watcher:
+    """Looks at the runs again and again while the service is up, and looks after its operations."""
+
+    def __init__(self, service: Service, hub: Hub, every_s: float = EVERY_S) -> None:
+        self.service, self.hub, self._every_s = service, hub, every_s
+        self.failures = 0
+        self._known: dict[str, str] = {}
+        self._cursors: dict[str, int] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="steppe-watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._ended.wait(self._every_s):
+            for work in (self.service.tend, self.look):
+                self._attempt(work)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """One run that cannot be read must not end the watch over the others: the next look tries again."""
+        try:
+            work()
+        except (SteppeError, OSError, ValueError, KeyError):
+            self.failures += 1
+
+    def look(self) -> None:
+        """Put into the ring what has changed since the last look."""
+        runs = {run.id: run for run in self.service.list_runs().runs}
+        for gone in self._known.keys() - runs.keys():
+            del self._known[gone]
+            self._cursors.pop(gone, None)
+            self.hub.put("removed", run=gone)
+        for name, run in runs.items():
+            told = run.model_dump(mode="json")
+            text = json.dumps({**told, "heartbeat_s": None})
+            if self._known.get(name) != text:
+                self._known[name] = text
+                self.hub.put("run", run=told)
+                if self.hub.clients:
+                    self._put_points(name)
+
+    def _put_points(self, run: str) -> None:
+        """New points of the curves; what came before anybody listened is in the history."""
+        since = self._cursors.get(run)
+        found = self.service.get_metrics(run, since=since or 0, max_points=POINTS if since is not None else 2)
+        self._cursors[run] = found.next
+        series = {one.name: one.points for one in found.series if one.points}
+        if since is not None and series:
+            self.hub.put("metrics", run=run, series=series, next=found.next)
+
+
+def snapshot(service: Service, hub: Hub) -> tuple[int, str]:
+    """Everything a client begins with, and the number after which its deltas come."""
+    number = hub.number  # before looking: a change in between comes twice rather than never
+    runs = service.list_runs().model_dump(mode="json")["runs"]
+    return number, json.dumps({"type": "snapshot", "number": number, "epoch": hub.epoch, "runs": runs})

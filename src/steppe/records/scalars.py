@@ -1,0 +1,72 @@
+"""From reports to the points of named curves (train/return_mean, loss/entropy, time/learn, …), with environment steps as x
+axis: what metrics.jsonl's neighbours and the control plane show is computed here."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+
+WINDOW = 100  # episodes that train/return_mean looks back on
+
+
+class Scalars:
+    """Takes the reports of one run in order."""
+
+    def __init__(self) -> None:
+        self.env_steps = 0
+        self._episodes: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._agent_returns: dict[str, float] = {}
+        self._before: TrainingReport | None = None
+
+    def go_back(self, env_steps: int) -> None:
+        """The run goes on from an older checkpoint."""
+        self.env_steps, self._before = env_steps, None
+
+    def of(self, report: Report) -> dict[str, float]:
+        """The points that a report adds to the curves, at `env_steps`."""
+        if isinstance(report, ActorReport):
+            self._episodes.extend(report.episodes)
+            self._agent_returns |= report.agent_returns
+            return {}
+        if isinstance(report, EvaluationReport):
+            self.env_steps = max(self.env_steps, report.env_steps)
+            returns = {"eval/return_mean": report.return_mean, "eval/return_std": report.return_std}
+            return returns | {f"eval/agent_return/{agent}": value for agent, value in report.agent_returns.items()}
+        if isinstance(report, TrainingReport):
+            return self._training_scalars(report)
+        if isinstance(report, EventReport) and report.kind == "metric":  # numbers of the user's own
+            self.env_steps = max(self.env_steps, int(report.details["env_steps"]))
+            return {f"custom/{name}": float(value) for name, value in report.details["values"].items()}
+        return {}
+
+    def _training_scalars(self, report: TrainingReport) -> dict[str, float]:
+        self.env_steps = max(self.env_steps, report.env_steps)
+        scalars = {f"loss/{name}": value for name, value in report.stats.items()}
+        scalars |= {f"memory/{name}": value for name, value in report.memory.items()}
+        scalars |= {"train/updates": report.updates, "train/version": report.version}
+        if report.agent_steps is not None:
+            scalars["train/agent_steps"] = report.agent_steps
+        scalars |= {f"train/agent_return/{agent}": value for agent, value in self._agent_returns.items()}
+        if self._episodes:
+            scalars["train/return_mean"] = sum(score for score, _ in self._episodes) / len(self._episodes)
+            scalars["train/length_mean"] = sum(length for _, length in self._episodes) / len(self._episodes)
+        segments = sum(report.lags.values())
+        if segments:
+            scalars["lag/mean"] = sum(lag * count for lag, count in report.lags.items()) / segments
+            scalars["lag/max"] = max(report.lags)
+        scalars |= {f"dropped/{cause}": count for cause, count in report.dropped.items()}
+        scalars |= self._pace(report)
+        self._before = report
+        return scalars
+
+    def _pace(self, report: TrainingReport) -> dict[str, float]:
+        """Speed and time shares since the last report."""
+        before = self._before
+        elapsed = report.train_s - (before.train_s if before else 0.0)
+        pace = {}
+        if elapsed > 0:
+            pace["time/steps_per_s"] = (report.env_steps - (before.env_steps if before else 0)) / elapsed
+        spent = {phase: s - (before.phases.get(phase, 0.0) if before else 0.0) for phase, s in report.phases.items()}
+        total = sum(spent.values())
+        return pace | ({f"time/{phase}": s / total for phase, s in spent.items()} if total > 0 else {})

@@ -1,0 +1,127 @@
+"""The real `steppe serve` in a process of its own, and a client that holds its tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from steppe.records.view import ENDED
+
+PATIENCE_S = 90.0
+SERVE = "from steppe.cli.main import entry; entry()"
+SHORT = {"env": "CartPole-v1", "mode": "sync", "actors": 1, "envs": 8, "steps": 4_000, "evaluation": {"episodes": 2}}
+LONG = {
+    "env": "CartPole-v1", "mode": "async", "actors": 2, "envs": 8, "steps": 500_000_000,
+    "evaluation": {"episodes": 1, "every_steps": 50_000_000}, "flow": {"max_actors": 4},
+}  # fmt: skip
+
+
+class Served:
+    """One life of the service after the other, over the same runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.process: subprocess.Popen[str] | None = None
+        self.address = self.link = ""
+
+    def start(self, *options: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, "serve", "--port", "0", *options],
+            cwd=self.root,
+            env=environ | {"STEPPE_RUNS": str(self.root / "runs")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().rsplit(" ", 1)[1].strip()
+        self.link = self.process.stdout.readline().rsplit(" ", 1)[1].strip()
+        until(lambda: self.answers("/healthz"), "the service answers")
+
+    def answers(self, path: str) -> bool:
+        try:
+            return httpx.get(self.address + path, timeout=10).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self._gone()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        self._gone()
+
+    def _gone(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.wait(30)
+        self.process.stdout.close()
+        self.process = None
+
+    def token(self, scope: str) -> str:
+        return str(json.loads((self.root / "runs" / ".control" / "tokens.json").read_text())[scope])
+
+    def client(self, scope: str | None = "admin") -> httpx.Client:
+        headers = {} if scope is None else {"Authorization": f"Bearer {self.token(scope)}"}
+        return httpx.Client(base_url=self.address, headers=headers, timeout=30)
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    """Wait for something that is bound to come; what it is when it has."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"still waiting: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def make(api: httpx.Client, request: dict[str, Any], **changes: Any) -> str:
+    answer = api.post("/api/v1/runs", json={**request, **changes})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def run_of(api: httpx.Client, run: str) -> dict[str, Any]:
+    answer = api.get(f"/api/v1/runs/{run}")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def in_state(api: httpx.Client, run: str, *states: str) -> dict[str, Any]:
+    def looked() -> dict[str, Any] | None:
+        found = run_of(api, run)
+        wrong = found["state"] in ENDED and found["state"] not in states
+        assert not wrong, f"{found['state']}: {found['reason']} {found['message']}"
+        return found if found["state"] in states else None
+
+    return until(looked, f"{run} is {states}")
+
+
+def learning(api: httpx.Client, run: str) -> dict[str, Any]:
+    """Wait until a run has learned something."""
+    in_state(api, run, "RUNNING")
+    return until(lambda: found if (found := run_of(api, run))["progress"]["updates"] > 0 else None, f"{run} learns")
+
+
+def finished(api: httpx.Client, answer: httpx.Response) -> dict[str, Any]:
+    """The operation that an answer began, when it is finished."""
+    assert answer.status_code == 202, answer.text
+    body = answer.json()
+    identity = (body.get("operation") or body)["id"]
+
+    def looked() -> dict[str, Any] | None:
+        found = api.get(f"/api/v1/operations/{identity}").json()
+        return found if found["state"] != "pending" else None
+
+    return until(looked, f"operation {identity}")

@@ -1,0 +1,78 @@
+"""The WebSocket: a snapshot, numbered deltas without a gap, resuming, heartbeats; and the ring by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from control_kit import LONG, SHORT, Served, finished, learning, make
+from websockets.sync.client import ClientConnection, connect
+
+from steppe.control.stream import Hub
+
+pytestmark = pytest.mark.integration
+
+
+def listen(served: Served, resume: str | None = None) -> ClientConnection:
+    address = served.address.replace("http", "ws") + "/api/v1/stream" + (f"?resume={resume}" if resume else "")
+    return connect(address, additional_headers={"Authorization": f"Bearer {served.token('read')}"})
+
+
+def heard(socket: ClientConnection, kind: str) -> tuple[dict, list[dict]]:
+    """The next message of a kind, and all numbered ones up to it."""
+    passed = []
+    while True:
+        message = json.loads(socket.recv(60))
+        if message["type"] not in ("heartbeat", "snapshot"):
+            passed.append(message)
+        if message["type"] == kind:
+            return message, passed
+
+
+def test_snapshot_deltas_and_resuming(served: Served, api: httpx.Client):
+    waiting = make(api, SHORT, start=False)
+    with listen(served) as socket:
+        first, _ = heard(socket, "snapshot")
+        assert [run["id"] for run in first["runs"]] == [waiting]
+        run = make(api, LONG)
+        learning(api, run)
+        points, passed = heard(socket, "metrics")
+        assert points["run"] == run
+        assert points["series"]["train/updates"]
+        last, more = heard(socket, "run")
+        numbers = [message["number"] for message in passed + more]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "nothing is left out"
+    assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
+    with listen(served, f"{first['epoch']}:{last['number']}") as socket:
+        message = json.loads(socket.recv(30))
+        assert message["type"] != "snapshot"
+        assert message["number"] == last["number"] + 1
+        heard(socket, "heartbeat")
+    with listen(served, "00000000:3") as socket:
+        assert json.loads(socket.recv(30))["type"] == "snapshot", "numbers of another life mean nothing"
+
+
+def test_the_ring_drops_who_is_too_slow():
+    hub = Hub(size=3)
+    assert hub.after(0) == []
+    for step in range(5):
+        hub.put("step", step=step)
+    assert [number for number, _ in hub.after(3) or ()] == [4, 5]
+    assert hub.after(2) is not None
+    assert hub.after(1) is None, "message 2 is gone"
+    assert hub.after(9) is None, "a number that was never given"
+
+
+def test_news_wakes_a_waiting_client():
+    async def scenario() -> int:
+        hub = Hub()
+        hub.serve_on(asyncio.get_running_loop())
+        waiting = asyncio.ensure_future(hub.news(60.0))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(hub.put, "step")
+        await waiting
+        return hub.number
+
+    assert asyncio.run(scenario()) == 1
