@@ -242,17 +242,6 @@ class ParameterServer(Pushing, Collector):
                 self._shared.renew()
             self.broadcast_parameters()
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as plain values and arrays of its own, for whoever keeps it with other things."""
-        with self._changed:
-            return copy.deepcopy(self._state())
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        with self._changed:
-            self._load(state)
-            self.broadcast_parameters()
-
     @checked
     def start_server(
         self,
