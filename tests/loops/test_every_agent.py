@@ -39,8 +39,9 @@ def test_every_method(algo: str, tmp_path: Path) -> None:
             agent.compute_gradients(batch)
         with pytest.raises(UsageError, match="a table is learned without gradients"):
             agent.apply_gradients(before)
-        # A lake that pays, so that there is something to learn.
-        steps[3]["reward"] = batch["reward"][3] = np.float32(1.0)
+        steps[3]["reward"] = batch["reward"][3] = np.float32(
+            1.0
+        )  # a lake that pays, so that there is something to learn
     else:
         gradients = agent.compute_gradients(batch)
         assert same(before, agent.get_policy_parameters())
