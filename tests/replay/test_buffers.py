@@ -1,5 +1,6 @@
 """Buffers of dictionaries: rings against a deque, sampling laws, refusals."""
 
+import re
 from collections import deque
 
 import numpy as np
@@ -138,6 +139,26 @@ def test_shapes_within_one_batch_must_agree():
         ReplayBuffer(5, ["a", "b"]).add_batch({"a": [1, 2], "b": [1]})
     with pytest.raises(UsageError, match="wrap a single one"):
         ReplayBuffer(5, ["a"]).add_batch({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((5,), "experiences are a list of dictionaries, or a dictionary of arrays, not a int"),
+        (("obs",), "an experience is a dictionary with obs, action, reward, not a str"),
+        (([3],), "an experience is a dictionary with obs, action, reward, not a int"),
+        (
+            ([{"obs": 0, "action": 0, "reward": 0}], "high"),
+            "priorities are numbers, one for each experience, not 'high'",
+        ),
+        (([{"obs": 0, "action": 0, "reward": 0}], [None, "x"]), "priorities are numbers, one for each"),
+    ],
+)
+def test_what_is_no_experience_is_told_what_one_is(given, words):
+    buffer = PrioritizedReplayBuffer(10, KEYS)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        buffer.add_batch(*given)
+    assert len(buffer) == 0
 
 
 def test_integers_that_do_not_fit_are_refused():

@@ -35,7 +35,7 @@ class Writing:
         """Append experiences to one part, all or none; how many there were."""
         store = self.store
         if priorities is not None:
-            priorities = np.asarray(priorities)
+            priorities = _numbers(priorities)
         try:  # what looks like the block before is the usual case, and seen in a microsecond
             rows = store.pick(experiences)
             fits = list(map(_LOOK, rows)) == self._usual and len(experiences) == len(rows)
@@ -75,9 +75,14 @@ def as_block(experiences: Experiences, keys: tuple[str, ...] | None) -> dict[str
                 f"columns of experiences need one common length, not {lengths}; wrap a single one in a list"
             )
         return block if next(iter(lengths.values())) else {}
-    if not len(experiences):
+    if not isinstance(experiences, Sequence):
+        kind = type(experiences).__name__
+        raise UsageError(f"experiences are a list of dictionaries, or a dictionary of arrays, not a {kind}")
+    if not experiences:
         return {}
-    keys = keys or tuple(experiences[0])
+    if keys is None and isinstance(experiences[0], Mapping):
+        keys = tuple(experiences[0])
+    keys = keys or ()
     for experience in experiences:
         require_keys(experience, keys)
     return {key: _column(key, [experience[key] for experience in experiences]) for key in keys}
@@ -95,6 +100,13 @@ def require_keys(experience: Experience, keys: tuple[str, ...]) -> None:
             f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has unknown", unknown)) if names
         ]
         raise UsageError(f"an experience {' and '.join(parts)}; this buffer's keys are {', '.join(keys)}.{hint}")
+
+
+def _numbers(priorities: Numbers) -> np.ndarray:
+    try:
+        return np.asarray(priorities, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"priorities are numbers, one for each experience, not {priorities!r:.60}") from None
 
 
 def _column(key: str, values: Any) -> np.ndarray:
