@@ -6,7 +6,7 @@ Axes: R rows are agents in any number of environments; [N, A] the same rows by e
 its rows are never computed, or mean nothing.
 
 `channels` is the only size. Everything else follows it in the proportions of the published network (128 channels, 2.0
-million parameters): memory 2 · channels, messages channels / 2, and channels / 8 planes that are remembered from.
+million parameters): memory 2 · channels, messages channels / 2, and channels / 8 planes, 8 at least, to remember from.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from steppe.agents.networks import DuelingHead
 from steppe.core.specs import EnvSpec
 
 ROUNDS, HEADS, BLOCKS = 2, 2, 3
+LEAST_PLANES = 8  # through fewer of them too little of what is seen is left
 
 
 class Communicating(nn.Module):
@@ -28,7 +29,7 @@ class Communicating(nn.Module):
     def __init__(self, spec: EnvSpec, channels: int) -> None:
         super().__init__()
         planes, height, width = spec.obs.shape
-        kept = max(1, channels // 8)
+        kept = max(LEAST_PLANES, channels // 8)
         self.memory_size = 2 * channels
         self.num_features = kept * (height - 2) * (width - 2)
         self.scale = 1.0 / spec.obs.most
