@@ -34,7 +34,9 @@ def environment(settings: dict[str, Any], seed: int) -> Any:
     drawing.ion = lambda: None
     plots.colors, plots.pyplot = types.ModuleType("matplotlib.colors"), drawing
     sys.modules |= {"matplotlib": plots, "matplotlib.pyplot": drawing}
-    np.int, np.bool = int, bool
+    np.int = int
+    if not hasattr(np, "bool"):
+        np.bool = bool
     random.seed(seed)
     np.random.seed(seed)
     from environment import Environment
