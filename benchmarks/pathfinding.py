@@ -1,4 +1,4 @@
-"""Pathfinding worlds of 40 × 40 cells on one core: steps with observations and masks, and new maps, beside DHC's own."""
+"""Pathfinding worlds of 40 × 40 cells: steps with observations and masks, new maps, and actors at work, beside DHC's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ ASKED = {4: 400_000, 16: 100_000, 64: 15_000}
 TIMES_DHC = {4: 90, 16: 50, 64: 30}  # the same, whatever the machine
 WORLDS = 64
 MAP_MS = 5.0
+ACTOR_STEPS = {4: 8_000, 16: 2_048, 64: 512}
+NETWORKS = {
+    "full network": (128, 1.5),
+    "small network": (32, 5.0),
+}  # channels, and how many times DHC's steps are asked
 
 
 def steps(effort: Effort) -> Part:
@@ -57,6 +62,33 @@ def maps(effort: Effort) -> Part:
     )
 
 
+def actor(effort: Effort) -> Part:
+    cases = []
+    for agents, count in ACTOR_STEPS.items():
+        for network, (channels, _) in NETWORKS.items():
+            words = ("--agents", str(agents), "--channels", str(channels), "--steps", str(effort.of(count, count // 4)))
+            cases.append(workload(f"{own(agents)}, {network}", "acting", *words))
+        cases.append(
+            peer(original(agents), "dhc", "actor", steps=effort.of(count // 8, 32), settings=[f"agents={agents}"])
+        )
+    rows = effort.measure(cases)
+    claims = [
+        Claim(f"{agents} agents, {network} / DHC", asked, ratio(rows, f"{own(agents)}, {network}", original(agents)))
+        for network, (_, asked) in NETWORKS.items()
+        for agents in ACTOR_STEPS
+    ]
+    return Part(
+        "Actors at work",
+        "Two actors on two cores, density .3: network, world, and what is kept of every step; nobody learns. A step is one "
+        "world's, with all its agents. The full network is DHC's own, 2.0 million parameters in 128 channels; the small one "
+        "has 32. Ours act in 16 worlds at once. DHC's actor is run without Ray, which only makes it faster.",
+        "steps/s",
+        rows,
+        claims,
+        columns={"agent_steps_per_s": "agents' steps/s"},
+    )
+
+
 def own(agents: int) -> str:
     return f"Steppe, {agents} agents"
 
@@ -65,7 +97,7 @@ def original(agents: int) -> str:
     return f"DHC, {agents} agents"
 
 
-PARTS = {"steps": steps, "maps": maps}
+PARTS = {"steps": steps, "maps": maps, "actor": actor}
 
 if __name__ == "__main__":
     raise SystemExit(benchmark(__file__, PARTS))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe.core.agent import Agent, Learned, Progress
-    from steppe.core.algorithms import A2CConfig, A3CConfig, AgentConfig, DQNConfig, PPOConfig, R2D2Config
+    from steppe.core.algorithms import A2CConfig, A3CConfig, AgentConfig, DHCConfig, DQNConfig, PPOConfig, R2D2Config
     from steppe.core.config import EnvConfig, RunConfig
     from steppe.core.errors import RunFailed, SteppeError, UsageError
     from steppe.core.experience import Batch, Segment
@@ -44,6 +44,7 @@ __all__ = [
     "AsyncAgent",
     "AsyncMainLoop",
     "Batch",
+    "DHCConfig",
     "DQNConfig",
     "DistributedAgent",
     "DistributedEnvironment",
@@ -89,6 +90,7 @@ _HOMES = {
     "AsyncAgent": "loops.asynchronous",
     "AsyncMainLoop": "loops.asynchronous",
     "Batch": "core.experience",
+    "DHCConfig": "core.algorithms",
     "DQNConfig": "core.algorithms",
     "DistributedAgent": "loops.agent",
     "DistributedEnvironment": "loops.environment",

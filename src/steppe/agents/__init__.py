@@ -10,16 +10,18 @@ from steppe.core.algorithms import AgentConfig, implementation
 if TYPE_CHECKING:
     from steppe.agents.a2c import A2C
     from steppe.agents.device import resolve_device
+    from steppe.agents.dhc import DHC
     from steppe.agents.dqn import DQN
     from steppe.agents.ppo import PPO
     from steppe.agents.r2d2 import R2D2
     from steppe.core.agent import Agent
     from steppe.core.specs import EnvSpec
 
-__all__ = ["A2C", "DQN", "PPO", "R2D2", "make_agent", "resolve_device"]
+__all__ = ["A2C", "DHC", "DQN", "PPO", "R2D2", "make_agent", "resolve_device"]
 
 _HOMES = {
     "A2C": "steppe.agents.a2c",
+    "DHC": "steppe.agents.dhc",
     "DQN": "steppe.agents.dqn",
     "PPO": "steppe.agents.ppo",
     "R2D2": "steppe.agents.r2d2",

@@ -51,6 +51,7 @@ class Policy(Protocol):
         `starts[b]` is True on the first step of an episode (recurrent state is cleared there). The arrays may be
         reused by the next call. A policy that asks for numbered states is also given `masks` [B, actions], or None: what is
         allowed. One with an attribute `hears` that is True is also given `comm_mask` [B, num_agents]: whom each agent hears.
+        One that has `lessons(num_envs)` is asked before each segment what the next episodes are to be (core/world.py).
         """
 
     def acting_state(self) -> Tree:

@@ -96,7 +96,9 @@ class FlowConfig(Frozen):
         description="Async on processes: room for this many actors, so that some can be added while the run goes on; "
         "as many as `actors` if absent.",
     )
-    publish_every: Positive = Field(50, description="Async replay: updates between publications, at most.")
+    publish_every: Positive | None = Field(
+        None, description="Async replay: updates between publications, at most; 5 for dhc, else 50, if absent."
+    )
     refresh_every: Positive = Field(
         1, description="Workers on mpi: merges after which a worker hears what the others have learned."
     )

@@ -79,6 +79,7 @@ class EvaluationReport(Report, kw_only=True):
     return_mean: float
     return_std: float
     agent_returns: dict[str, float] = {}  # with several agents, each one's mean part of the returns
+    terminated_share: float | None = None  # of episodes that came to an end of their own, not by a time limit
     duration_s: float
     weights_sha256: str
     reached: bool = False  # the target return

@@ -80,6 +80,7 @@ class EnvSpec:
     )
     agents: tuple[str, ...] = ()  # their names, where there are several
     members: tuple[AgentSpec, ...] = ()  # only where they differ
+    largest_lesson: tuple[int, int] | None = None  # agents and cells along a side that a world can be asked for at most
 
     @property
     def is_image(self) -> bool:

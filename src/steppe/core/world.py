@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from steppe.core.agent import Tree
+from steppe.core.agent import Policy, Tree
 from steppe.core.experience import Segment
 from steppe.core.specs import EnvSpec
 
@@ -26,6 +26,10 @@ class World(Protocol):
     its row has `valid == False` and an observation of 0, and `starts` when it comes. One that leaves before the others is cut
     in its own row; the environment's episode is over when all who were there have been cut (`Segment.ended`). A world of
     several agents also has `comm_mask`, bool [B, num_agents]: whom each hears now; and `agent_returns()`.
+
+    Where a segment has them, a world of several agents also writes `final_comm_mask`, whom each heard when its episode was
+    cut, and one whose spec has a `largest_lesson` writes `lesson`, what its episode is: [agents, cells along a side]. The
+    latter has `assign(lessons)`, int64 [N, 2]: what the next episode of each environment is to be.
     """
 
     spec: EnvSpec
@@ -88,6 +92,14 @@ def comm_mask_of(world: World) -> np.ndarray:
     """Whom each agent hears now [B, num_agents]; everyone, where the world does not say."""
     mask: np.ndarray | None = getattr(world, "comm_mask", None)
     return np.ones((num_rows(world), world.spec.num_agents), np.bool_) if mask is None else mask
+
+
+def assign_lessons(world: World, policy: Policy) -> None:
+    """Hand a policy's lessons to a world, where the one gives and the other takes them."""
+    give, take = getattr(policy, "lessons", None), getattr(world, "assign", None)
+    lessons = give(world.num_envs) if give is not None and take is not None else None
+    if lessons is not None:
+        take(lessons)
 
 
 def agent_returns_of(world: World) -> np.ndarray | None:

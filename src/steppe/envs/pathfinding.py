@@ -83,6 +83,17 @@ class PathfindingWorlds:
         return self._state.episode[:, 0].copy()
 
     @property
+    def sizes(self) -> np.ndarray:
+        """Height and width of each world's map in this episode [B, 2]."""
+        return self._state.episode[:, 1:3].copy()
+
+    @property
+    def largest_lesson(self) -> tuple[int, int] | None:
+        """The most agents and cells along a side that `assign` takes; None where maps are given, or not square."""
+        height, width = self.max_size
+        return None if self.scenarios or height != width else (self.num_agents, height)
+
+    @property
     def elapsed(self) -> np.ndarray:
         """How many steps each world's episode has had [B]."""
         return self._state.episode[:, 3].copy()

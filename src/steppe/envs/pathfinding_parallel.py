@@ -58,6 +58,11 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         }
         self._actions = {agent: spaces.Discrete(NUM_ACTIONS) for agent in self.possible_agents}
 
+    @property
+    def largest_lesson(self) -> tuple[int, int] | None:
+        """The most agents and cells along a side that the options of `reset` may ask for."""
+        return self.worlds.largest_lesson
+
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         """The six planes of what an agent sees, 0 and 1."""
         return self._observations[agent]

@@ -41,10 +41,21 @@ class PathfindingWorld(Team):
         self._look()
         self.starts[...] = self.there
 
+    def assign(self, lessons: np.ndarray) -> None:
+        """Say what the next episode of each world is to be [N, 2]: agents, and cells along a side."""
+        for lesson in np.unique(lessons, axis=0):
+            agents, size = lesson.tolist()
+            self.worlds.assign(agents, size, worlds=np.flatnonzero((lessons == lesson).all(axis=1)))
+
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
         """Act once everywhere; see the contract in core/world.py."""
         columns, agents = segment.columns, self.spec.num_agents
         into = self._into(columns["obs"][t + 1], columns["final_obs"][t])
+        if "lesson" in columns:
+            lesson = np.stack([self.worlds.agents, self.worlds.sizes[:, 0]], axis=1)
+            columns["lesson"][t] = np.repeat(lesson, agents, axis=0)
+        if "final_comm_mask" in columns:
+            into = into._replace(final_mask=columns["final_comm_mask"][t].reshape(into.final_mask.shape))
         moves = actions.reshape(self.num_envs, agents)
         self._called(lambda: self.worlds.step(moves, into), actions)
         valid = columns["valid"][t]
@@ -111,6 +122,7 @@ def make_pathfinding(env: str, config: EnvConfig, num_envs: int, seed: np.random
         limit,
         num_agents=agents,
         agents=tuple(f"agent_{index}" for index in range(agents)),
+        largest_lesson=worlds.largest_lesson,
     )
     ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None, agents)
     return PathfindingWorld(worlds, spec, ledger, env_seeds(seed, 1)[0])

@@ -113,6 +113,7 @@ def team_spec(
         num_agents=len(names),
         agents=names,
         members=rules.members,
+        largest_lesson=getattr(env, "largest_lesson", None),
     )
 
 

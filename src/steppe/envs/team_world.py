@@ -113,7 +113,8 @@ class TeamWorld(Team):
         self._envs: list[TeamEnv] = envs
         self._rules, self._limit = rules, limit
         self._place = {agent: index for index, agent in enumerate(envs[0].possible_agents)}
-        self._arrays |= {"resets": self.resets, "frames": rules.memory}
+        self._wanted, self._taught = np.zeros((len(envs), 2), np.int64), np.zeros((len(envs), 2), np.int64)
+        self._arrays |= {"resets": self.resets, "frames": rules.memory, "wanted": self._wanted, "taught": self._taught}
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere; with `seeds` all that follows depends on them."""
@@ -130,9 +131,15 @@ class TeamWorld(Team):
             self._snapshots.settle()
         self._seeded = True
 
+    def assign(self, lessons: np.ndarray) -> None:
+        """Say what the next episode of each environment is to be [N, 2]: agents, and cells along a side."""
+        self._wanted[...] = lessons
+
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
         """Act once everywhere; see the contract in core/world.py."""
         columns = segment.columns
+        if "lesson" in columns:
+            columns["lesson"][t] = np.repeat(self._taught, self.spec.num_agents, axis=0)
         columns["valid"][t] = self.there
         columns["terminated"][t] = columns["truncated"][t] = False
         columns["obs"][t + 1].fill(0)
@@ -187,6 +194,9 @@ class TeamWorld(Team):
                 self._rules.put(columns["final_obs"][t], row, seen)
             else:
                 self._rules.put(columns["obs"][t + 1], row, seen)
+        if "final_comm_mask" in columns:
+            rows = slice(base, base + self.spec.num_agents)
+            columns["final_comm_mask"][t, rows] = self._heard(base, segment["valid"][t, rows], infos)
         coming = [] if out_of_time else [agent for agent in env.agents if agent not in listed]
         self._welcome(base, coming, obs, columns["obs"][t + 1])
         self._hear(base, infos)
@@ -197,7 +207,7 @@ class TeamWorld(Team):
         seed = seeding.integer(self.seeds[index], int(self.resets[index]))
         try:
             self.resets[index] += 1
-            seen, infos = env.reset(seed=seed)
+            seen, infos = env.reset(seed=seed, options=self._lesson(index))
             if not env.agents:
                 raise ValueError("reset() left nobody in `agents`")
             self._welcome(base, list(env.agents), seen, obs)
@@ -217,17 +227,32 @@ class TeamWorld(Team):
         """Who may talk to whom now, and what is allowed: as the agents' infos say, else everyone and everything."""
         rows = slice(base, base + self.spec.num_agents)
         there = self.there[rows]
-        self.comm_mask[rows] = there & there[:, None]
+        self.comm_mask[rows] = self._heard(base, there, infos)
         if self.masks is not None:
             self.masks[rows] = True
         for agent, place in self._place.items():
             info = infos.get(agent) if there[place] else None
             if not info:
                 continue
-            if "comm_mask" in info:
-                self.comm_mask[base + place] &= np.asarray(info["comm_mask"], np.bool_)
             if self.masks is not None and "action_mask" in info:
                 self.masks[base + place] = info["action_mask"]
+
+    def _heard(self, base: int, there: np.ndarray, infos: Told) -> np.ndarray:
+        """Whom each of those who are there hears [num_agents, num_agents]."""
+        mask: np.ndarray = there & there[:, None]
+        for agent, place in self._place.items():
+            info = infos.get(agent) if there[place] else None
+            if info and "comm_mask" in info:
+                mask[place] &= np.asarray(info["comm_mask"], np.bool_)
+        return mask
+
+    def _lesson(self, index: int) -> dict[str, int] | None:
+        """What the next episode of one environment is to be, as its `reset` is told; None where nobody said so."""
+        largest = self.spec.largest_lesson
+        if largest is None:
+            return None
+        self._taught[index] = self._wanted[index] if self._wanted[index].any() else largest
+        return dict(zip(("num_agents", "size"), self._taught[index].tolist(), strict=True))
 
     def _acted(self, index: int, actions: np.ndarray) -> dict[str, Any]:
         names, mine = self.spec.agents, actions[self._rows(index)]

@@ -108,5 +108,6 @@ def verdict(evaluation: Evaluation) -> dict[str, Any]:
         "return_min": float(np.min(evaluation.returns)),
         "return_max": float(np.max(evaluation.returns)),
         "length_mean": float(np.mean(evaluation.lengths)),
+        "terminated_share": evaluation.terminated_share,
         "agent_returns": evaluation.agent_returns or None,
     }

@@ -32,6 +32,8 @@ class Scalars:
         if isinstance(report, EvaluationReport):
             self.env_steps = max(self.env_steps, report.env_steps)
             returns = {"eval/return_mean": report.return_mean, "eval/return_std": report.return_std}
+            if report.terminated_share is not None:
+                returns["eval/terminated_share"] = report.terminated_share
             return returns | {f"eval/agent_return/{agent}": value for agent, value in report.agent_returns.items()}
         if isinstance(report, TrainingReport):
             return self._training_scalars(report)

@@ -232,6 +232,7 @@ class RunView:
             "eval_return_mean": evaluation.return_mean if evaluation else None,
             "eval_return_std": evaluation.return_std if evaluation else None,
             "eval_episodes": len(evaluation.returns) if evaluation else None,
+            "eval_terminated_share": evaluation.terminated_share if evaluation else None,
             "eval_agent_returns": (evaluation.agent_returns or None) if evaluation else None,
             "wall_s": self.wall_s,
             "train_s": self.train_s,

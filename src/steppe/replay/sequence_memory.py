@@ -66,7 +66,7 @@ class SequenceMemory:
             assert segment.header is not None
             for piece in self._streams.pieces(segment):
                 self._prefetch.do(partial(self._write, piece, segment.header.actor))
-            self.limiter.inserted += segment.num_valid
+            self.limiter.inserted += segment.env_steps
 
     def _write(self, piece: Piece, actor: int) -> None:
         rows, starts, whole = piece

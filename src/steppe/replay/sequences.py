@@ -10,12 +10,15 @@ leaves its episode. Some rows are starts: they alone have a leaf in the sum tree
 
 Where an episode begins or ends within a window, the window is shorter: `valid` says which rows are there, `learn` which of
 them are learned from. Rows that are not there repeat the last one that is.
+
+The agents of an environment, where there are several, are an axis of all its columns, reward and terminated among them; one
+more, `live`, says who is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +33,7 @@ from steppe.replay.ringing import CURSOR, SIZE
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
 META = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))
+NOT_STORED = ("final_comm_mask", "lesson")  # of what agents declare: no batch has it
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,14 @@ class Windowing:
 
 
 def step_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
-    """The columns of a step in sequence replay."""
-    return (
-        spec.obs,
-        spec.action,
-        FieldSpec("reward", (), "float32"),
-        FieldSpec("terminated", (), "bool"),
-        *spec.extras,
-        *META,
-    )
+    """The columns of a step in sequence replay: of an environment, with an axis of agents where there are several."""
+    reward, terminated = FieldSpec("reward", (), "float32"), FieldSpec("terminated", (), "bool")
+    extras = (f for f in spec.extras if f.name not in NOT_STORED)
+    fields = (spec.obs, spec.action, reward, terminated, *extras)
+    if spec.num_agents == 1:
+        return (*fields, *META)
+    together = (*fields, FieldSpec("live", (), "bool"))
+    return (*(replace(f, shape=(spec.num_agents, *f.shape), frames=1) for f in together), *META)
 
 
 class SequenceReplay:
@@ -88,6 +91,7 @@ class SequenceReplay:
         columns = {f.name: store.columns[f.name] for f in self._fields}
         stacked = [f.name for f in self._fields if f.name in store.stacked]
         self._gathering = Gathering(self._fields, columns, stacked, store.frames)
+        self._agents = next(f.shape for f in store.fields if f.name == "reward")
         self.sequences = 0  # ever written
 
     def write(self, piece: Mapping[str, np.ndarray], starts: np.ndarray, source: int, priorities: np.ndarray) -> None:
@@ -118,7 +122,7 @@ class SequenceReplay:
 
     def room(self, count: int) -> Windows:
         """Memory for batches of `count` sequences."""
-        return Windows(self.windowing, self._gathering, count)
+        return Windows(self.windowing, self._gathering, count, self._agents)
 
     def draw(self, stream: np.random.Generator, into: Windows, beta: float) -> Batch:
         """`into.count` sequences in proportion to their priorities, with importance weights."""
@@ -126,7 +130,8 @@ class SequenceReplay:
         with store.lock:
             starts, leaves = store.draw(stream, into.count)
             columns = store.columns
-            meta = columns["before"], columns["after"], columns["reward"], columns["terminated"]
+            reward, ends = (columns[name].reshape(len(columns[name]), -1) for name in ("reward", "terminated"))
+            meta = columns["before"], columns["after"], reward, ends
             _lay(
                 store.rings, store.capacity, starts, *meta, rules.burn_in, rules.length, rules.n_step, rules.gamma,
                 into.slots, into.valid, into.learn, into.reward, into.discount, into.terminated, into.following,
@@ -138,20 +143,22 @@ class SequenceReplay:
 
 
 class Windows:
-    """The arrays of one batch of windows, filled by every draw into them."""
+    """The arrays of one batch of windows, filled by every draw into them; `agents` is their axis, where there are several."""
 
-    def __init__(self, rules: Windowing, gathering: Gathering, count: int) -> None:
+    def __init__(self, rules: Windowing, gathering: Gathering, count: int, agents: tuple[int, ...]) -> None:
         shape = (rules.rows, count)
+        paid = (*shape, *(agents or (1,)))
         self.count = count
         self.slots = np.empty(shape, np.int64)
-        self.valid, self.learn, self.terminated = (np.empty(shape, np.bool_) for _ in range(3))
-        self.reward, self.discount = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        self.valid, self.learn = np.empty(shape, np.bool_), np.empty(shape, np.bool_)
+        self.reward, self.terminated = np.empty(paid, np.float32), np.empty(paid, np.bool_)
+        self.discount = np.empty(shape, np.float32)
         self.following = np.empty(shape, np.int64)
         self.tray = gathering.tray(rules.rows * count)
         self.columns = {name: rows.reshape(*shape, *rows.shape[1:]) for name, rows in self.tray.columns.items()} | {
-            "reward": self.reward,
+            "reward": self.reward.reshape(*shape, *agents),
             "discount": self.discount,
-            "terminated": self.terminated,
+            "terminated": self.terminated.reshape(*shape, *agents),
             "following": self.following,
             "valid": self.valid,
             "learn": self.learn,
@@ -162,28 +169,33 @@ def estimate(piece: Mapping[str, np.ndarray], starts: np.ndarray, rules: Windowi
     """Priorities of new sequences by the actor's own values, column q_val [rows, …, actions]; NaN where it has no say.
 
     |r + … + gamma ** m · max q(s_m) − q(s, a)|, m at most n_step: nothing beyond a termination, and where values end before
-    the episode does, as many rewards as there are values for. `whole`: the last row has only an observation.
+    the episode does, as many rewards as there are values for. `whole`: the last row has only an observation. Of several
+    agents the mean counts.
     """
-    values, reward = piece["q_val"].astype(np.float64), piece["reward"].astype(np.float64)
-    steps = len(reward) - 1
+    rows = len(piece["reward"])
+    steps = rows - 1
     known = steps + (not whole)  # rows with values
-    chosen = np.take_along_axis(values, piece["action"][..., None].astype(np.int64), axis=-1)[:steps, ..., 0]
-    t = np.arange(steps)
-    count = np.minimum(rules.n_step, steps - t)
-    ended = piece["terminated"][t + count - 1]
-    count = np.where(ended, count, np.minimum(count, known - 1 - t))
-    total = np.zeros(steps)
+    values = piece["q_val"].astype(np.float64).reshape(rows, -1, piece["q_val"].shape[-1])  # [rows, agents, actions]
+    reward, ends = piece["reward"].astype(np.float64).reshape(rows, -1), piece["terminated"].reshape(rows, -1)
+    there = piece["live"] if "live" in piece else np.ones(values.shape[:2], np.bool_)
+    chosen = np.take_along_axis(values, piece["action"].reshape(rows, -1, 1).astype(np.int64), axis=2)[:steps, :, 0]
+    t = np.arange(steps)[:, None]
+    count, total, ended = np.minimum(rules.n_step, steps - t), np.zeros(1), np.zeros(1, np.bool_)
     for k in range(rules.n_step):
-        total += np.where(k < count, rules.gamma**k * reward[np.minimum(t + k, steps - 1)], 0.0)
-    best = values.max(axis=-1)[np.minimum(t + count, known - 1)]
-    factor = np.where(ended, 0.0, rules.gamma**count)
-    lead = (steps,) + (1,) * (chosen.ndim - 1)  # agents, where there are several: their mean
-    target = total.reshape(lead) + factor.reshape(lead) * (unscaled(best) if rules.rescaled else best)
-    errors = np.abs((rescaled(target) if rules.rescaled else target) - chosen).reshape(steps, -1).mean(axis=1)
-    told = ended | (count > 0)
+        ended = ended | ((k < count) & ends[np.minimum(t[:, 0] + k, steps - 1)])
+    count = np.where(ended, count, np.minimum(count, known - 1 - t))
+    for k in range(rules.n_step):
+        total = total + np.where(k < count, rules.gamma**k * reward[np.minimum(t[:, 0] + k, steps - 1)], 0.0)
+    then = np.broadcast_to(np.minimum(t + count, known - 1), chosen.shape)
+    best = np.take_along_axis(values.max(axis=2), then, axis=0)
+    target = total + np.where(ended, 0.0, rules.gamma**count) * (unscaled(best) if rules.rescaled else best)
+    errors = np.abs((rescaled(target) if rules.rescaled else target) - chosen)
+    told = there[:steps] & (ended | ((count > 0) & np.take_along_axis(there, then, axis=0)))
+    number = told.sum(axis=1)
+    means = np.where(told, errors, 0.0).sum(axis=1) / np.maximum(number, 1)
     windows = np.minimum(starts[None, :] + np.arange(rules.length)[:, None], steps - 1)
-    counted = told[windows] & (starts[None, :] + np.arange(rules.length)[:, None] < steps)
-    return np.where(counted.any(axis=0), mixed(errors[windows], counted), np.nan)
+    counted = (number > 0)[windows] & (starts[None, :] + np.arange(rules.length)[:, None] < steps)
+    return np.where(counted.any(axis=0), mixed(means[windows], counted), np.nan)
 
 
 @compiled
@@ -224,13 +236,16 @@ def _lay(
             slots[t, i] = part * capacity + (position - lead + row) % capacity
             valid[t, i] = t < rows
             learn[t, i] = lead <= t < lead + steps
-            reward[t, i], discount[t, i], terminated[t, i], following[t, i] = 0.0, 0.0, True, row
+            discount[t, i], following[t, i] = 0.0, row
+            reward[t, i, :], terminated[t, i, :] = 0.0, True
         for t in range(lead, lead + steps):
             count = min(n_step, left - (t - lead))
-            total, factor = 0.0, 1.0
-            for k in range(count):
-                total += factor * rewards[part * capacity + (position - lead + t + k) % capacity]
-                factor *= gamma
-            last = part * capacity + (position - lead + t + count - 1) % capacity
-            reward[t, i], discount[t, i] = total, factor
-            terminated[t, i], following[t, i] = ends[last], t + count
+            following[t, i] = t + count
+            for agent in range(reward.shape[2]):
+                total, factor, ended = 0.0, 1.0, False
+                for k in range(count):
+                    slot = part * capacity + (position - lead + t + k) % capacity
+                    total += factor * rewards[slot, agent]
+                    factor *= gamma
+                    ended |= ends[slot, agent]
+                reward[t, i, agent], terminated[t, i, agent], discount[t, i] = total, ended, factor

@@ -1,4 +1,5 @@
-"""Segments become pieces for sequence replay: the steps of one environment in order, cut where its episode is.
+"""Segments become pieces for sequence replay: the steps of one environment in order, all its agents together, cut where
+its episode is.
 
 Sequences begin every `stride` steps of an episode, wherever an actor's life is divided into segments or an episode into
 pieces. A long episode is stored piece by piece; the next piece repeats what its first sequence needs for its burn-in.
@@ -6,17 +7,18 @@ pieces. A long episode is stored piece by piece; the next piece repeats what its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from steppe.core.agent import Tree
 from steppe.core.errors import UsageError
 from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
-from steppe.replay.sequences import Windowing
+from steppe.core.specs import WITH_LAST, SegmentSpec
+from steppe.replay.sequences import META, Windowing, step_fields
 
 Piece = tuple[dict[str, np.ndarray], np.ndarray, bool]  # rows, which of them are starts, whether its episode ended
+Last = dict[str, np.ndarray]  # by column, of every environment
 LEAST_ROWS = 256  # steps after which an open piece is stored, though its episode goes on
 
 
@@ -36,11 +38,11 @@ class Stream:
             column[self.count : self.count + count] = rows[name]
         self.count += count
 
-    def end(self, last_obs: np.ndarray) -> Iterator[Piece]:
+    def end(self, last: Mapping[str, np.ndarray]) -> Iterator[Piece]:
         """Close the piece with what was seen last; its episode never goes on."""
         if self.count > self.next_start:
             for name, column in self.columns.items():
-                column[self.count] = last_obs if name == "obs" else np.zeros((), column.dtype)
+                column[self.count] = last.get(name, 0)
             starts = np.arange(self.next_start, self.count, self.rules.step)
             yield {name: column[: self.count + 1].copy() for name, column in self.columns.items()}, starts, True
         self.count = self.next_start = 0
@@ -66,9 +68,9 @@ class Streams:
     def __init__(self, spec: SegmentSpec, rules: Windowing) -> None:
         self.spec, self.rules = spec, rules
         self.limit = max(LEAST_ROWS, 4 * rules.rows)
-        self._names = [f.name for f in spec.fields if f.name not in ("final_obs", "truncated", "valid")]
+        self._fields = [f for f in step_fields(spec) if f not in META]
         self._streams: dict[int, list[Stream]] = {}
-        self._seen: dict[int, tuple[int, np.ndarray]] = {}  # by actor: its last segment's number, what it saw last
+        self._seen: dict[int, tuple[int, Last]] = {}  # by actor: its last segment's number, what it saw last
 
     def pieces(self, segment: Segment) -> Iterator[Piece]:
         """The pieces that a segment completes."""
@@ -77,28 +79,33 @@ class Streams:
         actor, number = segment.header.actor, segment.header.sequence
         streams = self._streams.setdefault(actor, [])
         if not streams:
-            streams += [self._stream() for _ in range(self.spec.num_envs)]
+            streams += self._new_streams()
         elif not self._continues(segment):
             for env, stream in enumerate(streams):
-                yield from stream.end(self._seen[actor][1][env])
+                yield from stream.end(_of(self._seen[actor][1], env))
+        columns = by_environment(segment)
         for env, stream in enumerate(streams):
-            yield from self._take(stream, segment, env)
-        self._seen[actor] = number, segment["obs"][self.spec.num_steps].copy()
+            yield from self._take(stream, columns, env)
+        last = {name: columns[name][-1].copy() for name in WITH_LAST if name in columns}
+        if "live" in columns:
+            last["live"] = columns["live"][-1] & ~columns["truncated"][-1] & ~columns["terminated"][-1]
+        self._seen[actor] = number, last
 
-    def _take(self, stream: Stream, segment: Segment, env: int) -> Iterator[Piece]:
-        """Append one environment's steps, up to each cut, in portions that there is room for."""
-        valid, cut = segment["valid"][:, env], segment.cut[:, env]
+    def _take(self, stream: Stream, columns: Mapping[str, np.ndarray], env: int) -> Iterator[Piece]:
+        """Append one environment's steps, up to each end, in portions that there is room for."""
+        valid, ended = columns["there"][:, env], columns["ended"][:, env]
         t, num_steps = 0, self.spec.num_steps
         while t < num_steps:
             if not valid[t]:
                 t += 1
                 continue
             until = t + 1
-            while until < num_steps and valid[until] and not cut[until - 1] and stream.count + until - t < self.limit:
+            while until < num_steps and valid[until] and not ended[until - 1] and stream.count + until - t < self.limit:
                 until += 1
-            stream.append({name: segment[name][t:until, env] for name in self._names})
-            if cut[until - 1]:
-                yield from stream.end(segment["final_obs"][until - 1, env])
+            stream.append({f.name: columns[f.name][t:until, env] for f in self._fields})
+            if ended[until - 1]:
+                finals = {"obs": "final_obs", "comm_mask": "final_comm_mask", "live": "live"}
+                yield from stream.end({to: columns[of][until - 1, env] for to, of in finals.items() if of in columns})
             elif stream.count >= self.limit:
                 yield from stream.flush()
             t = until
@@ -106,19 +113,27 @@ class Streams:
     def _continues(self, segment: Segment) -> bool:
         assert segment.header is not None
         number, seen = self._seen[segment.header.actor]
-        return segment.header.sequence == number + 1 and np.array_equal(segment["obs"][0], seen)
+        return segment.header.sequence == number + 1 and np.array_equal(
+            segment["obs"][0].reshape(seen["obs"].shape), seen["obs"]
+        )
 
-    def _stream(self) -> Stream:
-        fields = {f.name: f for f in self.spec.fields if f.name in self._names}
-        rows = {name: np.zeros((self.limit + 1, *f.shape), f.dtype) for name, f in fields.items()}
-        return Stream(rows, self.rules)
+    def _new_streams(self) -> list[Stream]:
+        """One for each environment of an actor."""
+        rows = [
+            {f.name: np.zeros((self.limit + 1, *f.shape), f.dtype) for f in self._fields} for _ in self._environments
+        ]
+        return [Stream(columns, self.rules) for columns in rows]
+
+    @property
+    def _environments(self) -> range:
+        return range(self.spec.num_envs // self.spec.num_agents)
 
     def state(self) -> Tree:
         """What is open."""
         return {
             str(actor): {
                 "sequence": self._seen[actor][0],
-                "last_obs": self._seen[actor][1].copy(),
+                "last": {name: column.copy() for name, column in self._seen[actor][1].items()},
                 "next_starts": [stream.next_start for stream in streams],
                 "open": [{n: c[: stream.count].copy() for n, c in stream.columns.items()} for stream in streams],
             }
@@ -129,8 +144,30 @@ class Streams:
         """Take over what `state` returned."""
         self._streams, self._seen = {}, {}
         for actor, saved in state.items():
-            self._seen[int(actor)] = int(saved["sequence"]), np.array(saved["last_obs"])
-            streams = self._streams[int(actor)] = [self._stream() for _ in range(self.spec.num_envs)]
+            last = {name: np.array(column) for name, column in saved["last"].items()}
+            self._seen[int(actor)] = int(saved["sequence"]), last
+            streams = self._streams[int(actor)] = self._new_streams()
             for stream, rows, start in zip(streams, saved["open"], saved["next_starts"], strict=True):
                 stream.append(rows)
                 stream.next_start = int(start)
+
+
+def by_environment(segment: Segment) -> dict[str, np.ndarray]:
+    """A segment's columns as [T, environments, …], with an axis of agents after that where there are several.
+
+    Two more, [T, environments], say where a step was made and where an episode ended; with several agents, `live` says who
+    was there: an agent that was not has no reward and no end.
+    """
+    agents, columns = segment.spec.num_agents, segment.columns
+    if agents == 1:
+        return {**columns, "there": columns["valid"], "ended": segment.ended}
+    grouped = {name: column.reshape(len(column), -1, agents, *column.shape[2:]) for name, column in columns.items()}
+    live = grouped["valid"]
+    grouped["reward"] = np.where(live, grouped["reward"], np.float32(0))
+    grouped["terminated"] = grouped["terminated"] & live
+    there: np.ndarray = live.any(axis=2)
+    return {**grouped, "live": live, "there": there, "ended": segment.ended}
+
+
+def _of(last: Last, env: int) -> Last:
+    return {name: column[env] for name, column in last.items()}

@@ -16,7 +16,7 @@ from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport
 from steppe.core.timing import Phases
 from steppe.core.weights import Weights
-from steppe.core.world import ResumeKind, World, agent_returns_of, comm_mask_of, masks_of, num_rows
+from steppe.core.world import ResumeKind, World, agent_returns_of, assign_lessons, comm_mask_of, masks_of, num_rows
 from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context
 from steppe.roles.evaluation import acted, means_of
@@ -85,6 +85,7 @@ class Actor:
 
     def fill(self, segment: Segment) -> bool:
         """Write T steps of every environment into a segment, with header and state; False when asked to stop on the way."""
+        assign_lessons(self.world, self.policy)
         self._begin()
         started_s = self.context.clock()
         obs = segment["obs"]

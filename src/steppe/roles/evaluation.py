@@ -23,6 +23,7 @@ class Evaluation:
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    terminated: list[bool] = field(default_factory=list)  # those that came to an end of their own, not by a time limit
     frames: list[np.ndarray] = field(default_factory=list)
     agents: tuple[str, ...] = ()
     shares: list[np.ndarray] = field(default_factory=list)
@@ -30,6 +31,10 @@ class Evaluation:
     @property
     def mean(self) -> float:
         return float(np.mean(self.returns))
+
+    @property
+    def terminated_share(self) -> float:
+        return float(np.mean(self.terminated)) if self.terminated else 0.0
 
     @property
     def std(self) -> float:
@@ -69,6 +74,7 @@ class Judge:
             if filming and (frame := self.world.render()) is not None:
                 result.frames.append(frame)
             ended = self._step(explore=explore)
+            reached = self._row["terminated"][0].reshape(self.world.num_envs, -1).any(axis=1)
             filming = filming and 0 not in ended
             shares = agent_returns_of(self.world) if len(ended) else None
             for number, (env, (total, length)) in enumerate(zip(ended, self.world.take_finished(), strict=True)):
@@ -76,6 +82,7 @@ class Judge:
                     quota[env] -= 1
                     result.returns.append(total)
                     result.lengths.append(length)
+                    result.terminated.append(bool(reached[env]))
                     result.shares += [shares[number]] if shares is not None else []
             if not quota.any():
                 break
@@ -101,6 +108,7 @@ class Judge:
             if left and length:  # an episode that has not begun says nothing
                 result.returns.append(total)
                 result.lengths.append(length)
+                result.terminated.append(False)
 
 
 def acted(policy: Policy, world: World, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:

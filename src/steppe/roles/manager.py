@@ -136,6 +136,7 @@ class Manager:
             return_mean=evaluation.mean,
             return_std=evaluation.std,
             agent_returns=evaluation.agent_returns,
+            terminated_share=evaluation.terminated_share,
             duration_s=duration_s,
             weights_sha256=weights.sha256(),
             rss_bytes=rss_bytes(),

@@ -271,7 +271,7 @@ def _limits(plan: Plan, script: Script | None) -> Limits:
     return Limits(
         steps=config.steps,
         episodes=config.episodes,
-        publish_every=None if plan.lockstep else config.flow.publish_every,
+        publish_every=None if plan.lockstep else config.flow.publish_every or config.agent.publish_every,
         ahead=plan.ahead,
         checkpoint_every_s=config.checkpoint.every_s,
         checkpoint_every_episodes=config.checkpoint.every_episodes,

@@ -1,0 +1,120 @@
+"""The network of agents that see a window, remember and talk: convolutions, a GRU, two rounds of attention over those whom
+each hears, also remembered by a GRU, and a dueling head.
+
+Axes: R rows are agents in any number of environments; [N, A] the same rows by environment. What an agent hears is a mask
+[N, A, A] with itself in it; one that hears nobody else is untouched by the others. Who is absent hears nobody at all:
+its rows are never computed, or mean nothing.
+
+`channels` is the only size. Everything else follows it in the proportions of the published network (128 channels, 2.0
+million parameters): memory 2 · channels, messages channels / 2, and channels / 8 planes, 8 at least, to remember from.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from steppe.agents.networks import DuelingHead
+from steppe.core.specs import EnvSpec
+
+ROUNDS, HEADS, BLOCKS = 2, 2, 3
+LEAST_PLANES = 8  # through fewer of them too little of what is seen is left
+
+
+class Communicating(nn.Module):
+    """Action values from what is seen now, what was seen before and what others say."""
+
+    def __init__(self, spec: EnvSpec, channels: int) -> None:
+        super().__init__()
+        planes, height, width = spec.obs.shape
+        kept = max(LEAST_PLANES, channels // 8)
+        self.memory_size = 2 * channels
+        self.num_features = kept * (height - 2) * (width - 2)
+        self.scale = 1.0 / spec.obs.most
+        self.first = nn.Conv2d(planes, channels, 3)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)) for _ in range(BLOCKS)
+        )
+        self.last = nn.Conv2d(channels, kept, 1)
+        self.remember = Gates(self.num_features, self.memory_size)
+        self.listen = Attention(self.memory_size, channels // 2)
+        self.heed = Gates(channels // 2, self.memory_size)
+        self.head = DuelingHead(self.memory_size, spec.action.sizes[0])
+        for name, part in self.named_modules():
+            if isinstance(part, nn.Linear | nn.Conv2d) and not name.startswith(("remember.", "heed.")):
+                nn.init.xavier_uniform_(part.weight)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
+
+    def encode(self, obs: torch.Tensor) -> torch.Tensor:
+        """What rows see [R, planes, height, width], as what the memory takes in [R, 3 · memory]."""
+        seen = obs.to(torch.float32, memory_format=torch.channels_last)
+        if self.scale != 1.0:
+            seen = seen * self.scale
+        seen = self.first(seen).relu_()
+        for inner, outer in self.blocks:  # type: ignore[misc]
+            seen = outer(inner(seen).relu_()).add_(seen).relu_()
+        return self.remember.take_in(self.last(seen).relu_().flatten(1))
+
+    def step(self, taken_in: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The memory [N, A, memory] after one step: what was seen [N, A, 3 · memory], then what was heard, twice."""
+        memory = self.remember(taken_in, memory)
+        hears = mask.sum(dim=2) > 1
+        if not bool(hears.any()):
+            return memory
+        deaf = ~(mask | torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device))
+        for _ in range(ROUNDS):
+            heard = self.heed(self.heed.take_in(self.listen(memory, deaf)), memory)
+            memory = torch.where(hears.unsqueeze(2), heard, memory)
+        return memory
+
+    def values(self, memory: torch.Tensor) -> torch.Tensor:
+        """Action values [R, actions] of rows [R, memory]."""
+        values: torch.Tensor = self.head(memory)
+        return values
+
+
+class Gates(nn.Module):
+    """A GRU cell in two halves (Cho et al. 2014): what comes from outside can be computed for all times at once."""
+
+    def __init__(self, num_inputs: int, size: int) -> None:
+        super().__init__()
+        self.outside = nn.Linear(num_inputs, 3 * size)
+        self.inside = nn.Linear(size, 3 * size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -1.0 / math.sqrt(size), 1.0 / math.sqrt(size))
+
+    def take_in(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The outer half, [..., inputs] → [..., 3 · size]."""
+        taken: torch.Tensor = self.outside(inputs)
+        return taken
+
+    def forward(self, taken_in: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """The inner half: the next memory [..., size]."""
+        size = memory.shape[-1]
+        kept = self.inside(memory)
+        gates = torch.sigmoid(taken_in[..., : 2 * size] + kept[..., : 2 * size])
+        reset, update = gates[..., :size], gates[..., size:]
+        fresh = torch.tanh(torch.addcmul(taken_in[..., 2 * size :], reset, kept[..., 2 * size :]))
+        return torch.lerp(fresh, memory, update)
+
+
+class Attention(nn.Module):
+    """Scaled dot products over those who are heard (Vaswani et al. 2017), [N, A, memory] → [N, A, size]."""
+
+    def __init__(self, memory_size: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.project = nn.Linear(memory_size, 3 * HEADS * size)
+        self.join = nn.Linear(HEADS * size, size, bias=False)
+
+    def forward(self, memory: torch.Tensor, deaf: torch.Tensor) -> torch.Tensor:
+        """`deaf` [N, A, A] is True where one does not hear the other; each hears someone."""
+        worlds, agents, _ = memory.shape
+        asked, keys, said = self.project(memory).view(worlds, agents, 3, HEADS, self.size).permute(2, 0, 3, 1, 4)
+        scores = (asked @ keys.transpose(2, 3)) * (1.0 / math.sqrt(self.size))
+        shares = torch.softmax(scores.masked_fill(deaf.unsqueeze(1), -torch.inf), dim=3)
+        heard: torch.Tensor = self.join((shares @ said).transpose(1, 2).reshape(worlds, agents, HEADS * self.size))
+        return heard

@@ -1,0 +1,86 @@
+"""Which lessons a learner gives: numbers of agents and sizes of maps, easier ones first.
+
+Lessons lie on a grid. A lesson that is passed opens its two neighbours, more agents and larger maps. What is open travels
+with the weights, so that any actor draws lessons by it; outcomes are counted by the learner alone, from the segments that
+it takes in, whichever actors they are from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steppe.core.agent import Tree
+
+CLOSED, OPEN, PASSED = 0, 1, 2
+
+
+class Curriculum:
+    """A lesson is passed when of the last `episodes` ones in it at least the share `passing` succeeded."""
+
+    def __init__(self, agents: tuple[int, ...], sizes: tuple[int, ...], episodes: int, passing: float) -> None:
+        self.agents, self.sizes = np.array(agents, np.int64), np.array(sizes, np.int64)
+        self.episodes, self.passing = episodes, passing
+        shape = len(agents), len(sizes)
+        self.standing = np.full(shape, CLOSED, np.uint8)
+        self.standing[0, 0] = OPEN
+        self._outcomes = np.zeros((*shape, episodes), np.bool_)  # a ring for each lesson
+        self._counts = np.zeros(shape, np.int64)
+
+    def record(self, agents: int, size: int, *, success: bool) -> bool:
+        """Count an episode; True when it has changed what is open. Of what is no lesson nothing is counted."""
+        row, column = np.flatnonzero(self.agents == agents), np.flatnonzero(self.sizes == size)
+        if not len(row) or not len(column):
+            return False
+        lesson = int(row[0]), int(column[0])
+        self._outcomes[lesson][self._counts[lesson] % self.episodes] = success
+        self._counts[lesson] += 1
+        if self.standing[lesson] != OPEN or self._counts[lesson] < self.episodes:
+            return False
+        if self._outcomes[lesson].sum() < self.passing * self.episodes:
+            return False
+        self._pass(*lesson)
+        return True
+
+    def _pass(self, row: int, column: int) -> None:
+        self.standing[row, column] = PASSED
+        for following in ((row + 1, column), (row, column + 1)):
+            if following[0] < len(self.agents) and following[1] < len(self.sizes):
+                self.standing[following] = max(self.standing[following], OPEN)
+
+    def rate(self, row: int, column: int) -> float:
+        """The share of the counted episodes of a lesson that succeeded; NaN before there was one."""
+        known = min(int(self._counts[row, column]), self.episodes)
+        return float(self._outcomes[row, column, :known].mean()) if known else float("nan")
+
+    def stats(self) -> dict[str, float]:
+        """How far it is: lessons passed and open, and of the one with the most agents and cells the share that succeeded."""
+        row, column = np.argwhere(self.standing != CLOSED)[-1].tolist()
+        furthest = {"lesson_agents": float(self.agents[row]), "lesson_size": float(self.sizes[column])}
+        rate = self.rate(row, column)
+        known = {} if np.isnan(rate) else {"lesson_success": rate}
+        return {"lessons_passed": float((self.standing == PASSED).sum()), **furthest, **known}
+
+    def state(self) -> Tree:
+        """Everything, so that a resumed run goes on counting where it was."""
+        return {"standing": self.standing.copy(), "outcomes": self._outcomes.copy(), "counts": self._counts.copy()}
+
+    def restore(self, state: Tree) -> None:
+        """Take over what `state` returned."""
+        for name, array in (("standing", self.standing), ("outcomes", self._outcomes), ("counts", self._counts)):
+            array[...] = state[name]
+
+
+def drawn_lessons(
+    standing: np.ndarray, agents: np.ndarray, sizes: np.ndarray, count: int, stream: np.random.Generator
+) -> np.ndarray:
+    """Lessons [count, 2] of agents and size: every other one is new, that is open and not passed; the rest are any of both.
+
+    Always draws the same number of random numbers, whatever is open.
+    """
+    known, new = np.argwhere(standing != CLOSED), np.argwhere(standing == OPEN)
+    renewing = stream.random(count) < 0.5
+    places = stream.random(count)
+    chosen = known[(places * len(known)).astype(np.int64)]
+    if len(new):
+        chosen = np.where(renewing[:, None], new[(places * len(new)).astype(np.int64)], chosen)
+    return np.stack([agents[chosen[:, 0]], sizes[chosen[:, 1]]], axis=1)

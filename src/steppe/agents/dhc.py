@@ -1,0 +1,190 @@
+"""DHC (Ma, Luo and Ma 2021): Q-learning by agents that share one network, remember, and talk to those whom they hear.
+
+Sequences of whole environments come from replay, time first and agents as an axis: [R, N, A, …]. The stored memory of all
+agents is unrolled over the burn-in without gradients, then over the rows that are learned from. Everyone's experience
+counts, or the first agent's only. What the actors need besides the weights, which lessons are open, travels with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from steppe.agents.communicating import Communicating
+from steppe.agents.curriculum import Curriculum, drawn_lessons
+from steppe.agents.flat import FlatModule, as_tensor
+from steppe.agents.networks import build_seeded
+from steppe.agents.sequences import Recollection, judge, ladder
+from steppe.agents.target import Target
+from steppe.agents.torch_agent import TorchAgent
+from steppe.agents.windows import Windows
+from steppe.core.agent import Learned, Progress, Tree
+from steppe.core.algorithms import DHCConfig
+from steppe.core.experience import Batch, Segment
+from steppe.core.sequences import mixed
+from steppe.core.specs import EnvSpec
+
+
+class DHC(TorchAgent):
+    """Recurrent, communicating Q-learning with a target network and a curriculum, for discrete actions."""
+
+    hears = True
+
+    def __init__(self, config: DHCConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
+        config.require(spec, "dhc")
+        self.config = config = config.fitted(spec, 1, None)[0]
+        self.num_agents, self.num_actions = spec.num_agents, spec.action.sizes[0]
+        self.network = build_seeded(seed, lambda: Communicating(spec, config.channels))
+        self.curriculum = _curriculum(config)
+        if self.curriculum is not None:
+            self.network.register_buffer("lessons", torch.from_numpy(self.curriculum.standing.copy()))
+        super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
+        self._target = Target(self.flat, config.target_every)
+        self._recollection = self._remembered = Recollection((self.network.memory_size,))
+        self._epsilon = np.zeros(0)
+
+    # Acting: rows are the agents of all environments, those of one next to each other.
+
+    def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
+        """Forget everything; each environment has its own place on the ladder of exploration."""
+        super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
+        config, worlds = self.config, num_envs // self.num_agents
+        self._epsilon = ladder(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
+
+    def act(
+        self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, comm_mask: np.ndarray | None = None
+    ) -> Mapping[str, np.ndarray]:
+        """The best actions; where an environment explores, one of its agents does anything.
+
+        `comm_mask` [B, num_agents] says whom each hears, everyone if absent; an agent that does not hear itself is absent.
+        """
+        rows, agents = len(obs), self.num_agents
+        mask = np.ones((rows, agents), np.bool_) if comm_mask is None else comm_mask
+        before = self._remembered.meet(starts)
+        values = self._values(obs.reshape(-1, agents, *obs.shape[1:]), before, mask.reshape(-1, agents, agents))
+        action = values.argmax(axis=2)
+        if explore:
+            self._wander(action, np.einsum("naa->na", mask.reshape(-1, agents, agents)))
+        noted = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
+        return {"action": action.reshape(rows), **noted}
+
+    def _values(self, obs: np.ndarray, before: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Action values [N, A, actions], 0 for who is absent; moves what is remembered on."""
+        network, device = self.network, self.flat.device
+        worlds, agents = mask.shape[:2]
+        there = np.einsum("naa->na", mask)
+        last = 1 + int(there.any(axis=0).nonzero()[0].max(initial=0))  # whoever comes after is nowhere
+        there = np.ascontiguousarray(there[:, :last])
+        values, after = np.zeros((worlds, agents, self.num_actions), np.float32), np.zeros_like(before)
+        with torch.inference_mode():
+            seen = network.encode(as_tensor(obs[:, :last][there], device))
+            known = as_tensor(there, device)
+            taken_in = seen.new_zeros((worlds, last, seen.shape[1])).masked_scatter_(known.unsqueeze(2), seen)
+            memory = as_tensor(before.reshape(worlds, agents, -1)[:, :last], device)
+            memory = network.step(taken_in, memory, as_tensor(mask[:, :last, :last], device))[known]
+            values[:, :last][there] = network.values(memory).cpu().numpy()
+            after.reshape(worlds, agents, -1)[:, :last][there] = memory.cpu().numpy()
+        self._remembered.keep(after)
+        return values
+
+    def _wander(self, action: np.ndarray, there: np.ndarray) -> None:
+        """In an environment that explores now, one agent of those present takes any action.
+
+        One at a time, so that the others' experience stays that of agents who know what they do; as many random numbers are
+        drawn whoever explores.
+        """
+        worlds = len(action)
+        strays = self._stream.random(worlds) < self._exploring(worlds)
+        place, choice = self._stream.random(worlds), self._stream.integers(self.num_actions, size=worlds)
+        if self.config.learn_from == "first":
+            place = np.zeros(worlds)
+        rank = (place * there.sum(axis=1)).astype(np.int64)
+        who = (there.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
+        action[strays, who[strays]] = choice[strays]
+
+    def _exploring(self, worlds: int) -> np.ndarray:
+        """The shares of random actions [N], also for whoever acts without having begun."""
+        if len(self._epsilon) != worlds:
+            self._epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
+        return self._epsilon
+
+    def lessons(self, num_envs: int) -> np.ndarray | None:
+        """What the next episode of each environment is to be [N, 2], agents and cells along a side; None for any."""
+        if self.curriculum is None:
+            return None
+        standing: np.ndarray = self.network.lessons.cpu().numpy()  # type: ignore[operator]
+        return drawn_lessons(standing, self.curriculum.agents, self.curriculum.sizes, num_envs, self._stream)
+
+    # Learning.
+
+    def observe(self, segment: Segment, progress: Progress) -> None:
+        """Count the episodes that ended, by lesson: they succeed when they come to an end of their own."""
+        self.env_steps = progress.env_steps
+        if self.curriculum is None:
+            return
+        worlds = segment.spec.num_envs // self.num_agents
+        lessons = segment["lesson"].reshape(-1, worlds, self.num_agents, 2)
+        reached = segment["terminated"].reshape(-1, worlds, self.num_agents)
+        changed = False
+        for t, world in np.argwhere(segment.ended).tolist():
+            agents, size = lessons[t, world, 0].tolist()
+            changed |= self.curriculum.record(agents, size, success=bool(reached[t, world].any()))
+        if changed:
+            self.network.lessons.copy_(torch.from_numpy(self.curriculum.standing))  # type: ignore[operator]
+
+    def learn(self, batch: Batch) -> Learned:
+        """One update from one draw."""
+        config = self.config
+        self.learning_rate = (config.learning_rate or 0.0) * 0.5 ** sum(self.updates >= at for at in config.halve_at)
+        stats, priorities = self._backward(batch)
+        stats |= {"grad_norm": self._step(), "learning_rate": self.learning_rate}
+        self._target.follow(self.updates)
+        if self.curriculum is not None:
+            stats |= self.curriculum.stats()
+        return Learned(1, stats, priorities=priorities)
+
+    def gradients(self, batch: Batch) -> np.ndarray:
+        """The gradient of the loss on one draw, unclipped."""
+        self._backward(batch)
+        gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
+        return gradient
+
+    def _backward(self, batch: Batch) -> tuple[dict[str, float], np.ndarray]:
+        """Fill the flat gradient; statistics, and a priority for every sequence [N]."""
+        config = self.config
+        windows = Windows(batch, self.flat.device, first_only=config.learn_from == "first")
+        values = windows.unroll(self.network, traced=True)
+        with torch.no_grad():
+            target = self._target.flat.module
+            assert isinstance(target, Communicating)
+            judged = windows.unroll(target, traced=False).cpu().numpy()
+        found = judge(
+            values.detach().cpu().numpy(),
+            judged,
+            windows.by_agent(),
+            double=config.double,
+            value_rescaling=config.value_rescaling,
+        )
+        found.require_finite(self.updates)
+        self.flat.gradient.zero_()
+        torch.autograd.backward(values, as_tensor(found.gradient, self.flat.device))
+        stats = {"loss": found.loss, "q_mean": found.mean_value, "td_error": found.mean_error}
+        return stats, mixed(*windows.by_step(found.errors))
+
+    def state(self) -> Tree:
+        curriculum = {} if self.curriculum is None else self.curriculum.state()
+        return self._counters() | self._target.state() | {"curriculum": curriculum}
+
+    def restore(self, state: Tree) -> None:
+        self._restore_counters(state)
+        self._target.restore(state, "this DHC")
+        if self.curriculum is not None:
+            self.curriculum.restore(state["curriculum"])
+
+
+def _curriculum(config: DHCConfig) -> Curriculum | None:
+    if not config.lesson_agents or not config.lesson_sizes:
+        return None
+    return Curriculum(config.lesson_agents, config.lesson_sizes, config.lesson_episodes, config.lesson_pass)
