@@ -54,8 +54,9 @@ class Communicating(nn.Module):
         if self.scale != 1.0:
             seen = seen * self.scale
         seen = self.first(seen).relu_()
-        for inner, outer in self.blocks:  # type: ignore[misc]
-            seen = outer(inner(seen).relu_()).add_(seen).relu_()
+        for block in self.blocks:
+            assert isinstance(block, nn.ModuleList)
+            seen = block[1](block[0](seen).relu_()).add_(seen).relu_()
         return self.remember.take_in(self.last(seen).relu_().flatten(1))
 
     def step(self, taken_in: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -97,7 +97,9 @@ def comm_mask_of(world: World) -> np.ndarray:
 def assign_lessons(world: World, policy: Policy) -> None:
     """Hand a policy's lessons to a world, where the one gives and the other takes them."""
     give, take = getattr(policy, "lessons", None), getattr(world, "assign", None)
-    lessons = give(world.num_envs) if give is not None and take is not None else None
+    if give is None or take is None:
+        return
+    lessons = give(world.num_envs)
     if lessons is not None:
         take(lessons)
 

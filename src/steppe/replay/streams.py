@@ -165,8 +165,7 @@ def by_environment(segment: Segment) -> dict[str, np.ndarray]:
     live = grouped["valid"]
     grouped["reward"] = np.where(live, grouped["reward"], np.float32(0))
     grouped["terminated"] = grouped["terminated"] & live
-    there: np.ndarray = live.any(axis=2)
-    return {**grouped, "live": live, "there": there, "ended": segment.ended}
+    return {**grouped, "live": live, "there": np.any(live, axis=2), "ended": segment.ended}
 
 
 def _of(last: Last, env: int) -> Last:
