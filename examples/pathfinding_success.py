@@ -16,10 +16,8 @@ FRESH = 10**6  # a seed that no training has
 
 def trained() -> str:
     kwargs = {"num_agents": 2, "size": 5, "density": 0.2, "max_steps": 32}
-    result = steppe.train(
-        "steppe/Pathfinding-v0", algo="dhc", runtime="inline", steps=2_000, environment={"kwargs": kwargs}
-    )
-    return str(result.path)
+    settings = {"algo": "dhc", "runtime": "inline", "steps": 2_000, "environment.kwargs": kwargs}
+    return str(steppe.train("steppe/Pathfinding-v0", **settings).path)
 
 
 def walk(kwargs: dict, episodes: int) -> float:
