@@ -65,7 +65,7 @@ def test_steps_done_without_the_target_is_a_failure_with_exit_1():
         ("train CartPole-v1 -s lerning_rate=1", "learning_rate"),
         ("train CartPole-v1 -s learning_rate=-1", "greater than 0"),
         ("train CartPole-v1 --actors 3 --mode single", "mode 'single' has one actor"),
-        ("train Pendulum-v1 --algo dqn", "these can: ppo"),
+        ("train Pendulum-v1 --algo dqn", "these can: a2c, a3c, ppo"),
         ("train CartPole-v1 --device cuda", "device=auto"),
     ],
 )
