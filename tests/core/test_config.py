@@ -95,7 +95,7 @@ class TestMistakes:
             ({"agent": {}}, "unknown key 'agent'"),
             ({"flow": {}}, "unknown key 'flow'"),
             ({"a.b.c": 1}, "unknown key"),
-            ({"algo": "pppo"}, r"there is no algorithm 'pppo'; there are: a2c, a3c, dqn, ppo, r2d2, .*, q-lambda\. Did you mean 'ppo'\?"),
+            ({"algo": "pppo"}, r"there is no algorithm 'pppo'; there are: a2c, a3c, dhc, dqn, ppo, r2d2, .*, q-lambda\. Did you mean 'ppo'\?"),
             ({"runtime": "proceses"}, "runtime='proceses'"),
             ({"mode": "fast"}, "mode='fast'"),
             ({"actors": 0}, "actors=0: .*greater than 0"),

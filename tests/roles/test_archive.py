@@ -90,9 +90,9 @@ def test_an_end_that_cannot_be_kept_is_told(directory, full):
 def test_a_recording_is_given_up(directory, full):
     archive = RunArchive(directory, 3)
     frames = [np.zeros((8, 8, 3), np.uint8)]
-    assert archive.keep_recording(Evaluation([1.0], [1], frames), 5) is None
+    assert archive.keep_recording(Evaluation([1.0], [1], frames=frames), 5) is None
     full.undo()
-    assert archive.keep_recording(Evaluation([1.0], [1], frames), 5) == "recordings/version-00000005.gif"
+    assert archive.keep_recording(Evaluation([1.0], [1], frames=frames), 5) == "recordings/version-00000005.gif"
     archive.close()
 
 

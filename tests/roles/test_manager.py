@@ -35,7 +35,7 @@ class ScriptedJudge:
         self.judged.append((version, episodes, explore, record))
         score = self.scores.get(version, 0.0)
         frames = [self.world.render()] if record else []
-        return Evaluation([score - 1.0, score + 1.0], [3, 4], frames)
+        return Evaluation([score - 1.0, score + 1.0], [3, 4], frames=frames)
 
 
 class Album:

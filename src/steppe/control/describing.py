@@ -113,7 +113,7 @@ def algorithm(name: str) -> model.Algorithm:
         summary=" ".join((kind.__doc__ or "").split()),
         actions=list(kind.actions),
         memory=kind.memory,
-        hyperparameters=hyperparameters(kind, msgspec.to_builtins(defaults)),
+        hyperparameters=hyperparameters(kind, msgspec.json.decode(msgspec.json.encode(defaults))),
     )
 
 
