@@ -15,7 +15,8 @@ from steppe.core.errors import NotFinite
 from steppe.core.experience import Batch
 from steppe.core.sequences import rescaled, unscaled
 
-_rescaled, _unscaled = numba.njit(rescaled), numba.njit(unscaled)
+_rescaled = numba.njit(cache=True, nogil=True)(rescaled)
+_unscaled = numba.njit(cache=True, nogil=True)(unscaled)
 
 
 def ladder(base: float, power: float, num_envs: int, actor: int, num_actors: int) -> np.ndarray:
