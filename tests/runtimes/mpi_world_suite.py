@@ -96,5 +96,5 @@ def runs(directory):
 if __name__ == "__main__":
     mpi.join("mpi")
     if sys.argv[1] == "conformance":
-        sys.exit(pytest.main(["-q", "-p", "no:xdist", __file__]))
+        sys.exit(pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__]))
     print(json.dumps(runs(Path(sys.argv[2]))), flush=True)

@@ -237,7 +237,7 @@ if __name__ == "__main__":
         nodes["near"] = found.add_node(include_dashboard=False, _system_config=FAST, **sizes)
         nodes["far"] = found.add_node(**sizes)
         ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
-        code = pytest.main(["-q", "-p", "no:xdist", __file__, *sys.argv[1:]])
+        code = pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__, *sys.argv[1:]])
         for cluster in kept:
             cluster.close()
         ray.shutdown()

@@ -257,7 +257,7 @@ if __name__ == "__main__":
     if WORLD.rank:
         serve()
     else:
-        code = pytest.main(["-q", "-p", "no:xdist", __file__, *sys.argv[1:]])
+        code = pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__, *sys.argv[1:]])
         for rank in OTHERS:
             send(["end"], rank, REQUEST)
         sys.exit(code)
