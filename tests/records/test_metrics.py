@@ -113,6 +113,15 @@ def test_the_training_return_looks_back_on_a_hundred_episodes(tmp_path):
     assert scalars(tmp_path)["train/return_mean"] == [(1000, 3.0)]
 
 
+def test_what_actors_say_after_the_learners_last_report_joins_the_curves(tmp_path):
+    recorder = Recorder(tmp_path)
+    recorder.record(training(1000, final=True))
+    recorder.record(actor([(4.0, 2), (8.0, 4)]))
+    recorder.close()
+    assert scalars(tmp_path)["train/return_mean"] == [(1000, 6.0)]
+    assert scalars(tmp_path)["train/length_mean"] == [(1000, 3.0)]
+
+
 def test_a_killed_recorder_leaves_every_line_and_event(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"

@@ -216,6 +216,8 @@ class Supervisor:
         self.handle.ask("learner", STOP)
         complete = outcome.judge
         self._wait_for("learner", deadline, observers)
+        # The manager goes last, to write down what the others said with their last words; half of the time is its own.
+        self._wait_for("actor", (time.monotonic() + deadline) / 2, observers)
         self._show(observers)
         self._recording = False
         if complete and (broken_off := self._judge(observers)):

@@ -28,7 +28,8 @@ class Scalars:
         if isinstance(report, ActorReport):
             self._episodes.extend(report.episodes)
             self._agent_returns |= report.agent_returns
-            return {}
+            # Actors say goodbye after the learner: what they bring then would otherwise wait for a report that never comes.
+            return self._averages() if self._before is not None and self._before.final else {}
         if isinstance(report, EvaluationReport):
             self.env_steps = max(self.env_steps, report.env_steps)
             returns = {"eval/return_mean": report.return_mean, "eval/return_std": report.return_std}
@@ -49,10 +50,7 @@ class Scalars:
         scalars |= {"train/updates": report.updates, "train/version": report.version}
         if report.agent_steps is not None:
             scalars["train/agent_steps"] = report.agent_steps
-        scalars |= {f"train/agent_return/{agent}": value for agent, value in self._agent_returns.items()}
-        if self._episodes:
-            scalars["train/return_mean"] = sum(score for score, _ in self._episodes) / len(self._episodes)
-            scalars["train/length_mean"] = sum(length for _, length in self._episodes) / len(self._episodes)
+        scalars |= self._averages()
         segments = sum(report.lags.values())
         if segments:
             scalars["lag/mean"] = sum(lag * count for lag, count in report.lags.items()) / segments
@@ -61,6 +59,14 @@ class Scalars:
         scalars |= self._pace(report)
         self._before = report
         return scalars
+
+    def _averages(self) -> dict[str, float]:
+        """Over the newest training episodes of all actors."""
+        averages = {f"train/agent_return/{agent}": value for agent, value in self._agent_returns.items()}
+        if self._episodes:
+            averages["train/return_mean"] = sum(score for score, _ in self._episodes) / len(self._episodes)
+            averages["train/length_mean"] = sum(length for _, length in self._episodes) / len(self._episodes)
+        return averages
 
     def _pace(self, report: TrainingReport) -> dict[str, float]:
         """Speed and time shares since the last report."""

@@ -275,6 +275,8 @@ class RunView:
         self.actors = dict(sorted(self.actors.items()))
         self.episodes += len(report.episodes) if report.num_episodes is None else report.num_episodes
         self._recent.extend(report.episodes)
+        if self.final_training is not None and self.train_return_mean is not None:  # a goodbye after the learner's
+            _add_point(self.history, self.final_training.env_steps, self.train_return_mean)
 
     def _take_evaluation(self, report: EvaluationReport) -> None:
         self.last_evaluation = report
