@@ -82,7 +82,11 @@ class SocketLine:
                     raise RoleDied(f"{self.name} was not there before the run ended")
                 time.sleep(_LOOK_S)
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            found.connect(str(self._path))
+            try:
+                found.connect(str(self._path))
+            except OSError:
+                found.close()
+                raise
             self._socket = found
         return self._socket
 
