@@ -22,14 +22,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.durable import link_or_copy, read_file
+from steppe.core.durable import link_or_copy, read_bundle, read_file
 from steppe.core.errors import DamagedFile
-from steppe.core.rings import FORMAT, ROWS, TAIL, ChunkRecord, Record, Ring, RingRecord, decoded
+from steppe.core.rings import FORMAT, ROWS, TAIL, ChunkRecord, Elsewhere, Record, Ring, RingRecord, decoded
 from steppe.core.specs import FieldSpec
 
 CHUNK_BYTES = 16 << 20
 OPEN_FILES = 16  # that wait to be synced
 _PLACE = "#ring"  # stands in a tree for a ring that is written apart
+_ELSEWHERE = "#bundle"  # and for what somebody else writes, by its name
 
 
 def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = None) -> dict[str, bytes]:
@@ -158,28 +159,58 @@ class SavedRing:
                 )
 
 
-def take_out(tree: Any, rings: list[Ring]) -> Any:
-    """The tree with a place in it for each ring, which goes to the end of the list."""
+def write_elsewhere(directory: Path, others: Sequence[Elsewhere], before: Path | None) -> None:
+    """Let others write their bundles into this one, all at the same time; everything is on the disk when this returns."""
+    known = {other.name: before / other.name for other in others if before is not None}
+    waits = [other.begin(directory / other.name, known.get(other.name)) for other in others]
+    first: Exception | None = None
+    for wait in waits:  # for all of them, whatever becomes of one: nobody writes there any more when this raises
+        try:
+            wait()
+        except Exception as error:  # noqa: BLE001 - raised below
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def check_elsewhere(directory: Path) -> None:
+    """Read the bundles that others wrote into this one and keep nothing; DamagedFile names the first that is wrong."""
+    for bundle in sorted(path for path in directory.iterdir() if path.is_dir()):
+        files = read_bundle(bundle)
+        for ring in read_rows(bundle, files[ROWS]) if ROWS in files else ():
+            ring.check()
+
+
+def take_out(tree: Any, rings: list[Ring], others: list[Elsewhere] | None = None) -> Any:
+    """The tree with a place in it for each ring, which goes to the end of the list; the same for what others write."""
     if isinstance(tree, Ring):
         rings.append(tree)
         return {_PLACE: len(rings) - 1}
+    if isinstance(tree, Elsewhere) and others is not None:
+        others.append(tree)
+        return {_ELSEWHERE: tree.name}
     if isinstance(tree, dict):
-        return {key: take_out(item, rings) for key, item in tree.items()}
+        return {key: take_out(item, rings, others) for key, item in tree.items()}
     if isinstance(tree, list | tuple):
-        return [take_out(item, rings) for item in tree]
+        return [take_out(item, rings, others) for item in tree]
     return tree
 
 
-def put_back(tree: Any, rings: Sequence[SavedRing]) -> Any:
-    """The tree with saved rings where `take_out` left places."""
+def put_back(tree: Any, rings: Sequence[SavedRing], directory: Path | None = None) -> Any:
+    """The tree with saved rings, and paths of what others wrote into the directory, where `take_out` left places."""
     if isinstance(tree, dict):
+        if tree.keys() == {_ELSEWHERE} and directory is not None:
+            bundle = directory / str(tree[_ELSEWHERE])
+            if bundle.parent != directory or not bundle.is_dir():
+                raise DamagedFile(f"{bundle} is missing")
+            return bundle
         if tree.keys() == {_PLACE}:
             place = tree[_PLACE]
             if not isinstance(place, int) or not 0 <= place < len(rings):
                 raise DamagedFile(f"there is no ring {place!r} among the {len(rings)} that were saved")
             return rings[place]
-        return {key: put_back(item, rings) for key, item in tree.items()}
-    return [put_back(item, rings) for item in tree] if isinstance(tree, list) else tree
+        return {key: put_back(item, rings, directory) for key, item in tree.items()}
+    return [put_back(item, rings, directory) for item in tree] if isinstance(tree, list) else tree
 
 
 class _Writer:

@@ -96,6 +96,11 @@ class FlowConfig(Frozen):
         description="Async on processes: room for this many actors, so that some can be added while the run goes on; "
         "as many as `actors` if absent.",
     )
+    replay_roles: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Replay in so many roles of their own with one buffer each: processes, or Ray actors on several nodes "
+        "(on inline, buffers in the one process). 0: one buffer, in the learner's process.",
+    )
     publish_every: Positive | None = Field(
         None, description="Async replay: updates between publications, at most; 5 for dhc, else 50, if absent."
     )
@@ -276,6 +281,8 @@ class RunConfig(Frozen):
             raise ConfigError(
                 f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
             )
+        if self.flow.replay_roles:
+            self._require_shelves(self.flow.replay_roles)
         if self.cluster.joined:
             self._require_node()
         elif self.cluster != ClusterConfig():
@@ -300,6 +307,20 @@ class RunConfig(Frozen):
             raise ConfigError(
                 "anneal=true does not go with cluster.exchange='gradients', whose step size is the server's"
             )
+
+    def _require_shelves(self, roles: int) -> None:
+        """What replay in roles of its own does not go with."""
+        if self.agent.memory == "rollout" or self.mode == "workers":
+            raise ConfigError(
+                f"flow.replay_roles is for agents that learn from replay, not {self.algo} in mode {self.mode!r}: leave it out"
+            )
+        if self.runtime not in ("inline", "processes", "ray"):
+            raise ConfigError(
+                f"flow.replay_roles is for runtimes processes and ray, not {self.runtime!r}: leave it out, and replay is in the "
+                "learner's process"
+            )
+        if getattr(self.agent, "buffer_size", roles) < roles:
+            raise ConfigError(f"flow.replay_roles={roles} is more than buffer_size: lower it")
 
     def _require_seats(self, seats: int) -> None:
         if self.mode != "async" or self.runtime != "processes":

@@ -6,13 +6,14 @@ topics of the same names on Kafka.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from steppe.core.experience import Segment
 from steppe.core.weights import Weights
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 TRAINING = "metrics.training"
 ACTORS = "metrics.actors"
 EVALUATIONS = "metrics.evaluations"
@@ -103,6 +104,28 @@ class Table(Protocol):
 
     def read(self, values: np.ndarray) -> Totals:
         """By the role that keeps it: copy the table as all have merged it so far."""
+
+
+class Line(Protocol):
+    """Questions of one role to one other, answered in the order in which they are asked."""
+
+    name: str  # of the other role
+
+    def send(self, question: bytes) -> None:
+        """Ask; waits while the other side takes nothing in. RoleDied when it is gone."""
+
+    def receive(self) -> Buffer:
+        """The answer to the oldest question that has none yet. RoleDied when the other side is gone."""
+
+
+class Desk(Protocol):
+    """The other end of a Line."""
+
+    def take(self, timeout_s: float) -> Buffer | None:
+        """The next question, or None when none has come within `timeout_s`."""
+
+    def reply(self, answer: bytes) -> None:
+        """Answer the question that was taken last."""
 
 
 class Board(Protocol):

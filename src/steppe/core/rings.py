@@ -6,7 +6,7 @@ docs/replay-format.md has the format; core/chunks.py writes and reads the rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,15 @@ class Ring:
     def described(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
         """Name, dtype and shape of a row of each column."""
         return tuple((name, rows.dtype.name, rows.shape[1:]) for name, rows in self.columns.items())
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Rows that somebody else writes into a bundle, as a bundle within it: `begin(directory, the one before it, if any)`
+    returns what waits until they are on the disk."""
+
+    name: str
+    begin: Callable[[Path, Path | None], Callable[[], object]]
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

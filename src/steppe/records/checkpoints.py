@@ -1,6 +1,7 @@
 """Checkpoints: numbered bundles, written whole or not at all, the newest few kept and the best one besides.
 
     checkpoints/00000012/   weights.safetensors   state.bin   counters.json   manifest.json   rows.json   *.rows
+    checkpoints/00000012/replay-0/   what a replay role wrote (replay/files.py), where replay lies in roles of its own
     checkpoints/best/00000009/   weights.safetensors   counters.json   manifest.json
 
 The learner writes the first kind and the manager the second: each directory has one writer.
@@ -28,7 +29,7 @@ from steppe.core import chunks, codec
 from steppe.core.agent import Tree
 from steppe.core.durable import read_bundle, sweep, write_atomic, write_bundle
 from steppe.core.errors import DamagedFile
-from steppe.core.rings import ROWS, Ring
+from steppe.core.rings import ROWS, Elsewhere, Ring
 from steppe.core.weights import Weights
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
@@ -77,9 +78,10 @@ class Checkpoints:
     def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
         """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
         rings: list[Ring] = []
-        plain = chunks.take_out(state, rings)
+        others: list[Elsewhere] = []
+        plain = chunks.take_out(state, rings, others)
         files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._about(counters)}
-        return _append(self.directory, files, self._keep, rings)
+        return _append(self.directory, files, self._keep, rings, others)
 
     def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
         """Keep weights as the best so far, in place of the best before them; `save` never removes it."""
@@ -120,13 +122,24 @@ def _numbered(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name), path) for path in directory.iterdir() if _NUMBER.fullmatch(path.name))
 
 
-def _append(directory: Path, files: dict[str, bytes], keep: int, rings: Sequence[Ring] = ()) -> Path:
+def _append(
+    directory: Path,
+    files: dict[str, bytes],
+    keep: int,
+    rings: Sequence[Ring] = (),
+    others: Sequence[Elsewhere] = (),
+) -> Path:
     """Write the next numbered bundle, then remove all but the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
     number, before = max(_numbered(directory), default=(0, None))
     path = directory / f"{number + 1:08d}"
-    write_bundle(path, files, (lambda aside: chunks.write_rows(aside, rings, before)) if rings else None)
+
+    def beside(aside: Path) -> dict[str, bytes]:
+        chunks.write_elsewhere(aside, others, before)
+        return chunks.write_rows(aside, rings, before) if rings else {}
+
+    write_bundle(path, files, beside)
     for _, old in _numbered(directory)[:-keep]:
         _remove(old)
     return path
@@ -203,7 +216,9 @@ def _load(number: int, path: Path, run: str | None, *, whole: bool = False) -> C
     rings = chunks.read_rows(path, files[ROWS]) if ROWS in files else []
     for ring in rings if whole else ():
         ring.check()
-    state = chunks.put_back(state, rings)
+    state = chunks.put_back(state, rings, path)
+    if whole:
+        chunks.check_elsewhere(path)
     return Checkpoint(path, number, weights, state, counters)
 
 
@@ -235,7 +250,7 @@ def _newest(directory: Path, run: str | None, *, whole: bool) -> Checkpoint | No
 def _describe(number: int, path: Path, run: str | None, *, best: bool) -> CheckpointInfo:
     try:
         age = time.time() - path.stat().st_mtime
-        size = sum(file.stat().st_size for file in path.iterdir())
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         counters = _load(number, path, run, whole=True).counters
     except FileNotFoundError:
         return CheckpointInfo(path, number, 0.0, 0, best, damage=f"{path} was removed while it was read")

@@ -61,16 +61,12 @@ class Description1(msgspec.Struct, frozen=True):
 
 def save_state(directory: Path, state: Tree, description: Description) -> None:
     """Write a tree with `Store.live_state` in it; a reader sees either this save or the one before."""
-    rings: list[Ring] = []
-    plain = chunks.take_out(state, rings)
-    files = {POOL: msgspec.json.encode(description), STATE: codec.pack(plain)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         sweep(directory)
         before = _saves(directory)
         newest = before[-1] if before else None
-        target = directory / f"save-{_number(newest) + 1 if newest else 0}"
-        write_bundle(target, files, lambda aside: chunks.write_rows(aside, rings, newest))
+        write_save(directory / f"save-{_number(newest) + 1 if newest else 0}", state, description, newest)
     except OSError as error:
         if is_full(error):
             raise DiskFull(f"there is no room to save buffers at {directory}; the save before is as it was") from error
@@ -79,24 +75,37 @@ def save_state(directory: Path, state: Tree, description: Description) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def write_save(save: Path, state: Tree, description: Description, before: Path | None) -> None:
+    """Write one save; rows that have not changed since the one before are shared with it."""
+    rings: list[Ring] = []
+    plain = chunks.take_out(state, rings)
+    files = {POOL: msgspec.json.encode(description), STATE: codec.pack(plain)}
+    write_bundle(save, files, lambda aside: chunks.write_rows(aside, rings, before))
+
+
 def load_state(directory: Path) -> tuple[Tree, Description]:
     """What the newest save holds: the tree again, its rings still on disk, and everything but their rows checked."""
     saves = _saves(directory)
     if not saves:
         raise UsageError(f"there are no saved buffers at {directory}: save_buffers() makes them")
-    files = read_bundle(saves[-1])
-    path = saves[-1] / POOL
+    return read_save(saves[-1])
+
+
+def read_save(save: Path) -> tuple[Tree, Description]:
+    """What `write_save` wrote, in the same way."""
+    files = read_bundle(save)
+    path = save / POOL
     if _format(path, files.get(POOL, b"")) == 1:
-        return _load_format_1(saves[-1], files)
+        return _load_format_1(save, files)
     description = _decoded(path, files[POOL], Description)
     missing = [name for name in (STATE, ROWS) if name not in files]
     if missing:
-        raise DamagedFile(f"{saves[-1]} is damaged: it holds no {missing[0]}")
+        raise DamagedFile(f"{save} is damaged: it holds no {missing[0]}")
     try:
         tree = codec.unpack(files[STATE])
     except DamagedFile as error:
-        raise DamagedFile(f"{saves[-1] / STATE}: {error}") from None
-    return chunks.put_back(tree, chunks.read_rows(saves[-1], files[ROWS])), description
+        raise DamagedFile(f"{save / STATE}: {error}") from None
+    return chunks.put_back(tree, chunks.read_rows(save, files[ROWS])), description
 
 
 def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, Description]:

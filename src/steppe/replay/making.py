@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,15 @@ from steppe.core.agent import Memory
 from steppe.core.algorithms import AgentConfig
 from steppe.core.durable import free_bytes
 from steppe.core.errors import ConfigError
+from steppe.core.links import Line
 from steppe.core.specs import SegmentSpec
 from steppe.replay.rollout import Rollout
 
 if TYPE_CHECKING:
+    from steppe.replay.far import FarPool
     from steppe.replay.pool import ReplayBufferPool
+    from steppe.replay.sequences import Windowing
+    from steppe.replay.shelf import Shelf
 
 SHARE = 0.9  # of the memory that is available now
 TREE_BYTES = 5  # of a transition's priority, in leaves and nodes
@@ -31,12 +37,15 @@ def make_memory(
     num_actors: int = 1,
     pool: ReplayBufferPool | None = None,
     directory: Path | None = None,
+    num_buffers: int = 1,
+    shelves: Sequence[Line] = (),
 ) -> Memory:
     """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig).
 
     For sequences, the fields sequence_length, sequence_stride, burn_in and value_rescaling count too. A pool of the
     caller's is used in place: its capacity, kind and alpha are then the ones that count. `directory` is where a replay lies
-    that the configuration wants on disk.
+    that the configuration wants on disk. `num_buffers` share what it keeps; with `shelves`, the lines to as many roles, they
+    lie there.
     """
     if agent.memory == "rollout":
         return Rollout(spec)
@@ -44,23 +53,66 @@ def make_memory(
         raise ConfigError(f"the column {once[0]!r} has one row per segment, which only memory = 'rollout' keeps")
     from steppe.replay.memory import Draws, ReplayMemory  # numba: only where it is needed
     from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
-    from steppe.replay.sequences import Windowing
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
-    disk = _disk(str(given.get("buffer_storage", "memory")), directory, pool)
-    pool = _pool(agent, given, spec, num_actors, pool, disk)
-
-    def of(*known: str) -> dict[str, Any]:
-        return {name: given[name] for name in known if name in given}
-
+    of = partial(_of, given)
+    used: ReplayBufferPool | FarPool
+    if shelves:
+        used = _far_pool(agent, given, shelves)
+    else:
+        disk = _disk(str(given.get("buffer_storage", "memory")), directory, pool)
+        used = _pool(agent, given, spec, num_actors, pool, disk, num_buffers)
     limits = of("batch_size", "learning_starts", "samples_per_insert", "beta")
     if agent.memory == "replay":
         draws = Draws(**limits, **of("n_step", "gamma"), total_steps=total_steps)
-        return ReplayMemory(spec, pool, draws, stream=stream)
+        return ReplayMemory(spec, used, draws, stream=stream)
+    sequences = SequenceDraws(**limits, windowing=_windowing(given), total_steps=total_steps)
+    return SequenceMemory(spec, used, sequences, stream=stream)
+
+
+def make_shelf(agent: AgentConfig, spec: SegmentSpec, num_shelves: int, directory: Path | None = None) -> Shelf:
+    """One of the buffers that a memory with as many `shelves` draws from, if there is room for it here."""
+    from steppe.replay.memory import claim
+    from steppe.replay.nstep import transition_fields
+    from steppe.replay.sequences import SequenceReplay, step_fields
+    from steppe.replay.shelf import Shelf
+
+    given = {name: getattr(agent, name) for name in type(agent).model_fields}
+    disk = _disk(str(given.get("buffer_storage", "memory")), directory, None)
+    pool = _pool(agent, {**given, "buffer_size": _share(given, num_shelves)}, spec, 1, None, disk, 1)
+    sequences = agent.memory == "sequences"
+    claim(pool, step_fields(spec) if sequences else transition_fields(spec), 1)
+    return Shelf(pool, SequenceReplay(pool, _windowing(given)) if sequences else None)
+
+
+def _of(given: dict[str, Any], *known: str) -> dict[str, Any]:
+    return {name: given[name] for name in known if name in given}
+
+
+def _windowing(given: dict[str, Any]) -> Windowing:
+    from steppe.replay.sequences import Windowing
+
     named = {"sequence_length": "length", "sequence_stride": "stride", "value_rescaling": "rescaled"}
-    shape = {named.get(name, name): value for name, value in of(*named, "burn_in", "n_step", "gamma").items()}
-    sequences = SequenceDraws(**limits, windowing=Windowing(**shape), total_steps=total_steps)
-    return SequenceMemory(spec, pool, sequences, stream=stream)
+    shape = _of(given, *named, "burn_in", "n_step", "gamma")
+    return Windowing(**{named.get(name, name): value for name, value in shape.items()})
+
+
+def _share(given: dict[str, Any], num_buffers: int) -> int:
+    """What each of so many buffers keeps."""
+    return -(-int(given["buffer_size"]) // num_buffers)
+
+
+def _alpha(agent: AgentConfig, given: dict[str, Any]) -> float | None:
+    """The exponent of priorities; None where everything is drawn alike, 0 where only sequences have something to draw."""
+    if given.get("prioritized", False):
+        return float(given.get("alpha", 0.6))
+    return 0.0 if agent.memory == "sequences" else None
+
+
+def _far_pool(agent: AgentConfig, given: dict[str, Any], shelves: Sequence[Line]) -> FarPool:
+    from steppe.replay.far import FarPool
+
+    return FarPool(shelves, _share(given, len(shelves)), alpha=_alpha(agent, given))
 
 
 def _pool(
@@ -70,8 +122,9 @@ def _pool(
     num_actors: int,
     pool: ReplayBufferPool | None,
     disk: Path | None,
+    num_buffers: int,
 ) -> ReplayBufferPool:
-    """The caller's pool, if it will do, or a new one with a single buffer, if there is room for it."""
+    """The caller's pool, if it will do, or a new one, if there is room for it."""
     from steppe.replay.frames import bytes_per_row
     from steppe.replay.nstep import transition_fields
     from steppe.replay.pool import ReplayBufferPool
@@ -93,10 +146,13 @@ def _pool(
     open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
     if pool is None or not pool.store.fields:
         _require_room(size, row_bytes, (size + open_rows) * row_bytes, disk)
+    if pool is not None and num_buffers > 1:
+        raise ConfigError("the pool that was given says how many buffers there are: leave flow.replay_roles out")
     if pool is not None:
         return pool
-    alpha = float(given.get("alpha", 0.6)) if prioritized else 0.0
-    return ReplayBufferPool(1, size, use_prioritized=tree, alpha=alpha, disk_path=disk)
+    alpha = _alpha(agent, given)
+    share = _share(given, num_buffers)
+    return ReplayBufferPool(num_buffers, share, use_prioritized=tree, alpha=alpha or 0.0, disk_path=disk)
 
 
 def available_bytes() -> int:

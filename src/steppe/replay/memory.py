@@ -15,6 +15,7 @@ from steppe.core.agent import Learned, Tree
 from steppe.core.errors import ConfigError, NotFinite, UsageError
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.replay.far import FarPool
 from steppe.replay.gathering import Tray
 from steppe.replay.limiting import Limiter
 from steppe.replay.nstep import Windows, transition_fields
@@ -40,7 +41,9 @@ class Draws:
 class ReplayMemory:
     """n-step transitions in a pool; sampled arrays are reused by the next `sample`."""
 
-    def __init__(self, spec: SegmentSpec, pool: ReplayBufferPool, draws: Draws, *, stream: np.random.Generator) -> None:
+    def __init__(
+        self, spec: SegmentSpec, pool: ReplayBufferPool | FarPool, draws: Draws, *, stream: np.random.Generator
+    ) -> None:
         self.spec, self.pool, self.draws = spec, pool, draws
         self.limiter = Limiter(draws.learning_starts, draws.samples_per_insert)
         self._stream = stream
@@ -100,11 +103,7 @@ class ReplayMemory:
         with store.lock:
             if len(store) < size:
                 raise UsageError(f"a batch of {size} cannot be drawn from {len(store)} transitions")
-            slots, leaves = store.draw(self._stream, size)
-            if not self.pool.use_prioritized:
-                return Batch(store.gather(slots, tray))
-            indices, weights = store.describe(slots, leaves, beta)
-            return Batch(store.gather(slots, tray), weights=weights, indices=indices)
+            return store.batch(self._stream, size, tray, beta)
 
     @property
     def beta(self) -> float:
@@ -160,7 +159,7 @@ class ReplayMemory:
         self._enough = False
 
 
-def claim(pool: ReplayBufferPool, fields: Sequence[FieldSpec], batch_size: int) -> None:
+def claim(pool: ReplayBufferPool | FarPool, fields: Sequence[FieldSpec], batch_size: int) -> None:
     """Give an empty pool these columns; raise if it has others, or too little room for a batch."""
     capacity = pool.num_buffers * pool.buffer_capacity
     if batch_size > capacity:

@@ -12,6 +12,8 @@ from steppe.core.agent import Learned, Tree
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import SegmentSpec
+from steppe.replay.far import FarPool
+from steppe.replay.far_sequences import FarSequences
 from steppe.replay.limiting import Limiter
 from steppe.replay.memory import claim, priorities_of
 from steppe.replay.pool import ReplayBufferPool
@@ -39,7 +41,12 @@ class SequenceMemory:
     """
 
     def __init__(
-        self, spec: SegmentSpec, pool: ReplayBufferPool, draws: SequenceDraws, *, stream: np.random.Generator
+        self,
+        spec: SegmentSpec,
+        pool: ReplayBufferPool | FarPool,
+        draws: SequenceDraws,
+        *,
+        stream: np.random.Generator,
     ) -> None:
         self.spec, self.pool, self.draws = spec, pool, draws
         self.limiter = Limiter(draws.learning_starts, draws.samples_per_insert)
@@ -51,7 +58,8 @@ class SequenceMemory:
                 f"these sequences are stored in pieces of up to {self._streams.limit} steps: give each buffer more room "
                 f"than {pool.buffer_capacity}"
             )
-        self.replay = SequenceReplay(pool, draws.windowing)
+        kind = FarSequences if isinstance(pool, FarPool) else SequenceReplay
+        self.replay = kind(pool, draws.windowing)
         self._rooms = self.replay.room(draws.batch_size), self.replay.room(draws.batch_size)
         self._prefetch = Prefetch(self._rooms[0].tray.block.nbytes)
         self._per_batch = draws.batch_size * draws.windowing.length

@@ -26,10 +26,12 @@ from steppe.core.errors import ConfigError
 from steppe.core.experience import Batch
 from steppe.core.sequences import mixed, rescaled, unscaled
 from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.replay.far import FarPool, FarStore
 from steppe.replay.gathering import Gathering
 from steppe.replay.kernels import compiled
 from steppe.replay.pool import ReplayBufferPool
 from steppe.replay.ringing import CURSOR, SIZE
+from steppe.replay.storage import Store
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
 META = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))
@@ -80,11 +82,12 @@ def step_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
 class SequenceReplay:
     """Pieces go into a pool's store, batches of windows come out. The pool has its columns already."""
 
-    def __init__(self, pool: ReplayBufferPool, windowing: Windowing) -> None:
+    def __init__(self, pool: ReplayBufferPool | FarPool, windowing: Windowing) -> None:
         if not pool.use_prioritized:
             raise ConfigError("sequences need a pool with use_prioritized=True; alpha=0 draws them uniformly")
         self.pool, self.windowing = pool, windowing
-        self.store = store = pool.store
+        self.store: Store | FarStore = pool.store
+        store = self.store
         self._states = tuple(f.name for f in store.fields if f.name in windowing.states)
         left = {*self._states, *(f.name for f in META), "reward", "terminated"}
         self._fields = tuple(f for f in store.fields if f.name not in left)
@@ -117,8 +120,7 @@ class SequenceReplay:
     @property
     def drawable(self) -> bool:
         """Whether there is a sequence."""
-        assert self.store.tree is not None
-        return bool(self.store.tree.totals.any())
+        return self.store.drawable
 
     def room(self, count: int) -> Windows:
         """Memory for batches of `count` sequences."""
@@ -126,20 +128,26 @@ class SequenceReplay:
 
     def draw(self, stream: np.random.Generator, into: Windows, beta: float) -> Batch:
         """`into.count` sequences in proportion to their priorities, with importance weights."""
-        store, rules = self.store, self.windowing
+        store = self.store
+        assert isinstance(store, Store), "rows that lie elsewhere are drawn there"
         with store.lock:
             starts, leaves = store.draw(stream, into.count)
-            columns = store.columns
-            reward, ends = (columns[name].reshape(len(columns[name]), -1) for name in ("reward", "terminated"))
-            meta = columns["before"], columns["after"], reward, ends
-            _lay(
-                store.rings, store.capacity, starts, *meta, rules.burn_in, rules.length, rules.n_step, rules.gamma,
-                into.slots, into.valid, into.learn, into.reward, into.discount, into.terminated, into.following,
-            )  # fmt: skip
-            self._gathering(into.slots.reshape(-1), into.tray)
-            states = {name: columns[name][into.slots[0]] for name in self._states}
+            states = self.lay(starts, into)
             indices, weights = store.describe(starts, leaves, beta)
         return Batch({**into.columns, **states}, weights=weights, indices=indices)
+
+    def lay(self, starts: np.ndarray, into: Windows) -> dict[str, np.ndarray]:
+        """Fill `into` with the windows around the slots `starts`; returns the states at their first rows."""
+        store, rules, columns = self.store, self.windowing, self.store.columns
+        assert isinstance(store, Store), "rows that lie elsewhere are laid there"
+        reward, ends = (columns[name].reshape(len(columns[name]), -1) for name in ("reward", "terminated"))
+        meta = columns["before"], columns["after"], reward, ends
+        _lay(
+            store.rings, store.capacity, starts, *meta, rules.burn_in, rules.length, rules.n_step, rules.gamma,
+            into.slots, into.valid, into.learn, into.reward, into.discount, into.terminated, into.following,
+        )  # fmt: skip
+        self._gathering(into.slots.reshape(-1), into.tray)
+        return {name: columns[name][into.slots[0]] for name in self._states}
 
 
 class Windows:

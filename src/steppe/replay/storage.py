@@ -19,6 +19,7 @@ import numpy as np
 
 from steppe.core.agent import Tree
 from steppe.core.errors import ConfigError, UsageError
+from steppe.core.experience import Batch
 from steppe.core.rings import History
 from steppe.core.specs import FieldSpec
 from steppe.replay import keeping
@@ -77,7 +78,7 @@ class Store:
                 if self.tree is not None:
                     self.tree.fill_all(cleared, 0, self.capacity, np.zeros(1, np.float32))
             if part is None:
-                self._set_max_priority(1.0)
+                self.set_max_priority(1.0)
             self._filled = int(self.size.sum())  # a learner asks several times per update
 
     def allocate(self, fields: Sequence[FieldSpec]) -> None:
@@ -201,6 +202,24 @@ class Store:
             spread(self.rings, self.capacity, first, last, stream.random(count), self._gathering.sources, slots)
             return slots, NO_LEAVES
 
+    def find(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What `draw` gives, of the first part, for one who chose: so far into the sum of its leaves, or its rows by number."""
+        return (at, NO_LEAVES) if self.tree is None else self.tree.find(0, at, self._gathering.sources)
+
+    @property
+    def drawable(self) -> bool:
+        """Whether a row has a priority above 0."""
+        return self.tree is not None and bool(self.tree.totals.any())
+
+    def batch(self, stream: np.random.Generator, count: int, tray: Tray, beta: float) -> Batch:
+        """`count` draws in the arrays of `tray`; by priority, with their importance weights and indices."""
+        with self.lock:
+            slots, leaves = self.draw(stream, count)
+            if self.tree is None:
+                return Batch(self.gather(slots, tray))
+            indices, weights = self.describe(slots, leaves, beta)
+            return Batch(self.gather(slots, tray), weights=weights, indices=indices)
+
     def tray(self, count: int) -> Tray:
         """Memory for `count` rows, to be filled again and again by `gather`."""
         return self._gathering.tray(count)
@@ -244,7 +263,7 @@ class Store:
             self._require_sound(largest)
             self.stale += stale
             if largest > self.max_priority:
-                self._set_max_priority(largest)
+                self.set_max_priority(largest)
             self.tree.assign(slots, leaves)
 
     def load(self) -> None:
@@ -344,7 +363,7 @@ class Store:
                 self.frames.sweep()
             self.cursor[...], self.added[...] = state["cursor"], state["added"]
             self.lap[...] = state.get("lap", np.maximum(self.added, self.size) // self.capacity)
-            self._set_max_priority(float(state["max_priority"]))
+            self.set_max_priority(float(state["max_priority"]))
 
     def _restore_saved(self, saved: keeping.SavedStore) -> None:
         fits = len(saved.rings) == self.num_parts and saved.capacity == self.capacity
@@ -356,7 +375,7 @@ class Store:
             saved.read_into(self)
             keeping.take_over(self, saved)
             self._filled = int(self.size.sum())
-            self._set_max_priority(saved.max_priority)
+            self.set_max_priority(saved.max_priority)
 
     def _require_like(self, fields: Sequence[FieldSpec], *, fits: bool, prioritized: bool) -> None:
         """Raise unless saved content is of this store's kind; a store without columns takes the saved ones."""
@@ -384,14 +403,15 @@ class Store:
         nothing = np.empty(0, np.int64)
         _, largest, _ = prepare(self.rings, self.capacity, self.shift, self.alpha, nothing, priorities, nothing, leaves)
         self._require_sound(largest)
-        self._set_max_priority(max(self.max_priority, largest))
+        self.set_max_priority(max(self.max_priority, largest))
         return leaves
 
     def _require_sound(self, largest: float) -> None:
         if largest < 0:
             raise UsageError("a priority must be a finite number that is not negative")
 
-    def _set_max_priority(self, largest: float) -> None:
+    def set_max_priority(self, largest: float) -> None:
+        """Let rows without a priority of their own enter with this one."""
         self.max_priority = largest
         self._entering = np.empty(1, np.float32)  # the leaf of rows without a priority of their own
         if self.alpha is not None:

@@ -105,6 +105,14 @@ class SumTree:
         tree = self._leaves, self._nodes, self._starts, self.levels, self.capacity
         return (slots, drawn) if descend(*tree, first, last, draws, plan, slots, drawn) else None
 
+    def find(self, part: int, rests: np.ndarray, plan: np.ndarray = NOTHING) -> tuple[np.ndarray, np.ndarray]:
+        """Slots, and their leaves, that lie so far into the sum of one part, which is not empty."""
+        self.settle()
+        slots, drawn = np.empty(len(rests), np.int64), np.empty(len(rests), np.float32)
+        tree = self._leaves, self._nodes, self._starts, self.levels, self.capacity
+        find(*tree, np.full(len(rests), part), np.array(rests, np.float64), plan, slots, drawn)
+        return slots, drawn
+
     def _fill(self, part: int, start: int, end: int, values: np.ndarray) -> None:
         if end > start:
             _fill(self._leaves, self._nodes, self._starts, self.levels, part, start, end, values)
@@ -187,10 +195,10 @@ def _assign(
 
 
 @compiled
-def _choose_parts(
+def choose_parts(
     nodes: np.ndarray, top: int, first: int, last: int, draws: np.ndarray, parts: np.ndarray, rests: np.ndarray
 ) -> bool:
-    """Choose a part for each draw; False if all are empty."""
+    """Choose a part for each draw (uniform in [0, 1)), and how far into its sum; False if all are empty."""
     ends = np.empty(last - first, np.float64)
     total = 0.0
     for part in range(first, last):
@@ -226,17 +234,35 @@ def descend(
     slots: np.ndarray,
     drawn: np.ndarray,
 ) -> bool:
-    """Write slots and their leaves; False if all leaves are 0. Rows of the columns in `plan` (kernels.gather's) are asked for.
+    """Write slots and their leaves; False if all leaves are 0. Rows of the columns in `plan` (kernels.gather's) are asked for."""
+    parts = np.empty(len(draws), np.int64)
+    rests = np.empty(len(draws), np.float64)
+    if not choose_parts(nodes, levels[-1], first, last, draws, parts, rests):
+        return False
+    find(leaves, nodes, starts, levels, capacity, parts, rests, plan, slots, drawn)
+    return True
+
+
+@compiled
+def find(
+    leaves: np.ndarray,
+    nodes: np.ndarray,
+    starts: np.ndarray,
+    levels: np.ndarray,
+    capacity: int,
+    parts: np.ndarray,
+    rests: np.ndarray,
+    plan: np.ndarray,
+    slots: np.ndarray,
+    drawn: np.ndarray,
+) -> None:
+    """Write the slots, and their leaves, that lie `rests` into the sums of `parts`; the rests are used up.
 
     The child is the last one whose start `rest` has passed: no branches to mispredict, and an empty child is never it, as
     the start behind it is passed together with its own, or its own is infinite. So rounding that leaves `rest` at or above
     the sum of a group leads to its last child that is not empty.
     """
-    count = len(draws)
-    parts = np.empty(count, np.int64)
-    rests = np.empty(count, np.float64)
-    if not _choose_parts(nodes, levels[-1], first, last, draws, parts, rests):
-        return False
+    count = len(rests)
     stride = np.int64(starts.shape[1]) * 8
     for i in range(count):
         slots[i] = 0
@@ -248,7 +274,6 @@ def descend(
             rests[i] -= load_float64(at + child * 8)
             slots[i] = slots[i] * FAN + child
     _choose_leaves(leaves, capacity, parts, rests, plan, slots, drawn)
-    return True
 
 
 @compiled

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steppe.core.links import EVENTS, Board, Channel, Table, WeightStore
+from steppe.core.links import EVENTS, Board, Channel, Desk, Line, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.timing import RunClock
 
@@ -30,6 +30,8 @@ class Context:
     epoch: int = 0  # how often the role has been started again
     beat: Callable[[], object] = lambda: None  # called at least once a step, so that a hung one is found
     table: Table | None = None  # what workers learn together
+    shelves: Sequence[Line] = ()  # of the learner: to the replay roles, where there are some
+    desk: Desk | None = None  # of a replay role: where the learner asks
     commands: Commands = lambda after: ()  # those numbered above, where roles hear them
     _spans: list[EventReport] = field(default_factory=list)
 

@@ -21,7 +21,7 @@ from steppe.core.process import oom_kills, rss_bytes
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import STOP
 from steppe.runtimes.order import KINDS, Order
-from steppe.runtimes.plan import Plan
+from steppe.runtimes.plan import REPLAY, Plan
 from steppe.runtimes.turns import Fault
 
 REAP_S = 2.0  # how long the other process has to bring down what is left
@@ -83,7 +83,8 @@ class Distant:
         try:
             if not gone:
                 for kind in KINDS:
-                    self.ask(kind, STOP)
+                    if kind != REPLAY:  # which ends after the learner: `close` over there sees to that
+                        self.ask(kind, STOP)
                 self._say({"close_s": timeout_s})
                 self._await_farewell(timeout_s)
         finally:  # also when a second Ctrl-C ends the waiting

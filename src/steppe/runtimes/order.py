@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 from steppe.core import factory
 from steppe.core.config import flatten, unflatten
 from steppe.core.errors import DiskFull, RunNotFound
-from steppe.core.links import EVENTS, Channel, Role, Table, WeightStore
+from steppe.core.links import EVENTS, Channel, Desk, Line, Role, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.specs import EnvSpec
 from steppe.core.timing import RunClock
@@ -27,7 +27,7 @@ from steppe.runtimes.place import redirect_output
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, prepare_torch
 
-KINDS = ("actor", "worker", "learner", "manager")
+KINDS = ("actor", "worker", "learner", "manager", "replay")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -86,6 +86,8 @@ def build_roles(
     *,
     epoch: int = 0,
     table: Table | None = None,
+    shelves: Sequence[Line] = (),
+    desk: Desk | None = None,
 ) -> list[Role]:
     """The roles of one place; `asked` says what a kind of role is to do."""
     from steppe.runtimes.wiring import build_role
@@ -95,7 +97,7 @@ def build_roles(
     roles = []
     for spec in plan.places()[place]:
         about = (run.id, spec.name, *links, run.board, _asker(asked, spec.kind), clock, spans)
-        context = Context(*about, epoch=epoch, beat=beat, table=table)
+        context = Context(*about, epoch=epoch, beat=beat, table=table, shelves=shelves, desk=desk)
         roles.append(build_role(plan, spec, run, context))
     return roles
 

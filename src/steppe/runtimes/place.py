@@ -37,11 +37,12 @@ from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
 from steppe.transport.shm import Control, ShmChannel, ShmWeights
+from steppe.transport.sockets import SocketDesk, SocketLine
 
 if TYPE_CHECKING:
     from steppe.transport.tables import ShmTable
 
-IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05, "worker": 0.002}  # bells wake actors; the rest go by time
+IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05, "worker": 0.002, "replay": 0.0}  # bells wake actors, questions replay; the rest go by time
 KEEPER_IDLE_S = 0.02  # of a learner's place that only watches workers
 LOOK_S = 0.005  # between looks for what another place makes
 FAULT_EXIT = 70
@@ -116,6 +117,9 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
 
     channel = _channel(plan, order.place, room, run)
     weights, clock, table = ShmWeights(room, plan.readers), RunClock(), table_in(room, plan)
+    desk = SocketDesk(desk_path(room, order.place)) if order.place in plan.replay else None
+    ending = _asker(control, "learner", order.number)
+    lines = [SocketLine(name, desk_path(room, name), lambda: ending() >= FINISH) for name in plan.replay]
     roles = []
     for spec in plan.places()[order.place]:
         context = Context(
@@ -130,6 +134,8 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
             epoch=order.epoch,
             beat=lambda: control.beat(order.number),
             table=table,
+            shelves=lines if spec.kind == "learner" else (),
+            desk=desk,
             commands=lambda after: run.board.read(COMMANDS, after),
         )
         roles.append(build_role(plan, spec, run, context))
@@ -164,6 +170,11 @@ def _awaited(plan: Plan, order: Order, room: Path, control: Control) -> bool:
         bell.wait(LOOK_S)
     bell.close()
     return True
+
+
+def desk_path(room: Path, place: str) -> Path:
+    """Where a replay role is asked."""
+    return room / f"desk-{place}"
 
 
 def table_in(room: Path, plan: Plan) -> ShmTable | None:

@@ -10,6 +10,7 @@ from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec, SegmentSpec
 
+REPLAY = "replay"
 WRITERS = ("actor", "worker")  # the kinds of role that a place of its own may have many of
 
 
@@ -17,13 +18,13 @@ WRITERS = ("actor", "worker")  # the kinds of role that a place of its own may h
 class RoleSpec:
     """One role, and the name of the place it shares with others: one place is one process, taking turns."""
 
-    kind: str  # actor | worker | learner | manager
+    kind: str  # actor | worker | replay | learner | manager
     index: int
     place: str
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.index}" if self.kind in ("actor", "worker") else self.kind
+        return f"{self.kind}-{self.index}" if self.kind in (*WRITERS, REPLAY) else self.kind
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Plan:
         """The roles that a publication wakes."""
         return tuple(role.name for role in self.writers)
 
+    @property
+    def replay(self) -> tuple[str, ...]:
+        """The roles that hold the learner's replay; none where it holds that itself."""
+        return tuple(role.name for role in self.roles if role.kind == REPLAY)
+
     def places(self) -> dict[str, tuple[RoleSpec, ...]]:
         """The roles by place, in order."""
         names = dict.fromkeys(role.place for role in self.roles)
@@ -114,7 +120,9 @@ def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
     together, kind = config.mode == "single", "worker" if config.by_gradients else "actor"
     seats = range(config.flow.max_actors or config.actors)
     actors = tuple(RoleSpec(kind, index, "learner" if together else f"{kind}-{index}") for index in seats)
-    return (*actors, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
+    shelves = range(config.flow.replay_roles if config.runtime != "inline" else 0)
+    replay = tuple(RoleSpec(REPLAY, index, f"{REPLAY}-{index}") for index in shelves)
+    return (*actors, *replay, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
 
 
 def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:

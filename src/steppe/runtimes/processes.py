@@ -31,7 +31,7 @@ from steppe.core.rooms import Bell, make_room, remove_room
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
 from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, fault_file, live, table_in
-from steppe.runtimes.plan import Plan
+from steppe.runtimes.plan import REPLAY, Plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault
 from steppe.transport.shm import Control, ShmChannel, ShmWeights
@@ -179,12 +179,13 @@ class ProcessHandle:
 
     def close(self, timeout_s: float) -> None:
         try:
-            if self._processes:
-                for kind in ("actor", "worker", "learner", "manager"):
-                    self.ask(kind, STOP)
             deadline = time.monotonic() + timeout_s
-            for process in self._processes.values():
-                process.join(max(0.0, deadline - time.monotonic()))
+            for kinds in (("actor", "worker", "learner", "manager"), (REPLAY,)):  # the learner's last words need replay
+                for kind in kinds if self._processes else ():
+                    self.ask(kind, STOP)
+                for place, process in self._processes.items():
+                    if place.startswith(kinds):
+                        process.join(max(0.0, deadline - time.monotonic()))
         finally:  # also when a second Ctrl-C ends the waiting
             for process in self._processes.values():
                 if process.is_alive():
@@ -234,9 +235,9 @@ class ProcessHandle:
         self._note("warning", place, {**fault.details, "message": message, "lost_steps": lost})
 
     def _may_start_again(self, place: str) -> bool:
-        """The learner's place cannot be: what it knew is in its checkpoints. A run that is ending starts nothing."""
+        """Neither the learner's place nor replay can be: what they knew is in checkpoints. A run that is ending starts nothing."""
         limit = self._plan.config.flow.max_restarts
-        needed = place != "learner" and self._asked == RUN and self._wanted(place)
+        needed = not place.startswith(("learner", REPLAY)) and self._asked == RUN and self._wanted(place)
         return needed and self._epochs[place] - self._returns[place] < limit
 
     def _end_if_hung(self, place: str, process: BaseProcess) -> Fault | None:

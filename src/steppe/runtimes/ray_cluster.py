@@ -140,13 +140,17 @@ class Cluster:
         more: dict[str, Any] = {"num_cpus": 0}
         if place == "learner":
             more = {"num_cpus": config.learner_cpus, "num_gpus": self.learner_gpus(plan.config)}
-        elif place != "manager":
+        elif place.startswith(WRITERS):
             more = {"num_cpus": config.actor_cpus, "num_gpus": config.actor_gpus, "resources": config.actor_resources}
         return {"max_concurrency": max(4, plan.slots_per_actor) + CALLS, "max_restarts": 0, **more}
 
     def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
-        """Learner and manager stay near the driver, where the run's directory is; actors go by the rules for them."""
+        """Learner and manager stay near the driver, where the run's directory is; replay goes to the nodes in turn, the
+        learner's last; actors go by the rules for them."""
         config = plan.config.ray
+        if place in plan.replay:  # takes nothing, and always fits
+            others = sorted(self.nodes(), key=lambda node: (node == self._here, node))
+            return self._on(others[plan.replay.index(place) % len(others)], soft=False)
         if not place.startswith(WRITERS):
             if place == "learner" and self.learner_gpus(plan.config) > 0:
                 return {}
@@ -172,7 +176,8 @@ class Cluster:
 def store_bytes(plan: Plan) -> int:
     """The size of our own cluster's object store."""
     asked = plan.config.ray.object_store_mb
-    return asked << 20 if asked is not None else 4 * plan.channel_bytes + STORE_BYTES
+    under_way = plan.channel_bytes + 2 * plan.segment.nbytes * len(plan.replay)  # what replay is told, in transitions
+    return asked << 20 if asked is not None else 4 * under_way + STORE_BYTES
 
 
 def _actors(plan: Plan) -> int:

@@ -29,10 +29,10 @@ from steppe.records.sampling import sampled
 from steppe.roles.context import RUN
 from steppe.runtimes.order import KINDS, Order, build_roles, open_directory, tell_faults
 from steppe.runtimes.place import IDLE_S
-from steppe.runtimes.plan import WRITERS, Plan
+from steppe.runtimes.plan import REPLAY, WRITERS, Plan
 from steppe.runtimes.turns import Fault, Turns
 from steppe.transport.local import LocalChannel
-from steppe.transport.ray import NOTHING, Last, RayInlet, RayOutlet, RayWeights
+from steppe.transport.ray import NOTHING, Last, RayDesk, RayInlet, RayLine, RayOutlet, RayWeights
 
 START_S = 120.0  # how long roles may take to their first step: imports on a busy machine
 DELIVER_S = 10.0  # how long the last weights may take to those who judge them
@@ -113,6 +113,11 @@ class Seat:
         if (stay := self._in(number)) is not None:
             stay.weights.take(data)
 
+    def answer(self, number: int, ticket: int, question: np.ndarray) -> np.ndarray:
+        """For the learner: what the replay role that lives here says to a question."""
+        stay = self._in(number)
+        return NOTHING if stay is None or stay.desk is None else stay.desk.ask(ticket, question)
+
     def attach(self, number: int, place: str, seat: Any) -> Last | None:
         """For the driver, at the learner's seat: another has taken that place. Returns what it goes on from."""
         stay = self._in(number)
@@ -136,10 +141,15 @@ class _Stay:
         self.over = False
         self.weights = RayWeights(self.bell.set)
         self.channel = _channel(self.plan, ticket, last, self.bell.set)
+        self.desk = RayDesk() if ticket.place in self.plan.replay else None
+        self.lines: list[RayLine] = []
 
     def attach(self, place: str, seat: Any) -> Last | None:
-        """Hand weights to that place and, where it is an actor's, take its segments."""
+        """Hand weights to that place and, where it is an actor's, take its segments; a replay role is asked."""
         number = self.ticket.number
+        if place in self.plan.replay:
+            self.lines.append(RayLine(place, lambda ticket, question: seat.answer.remote(number, ticket, question)))
+            return None
         self.weights.attach(place, lambda reference: seat.take_weights.remote(number, reference))
         kind, _, index = place.partition("-")
         if kind not in WRITERS or not isinstance(self.channel, RayInlet):
@@ -160,6 +170,8 @@ class _Stay:
             run.store.close()
         if isinstance(self.channel, RayOutlet):
             self.channel.close()
+        if self.desk is not None:
+            self.desk.close()
         sys.stdout.flush()
         sys.stderr.flush()
         return turns.faults
@@ -167,9 +179,8 @@ class _Stay:
     def _work(self, run: RunDirectory, turns: Turns) -> None:
         ticket, plan, place = self.ticket, self.plan, self.ticket.place
         links = (self.channel, self.weights)
-        roles = build_roles(
-            ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, epoch=ticket.epoch
-        )
+        more: dict[str, Any] = {"epoch": ticket.epoch, "shelves": self.lines, "desk": self.desk}
+        roles = build_roles(ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, **more)
         with sampled(roles, run.profile if plan.config.flow.profile else None, waiting=place) as turns.live:
             host = next(role for role in turns.live if role.name == place)  # when it is done, its guests are too
             while not host.done and not turns.faults:
@@ -199,7 +210,7 @@ def _channel(plan: Plan, ticket: Ticket, last: Mapping[int, Last], ring: Callabl
     """The end of the channel that belongs at this place; where writer and reader share it, it never leaves their memory."""
     kind, _, index = ticket.place.partition("-")
     actors, slots = plan.config.actors, plan.slots_per_actor
-    if kind == "manager":
+    if kind in ("manager", REPLAY):
         return RayOutlet(plan.segment, 0, ring)
     from steppe.runtimes.wiring import link_spec
 

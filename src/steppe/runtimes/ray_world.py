@@ -24,7 +24,7 @@ from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
 from steppe.runtimes.order import KINDS, Order, import_path
 from steppe.runtimes.place import FAULT_EXIT
-from steppe.runtimes.plan import WRITERS
+from steppe.runtimes.plan import REPLAY, WRITERS
 from steppe.runtimes.ray_cluster import Cluster
 from steppe.runtimes.ray_seat import START_S, Ticket
 from steppe.runtimes.relay import Lines, answer, answers_only, relay
@@ -139,10 +139,12 @@ class WorldHandle:
         self._closed = True
         deadline = time.monotonic() + timeout_s
         try:
-            for kind in KINDS:
-                self.ask(kind, STOP)
-            while len(self._over()) < len(self._chairs) and (left_s := deadline - time.monotonic()) > 0:
-                self.advance(min(left_s, LOOK_S))
+            for kinds in ([kind for kind in KINDS if kind != REPLAY], [REPLAY]):  # the learner's last words need replay
+                for kind in kinds:
+                    self.ask(kind, STOP)
+                mine = {place for place in self._chairs if place.startswith(tuple(kinds))}
+                while not mine <= self._over() and (left_s := deadline - time.monotonic()) > 0:
+                    self.advance(min(left_s, LOOK_S))
         finally:
             for place, chair in self._chairs.items():
                 if self._keep and place in self._ended:
@@ -198,12 +200,12 @@ class WorldHandle:
                 self._faults.setdefault(place, fault)
 
     def _mend(self, place: str, fault: Fault) -> None:
-        """Take another seat for a place, unless that would not help or the run is ending; the learner's knowledge is in
-        its checkpoints."""
+        """Take another seat for a place, unless that would not help or the run is ending; what the learner and replay knew is
+        in checkpoints."""
         self._ray.kill(self._chairs[place].seat)  # it may only have been out of reach
         limit = self._plan.config.flow.max_restarts
         ending = max(self._asked.values()) >= FINISH
-        if place == "learner" or ending or self._closed or self._epochs[place] >= limit:
+        if place == "learner" or place in self._plan.replay or ending or self._closed or self._epochs[place] >= limit:
             self._faults[place] = fault
             return
         self._epochs[place] += 1

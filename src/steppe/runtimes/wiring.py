@@ -31,7 +31,7 @@ from steppe.roles.gates import Free, Gate, Intake, Lockstep, Rounds, Window
 from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
 from steppe.roles.scripting import Follower, Script, Scripted
-from steppe.runtimes.plan import Plan, RoleSpec
+from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
 if TYPE_CHECKING:
     from steppe.roles.crews import Crew
@@ -63,6 +63,8 @@ def build_role(
         return _worker(plan, role, context)
     if plan.config.mode == "workers":
         return _keeper(plan, parts, directory, context)
+    if role.kind == REPLAY:
+        return _replay(plan, directory, context)
     if role.kind == "learner":
         return _learner(plan, parts, directory, context)
     return _actor(plan, role, parts.script, directory, context)
@@ -180,6 +182,8 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
         total_steps=config.steps,
         num_actors=plan.num_writers,
         directory=directory.path,
+        num_buffers=config.flow.replay_roles or 1,
+        shelves=context.shelves,
     )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
     checkpoint = checkpoints.at(plan.resume) if plan.resume is not None else None
@@ -193,6 +197,15 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
     if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
     return learner
+
+
+def _replay(plan: Plan, directory: RunDirectory, context: Context) -> Role:
+    from steppe.replay.making import make_shelf
+    from steppe.roles.replay import Replay
+
+    assert context.desk is not None, "a replay role has a desk"
+    num_shelves = len(plan.replay)
+    return Replay(make_shelf(plan.config.agent, plan.segment, num_shelves, directory.path), context.desk, context)
 
 
 def _node(
@@ -288,7 +301,7 @@ def _saver(checkpoints: Checkpoints, directory: RunDirectory, context: Context, 
                 mark = Mark(weights.env_steps, weights.updates, weights.version, weights.sha256())
                 counters = {**counters, "arrivals_bytes": log.mark(mark)}
             path = checkpoints.save(weights, state, counters)
-        found = [file.stat() for file in path.iterdir()]
+        found = [file.stat() for file in path.rglob("*") if file.is_file()]
         fresh = sum(file.st_size for file in found if file.st_nlink == 1)  # the rest is the checkpoint before's too
         cost: dict[str, float] = {"size_bytes": sum(file.st_size for file in found), "new_bytes": fresh}
         cost["write_s"] = time.perf_counter() - started

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import DamagedFile, MissingExtra
+from steppe.core.errors import DamagedFile, MissingExtra, RoleDied
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
 from steppe.core.weights import Layout, Weights
@@ -215,6 +215,67 @@ class RayInlet:
             state = due[self._nbytes :].tobytes() if words[SegmentFrame.STATE] >= 0 else None
             self._last[writer.actor] = (int(words[SegmentFrame.SEQUENCE]), state)
             self._arrived.append(_Arrival(writer, due, state))
+
+
+class RayDesk:
+    """A Desk: each question is a call that arrives at `ask`, in a thread of its own, and waits there for its answer."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, np.ndarray] = {}
+        self._answers: dict[int, np.ndarray] = {}
+        self._next = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def ask(self, ticket: int, question: np.ndarray) -> np.ndarray:
+        """The answer to the question of that number; they are answered by number, however they arrive."""
+        with self._changed:
+            self._asked[ticket] = question
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: ticket in self._answers or self._closed)
+            return self._answers.pop(ticket, NOTHING)
+
+    def take(self, timeout_s: float) -> memoryview | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._next in self._asked, timeout_s):
+                return None
+            return self._asked.pop(self._next).data
+
+    def reply(self, answer: bytes) -> None:
+        with self._changed:
+            self._answers[self._next] = np.frombuffer(answer, np.uint8)
+            self._next += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let calls return that nobody will answer any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class RayLine:
+    """A Line to the role `name`; `call` calls its desk's `ask` and returns the reference to the answer."""
+
+    def __init__(self, name: str, call: Callable[[int, np.ndarray], Any]) -> None:
+        self.name, self._call = name, call
+        self._sent = 0
+        self._answers: deque[Any] = deque()
+
+    def send(self, question: bytes) -> None:
+        self._answers.append(self._call(self._sent, np.frombuffer(question, np.uint8)))
+        self._sent += 1
+
+    def receive(self) -> memoryview:
+        try:
+            answer: np.ndarray = library().get(self._answers.popleft())
+        except library().exceptions.RayError as error:
+            if not _is_loss(error):
+                raise
+            answer = NOTHING
+        if not len(answer):
+            raise RoleDied(f"{self.name} is gone, and with it a part of the replay; the newest checkpoint has it")
+        return answer.data
 
 
 def _is_loss(error: BaseException) -> bool:

@@ -1,0 +1,27 @@
+"""Sequence replay over shelves: each lays the windows of its own rows, and here they become one batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steppe.core.experience import Batch
+from steppe.replay.far import FarStore
+from steppe.replay.sequences import SequenceReplay, Windows
+
+
+class FarSequences(SequenceReplay):
+    """As SequenceReplay, of a pool whose buffers lie elsewhere."""
+
+    def draw(self, stream: np.random.Generator, into: Windows, beta: float) -> Batch:
+        store = self.store
+        assert isinstance(store, FarStore)
+        leaves, indices = np.empty(into.count, np.float32), np.empty(into.count, np.int64)
+        states = {
+            f.name: np.empty((into.count, *f.shape), f.dtype) for f in store.fields if f.name in self.windowing.states
+        }
+        for places, told in store.draw(stream, into.count, leaves, indices):
+            for name, rows in told["columns"].items():
+                into.columns[name][:, places] = rows
+            for name, rows in told["states"].items():
+                states[name][places] = rows
+        return Batch({**into.columns, **states}, weights=store.weights(leaves, beta), indices=indices)

@@ -1,0 +1,78 @@
+"""A shelf: one buffer of a pool, in a role of its own, that does what the learner's FarPool (far.py) asks in messages."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.core import codec
+from steppe.core.agent import Tree
+from steppe.core.durable import noticing_full_disk
+from steppe.core.errors import SteppeError
+from steppe.replay.files import FORMAT, Description, read_save, write_save
+from steppe.replay.pool import ReplayBufferPool
+from steppe.replay.sequences import SequenceReplay
+
+
+class Shelf:
+    """Owns the rows of one buffer; with `sequences`, drawn rows are starts of windows."""
+
+    def __init__(self, pool: ReplayBufferPool, sequences: SequenceReplay | None) -> None:
+        self.pool, self.store, self.sequences = pool, pool.store, sequences
+        self._does = {
+            "write": self._write,
+            "draw": self._draw,
+            "prioritize": self._prioritize,
+            "state": self._state,
+            "save": self._save,
+            "restore": self._restore,
+        }
+        self.store.load()
+
+    def answer(self, question: codec.Buffer) -> bytes:
+        """Do what is asked; the answer also says what the shelf's draws depend on. What goes wrong is told the same way."""
+        asked = codec.unpack(question, sealed=False)
+        try:
+            told = self._does[asked.pop("do")](**asked)
+        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+            message = str(error) if isinstance(error, SteppeError) else "".join(traceback.format_exception(error))
+            return codec.pack({"error": type(error).__name__, "message": message}, sealed=False)
+        store = self.store
+        total = 0.0 if store.tree is None else float(store.tree.totals[0])
+        return codec.pack({**told, "total": total, "size": len(store), "stale": store.stale}, sealed=False)
+
+    def _write(self, rows: Tree, priorities: np.ndarray | None, largest: float) -> Tree:
+        if largest != self.store.max_priority:
+            self.store.set_max_priority(largest)
+        self.store.write(0, rows, priorities)
+        return {}
+
+    def _draw(self, at: np.ndarray) -> Tree:
+        slots, leaves = self.store.find(at)
+        told: Tree = {"indices": self.store.describe(slots, leaves, 0.0)[0], "leaves": leaves}
+        if self.sequences is None:
+            return {**told, "columns": self.store.gather(slots)}
+        into = self.sequences.room(len(slots))
+        return {**told, "states": self.sequences.lay(slots, into), "columns": into.columns}
+
+    def _prioritize(self, indices: np.ndarray, priorities: np.ndarray) -> Tree:
+        self.store.prioritize(indices, priorities)
+        return {}
+
+    def _state(self) -> Tree:
+        return {"state": self.store.state()}
+
+    def _save(self, save: str, before: str | None) -> Tree:
+        known = Description(FORMAT, 1, self.pool.buffer_capacity, self.pool.use_prioritized)
+        with noticing_full_disk(Path(save)):
+            write_save(
+                Path(save), {"store": self.store.live_state()}, known, Path(before) if before is not None else None
+            )
+        return {}
+
+    def _restore(self, save: str | None = None, state: Any = None) -> Tree:
+        self.store.restore(read_save(Path(save))[0]["store"] if save is not None else state)
+        return {}

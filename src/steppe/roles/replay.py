@@ -1,0 +1,39 @@
+"""A replay role: one buffer of the learner's replay in a place of its own, where one place's memory is not enough.
+
+What it holds is written down with every checkpoint of the learner's, by itself; when it dies, the run resumes from there.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from steppe.core.links import Buffer, Desk
+from steppe.roles.context import Context
+
+TAKE_S = 0.05  # how long a step waits for a question
+
+
+class Answering(Protocol):
+    """What does what it is asked in messages."""
+
+    def answer(self, question: Buffer) -> bytes: ...
+
+
+class Replay:
+    """Answers the learner until it is told to end."""
+
+    def __init__(self, shelf: Answering, desk: Desk, context: Context) -> None:
+        self.name, self.done = context.name, False
+        self._shelf, self._desk, self._context = shelf, desk, context
+
+    def step(self) -> bool:
+        """Answer one question. The end comes after the learner's: its last checkpoint needs this role."""
+        question = self._desk.take(TAKE_S)
+        if question is None:
+            self.done = self._context.ending
+            return False
+        self._desk.reply(self._shelf.answer(question))
+        return True
+
+    def close(self) -> None:
+        """There is nothing to write down: the learner asked for that."""
