@@ -12,6 +12,7 @@ import mmap
 import os
 import select
 import shutil
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -82,7 +83,7 @@ def sweep(base: Path) -> None:
 
 def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
     """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched, unless they
-    are reserved: then a full filesystem is an OSError here and not a bus error later."""
+    are reserved: then a full filesystem is an OSError here and not a bus error later, and the first touch is no slower."""
     flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0)
     handle = os.open(path, flags, 0o600)
     try:
@@ -90,7 +91,8 @@ def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> m
             os.ftruncate(handle, size)
             if reserve:
                 os.posix_fallocate(handle, 0, size)
-        return mmap.mmap(handle, os.fstat(handle).st_size)
+        present = mmap.MAP_POPULATE if reserve and sys.platform == "linux" else 0
+        return mmap.mmap(handle, os.fstat(handle).st_size, mmap.MAP_SHARED | present)
     finally:
         os.close(handle)
 

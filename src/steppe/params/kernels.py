@@ -227,17 +227,17 @@ def momentum_step(
 def adaptive_step(
     values: np.ndarray,
     gradient: np.ndarray,
-    moments: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
     rates: tuple[float, float, float, float],
     yogi: bool,
     out: np.ndarray,
 ) -> bool:
-    """out = values − rate · m / (√v + eps), with `rates` = (rate, beta1, beta2, eps) and `moments` = [m, v]; whether finite.
+    """out = values − rate · m / (√v + eps), with `rates` = (rate, beta1, beta2, eps), m = `first`, v = `second`; whether finite.
 
     Yogi lets v fall only by as much as a square can say (Zaheer et al., 2018), so one small gradient does not forget it.
     """
     rate, beta1, beta2, eps = rates
-    first, second = moments[0], moments[1]
     bad = False
     for k in range(len(out)):
         g = np.float64(gradient[k])

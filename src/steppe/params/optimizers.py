@@ -11,6 +11,7 @@ import numpy as np
 
 from steppe.core.errors import ConfigError, nearest
 from steppe.params import kernels
+from steppe.params.lanes import in_lanes
 
 # learning_rate, momentum or beta1, beta2, eps where the settings do not say
 KINDS: dict[str, tuple[float, float, float, float]] = {
@@ -87,14 +88,14 @@ class Stepper:
         signed = -rate if self.settings.for_deltas else rate
         kind = self.settings.kind
         if kind in ("sgd", "fedavg"):
-            return bool(kernels.descend(values, update, signed, out))
+            return in_lanes(kernels.descend, values, update, signed, out)
         if kind == "momentum":
-            return bool(kernels.momentum_step(values, update, self.moments[0], (signed, beta1), out))
+            return in_lanes(kernels.momentum_step, values, update, self.moments[0], (signed, beta1), out)
         if kind == "adam":
             narrow, wide = 1.0 - beta1**self.steps, math.sqrt(1.0 - beta2**self.steps)
             signed, eps = signed * wide / narrow, eps * wide
         rates = (signed, beta1, beta2, eps)
-        return bool(kernels.adaptive_step(values, update, self.moments, rates, kind == "fedyogi", out))
+        return in_lanes(kernels.adaptive_step, values, update, *self.moments, rates, kind == "fedyogi", out)
 
     def _clipped(self, update: np.ndarray) -> np.ndarray:
         longest = self.settings.max_norm

@@ -10,6 +10,7 @@ import numpy as np
 from steppe.core.errors import ConfigError, nearest
 from steppe.core.weights import Layout, Weights
 from steppe.params.kernels import all_finite, copy_finite
+from steppe.params.lanes import in_lanes
 
 MISFITS = ("wrong_shape", "wrong_dtype", "unknown_parameter", "not_finite")  # what a push can have wrong by itself
 
@@ -99,7 +100,7 @@ class Space:
     def copy_row(self, row: np.ndarray, into: np.ndarray) -> Refusal | None:
         """Copy a row; what is wrong with it, if anything is."""
         refusal = self.unfit_row(row)
-        return refusal or (None if copy_finite(np.ascontiguousarray(row), into) else self.not_finite(row))
+        return refusal or (None if in_lanes(copy_finite, np.ascontiguousarray(row), into) else self.not_finite(row))
 
     def not_finite(self, row: np.ndarray) -> Refusal:
         """The refusal of a row that has NaN or infinity."""
@@ -152,7 +153,7 @@ def _write(view: np.ndarray, array: np.ndarray | None) -> bool:
         view[:] = 0.0
         return True
     if array.dtype == np.float32 and array.flags.c_contiguous:
-        return bool(copy_finite(array.reshape(-1), view))
+        return in_lanes(copy_finite, array.reshape(-1), view)
     with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused as such
         view[:] = array.reshape(-1)
     return bool(all_finite(view))
