@@ -45,7 +45,9 @@ class Shelves:
         self.desks = [SocketDesk(self.room / f"desk-{number}") for number in range(count)]
         self.made = [make_shelf(agent, spec, count) for _ in range(count)]
         self.over = threading.Event()
-        self.threads = [threading.Thread(target=self.serve, args=pair) for pair in zip(self.desks, self.made, strict=True)]
+        self.threads = [
+            threading.Thread(target=self.serve, args=pair) for pair in zip(self.desks, self.made, strict=True)
+        ]
         for thread in self.threads:
             thread.start()
         self.lines = [SocketLine(f"replay-{n}", self.room / f"desk-{n}", lambda: True) for n in range(count)]

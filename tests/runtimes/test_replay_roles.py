@@ -59,7 +59,11 @@ def replay_of(process):
 
 
 def test_a_killed_replay_role_ends_the_run_which_resumes_exactly():
-    words = [f"{key}={value}" for key, value in DQN.items() if key not in ("mode", "actors", "envs", "hidden", "steps", "algo", "env")]
+    words = [
+        f"{key}={value}"
+        for key, value in DQN.items()
+        if key not in ("mode", "actors", "envs", "hidden", "steps", "algo", "env")
+    ]
     words = [word.replace("True", "true") for word in words]
     words = [part for word in [*words, "hidden=[16]", "checkpoint.every_s=0.1"] for part in ("-s", word)]
     common = ["train", DQN["env"], "--algo", "dqn", "--actors", "2", "--envs", "4", "--steps", "30000", *words]

@@ -42,7 +42,13 @@ from steppe.transport.sockets import SocketDesk, SocketLine
 if TYPE_CHECKING:
     from steppe.transport.tables import ShmTable
 
-IDLE_S = {"actor": 0.2, "learner": 0.002, "manager": 0.05, "worker": 0.002, "replay": 0.0}  # bells wake actors, questions replay; the rest go by time
+IDLE_S = {
+    "actor": 0.2,
+    "learner": 0.002,
+    "manager": 0.05,
+    "worker": 0.002,
+    "replay": 0.0,
+}  # bells wake actors, questions replay; the rest go by time
 KEEPER_IDLE_S = 0.02  # of a learner's place that only watches workers
 LOOK_S = 0.005  # between looks for what another place makes
 FAULT_EXIT = 70

@@ -95,7 +95,9 @@ class SocketLine:
         try:
             yield
         except (ConnectionError, EOFError, FileNotFoundError):
-            raise RoleDied(f"{self.name} is gone, and with it a part of the replay; the newest checkpoint has it") from None
+            raise RoleDied(
+                f"{self.name} is gone, and with it a part of the replay; the newest checkpoint has it"
+            ) from None
 
 
 def _write(to: socket.socket, data: bytes) -> None:
