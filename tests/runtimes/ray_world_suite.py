@@ -50,6 +50,7 @@ FAST = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "he
 ray = library()
 nodes = {}  # name → the node, of ray.cluster_utils
 kept = []  # the one Cluster of ours
+machines = []  # the one of ray.cluster_utils
 
 
 def launch(plan, directory):
@@ -115,6 +116,31 @@ def test_single_has_actor_and_learner_in_one_place(tmp_path):
     assert train(tmp_path / "ray", **case) == train(tmp_path / "inline", **case, runtime="inline")
 
 
+SHELVES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}
+
+
+def test_replay_lies_on_both_nodes(tmp_path):
+    """One Ray actor per buffer, on different nodes, and the weights of two buffers in one process. When one is killed, the
+    run ends with the reason and resumes exactly."""
+    long = {**SHELVES, "steps": 12_000, "checkpoint.every_s": 0.1}
+    expected = train(tmp_path / "inline", **long, runtime="inline")
+
+    def act(handle, directory):
+        first, second = (handle.state()["ranks"][f"replay-{index}"] for index in range(2))
+        assert {first["node"], second["node"]} == {node.node_id for node in nodes.values()}
+        advance(handle, lambda: Checkpoints(directory.checkpoints).latest() is not None or handle.faults())
+        os.kill(second["pid"], signal.SIGKILL)
+        advance(handle, handle.faults)
+        fault = handle.faults()[0]
+        assert fault.reason == "role_died"
+        assert "replay-1" in fault.message
+        assert not restarts(directory)
+
+    watched(tmp_path, act, long)
+    again = resume(tmp_path / "run")
+    assert {name: again.summary[name] for name in FIGURES} == expected
+
+
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
     """What a long run on `inline` comes to, which nothing ever happened to."""
@@ -157,9 +183,9 @@ def restarts(directory):
     return [(event.role, event.details) for event in events if event.kind == "restart"]
 
 
-def watched(tmp_path, act, **settings):
+def watched(tmp_path, act, case=PPO, **settings):
     """A run whose handle is given to `act`, and what came of it."""
-    resolved = resolve(("call", {"runtime": "ray", "run_dir": tmp_path / "run", **PPO, **settings}))
+    resolved = resolve(("call", {"runtime": "ray", "run_dir": tmp_path / "run", **case, **settings}))
     plan = make_plan(resolved.config, probe(resolved.config.env, resolved.config.environment))
     directory = RunDirectory.create(plan.config, resolved.sources)
     handle = launch(plan, directory)
@@ -207,6 +233,23 @@ def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path, calm):
     assert Checkpoints(tmp_path / "run" / "checkpoints").latest().weights.sha256() == calm["weights_sha256"]
 
 
+@pytest.mark.parametrize(("device", "taken"), [("auto", 1.0), ("cpu", 0.0)])
+def test_a_learner_takes_a_gpu_where_there_is_one(device, taken, tmp_path):
+    """Ray counts one on a node that says it has one; torch, which finds none there, goes on with the CPU."""
+    node = machines[0].add_node(num_cpus=1, num_gpus=1, object_store_memory=80 << 20)
+    try:
+
+        def act(handle, directory):
+            assert (handle.state()["ranks"]["learner"]["node"] == node.node_id) == bool(taken)
+            assert ray.available_resources().get("GPU", 0.0) == 1.0 - taken
+            advance(handle, lambda: handle.ended("learner") or handle.faults())
+            assert handle.faults() == []
+
+        watched(tmp_path, act, mode="single", actors=1, steps=500, device=device)
+    finally:
+        machines[0].remove_node(node)
+
+
 def test_no_room_is_said_in_one_sentence(tmp_path):
     def plan_of(**settings):
         resolved = resolve(("call", {"runtime": "ray", **PPO, **settings}))
@@ -232,6 +275,7 @@ if __name__ == "__main__":
     sys.modules["ray_world_suite"] = sys.modules["__main__"]
     sys.path.append(str(Path(__file__).parent))
     found = Machines()
+    machines.append(found)
     try:
         sizes = {"num_cpus": 4, "object_store_memory": 80 << 20}
         nodes["near"] = found.add_node(include_dashboard=False, _system_config=FAST, **sizes)
