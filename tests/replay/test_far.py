@@ -19,6 +19,7 @@ from steppe.core.errors import ConfigError, DamagedFile, DiskFull, RoleDied, Usa
 from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.core.weights import Layout, Weights
 from steppe.records.checkpoints import Checkpoints
+from steppe.replay import ReplayBufferPool
 from steppe.replay.making import make_memory, make_shelf
 from steppe.testing.memory import SPEC, ScriptedActor
 from steppe.transport.sockets import SocketDesk, SocketLine
@@ -208,7 +209,7 @@ def test_a_shelf_that_is_gone_is_named(tmp_path):
         memory.add([actor.segment() for actor in actors_of("prioritized")])
         assert memory.stats()["size"] > 0
         shelves.end()
-        with pytest.raises(RoleDied, match="replay-[012] is gone, and with it a part of the replay"):
+        with pytest.raises(RoleDied, match=r"replay-[012] is gone, and with it a part of the replay"):
             learn(memory, actors_of("prioritized"), rounds=9)
 
 
@@ -223,14 +224,12 @@ def test_what_goes_wrong_over_there_is_raised_here(tmp_path, monkeypatch):
             Checkpoints(tmp_path).save(EMPTY, {"memory": memory.live_state()}, {})
         monkeypatch.undo()
         assert Checkpoints(tmp_path).latest() is None, "half a checkpoint is none"
+        memory.pool.store.prioritize(np.array([160002]), np.ones(1))
         with pytest.raises(UsageError, match="replay-2: index 40000 was never given out"):
-            memory.pool.store.prioritize(np.array([160002]), np.ones(1))
             memory.stats()
         learn(memory, actors_of("prioritized"), rounds=2)
 
 
 def test_a_pool_of_the_callers_is_not_divided():
-    from steppe.replay import ReplayBufferPool
-
-    with pytest.raises(ConfigError, match="leave flow.replay_roles out"):
+    with pytest.raises(ConfigError, match=r"leave flow\.replay_roles out"):
         made("uniform", pool=ReplayBufferPool(1, 300), num_buffers=2)

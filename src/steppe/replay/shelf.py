@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ class Shelf:
 
     def __init__(self, pool: ReplayBufferPool, sequences: SequenceReplay | None) -> None:
         self.pool, self.store, self.sequences = pool, pool.store, sequences
-        self._does = {
+        self._does: dict[str, Callable[..., Tree]] = {
             "write": self._write,
             "draw": self._draw,
             "prioritize": self._prioritize,
