@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from steppe import FederatedParameterServer, ParameterClient, ParameterServer
 from steppe.core.codec import pack, unpack
 from steppe.core.errors import ConfigError, DamagedFile, Unreachable, UsageError
-from steppe.params import service, wire
+from steppe.params import calls, service, wire
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Receipt, Rounds
@@ -255,15 +255,15 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: p
 
 
 def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, losses = service._CALLS["Push"], iter([True, True, False])
+    real, losses = service.Service.answer, iter([True, True, False])
 
-    def losing(server, request, context) -> bytes:
-        answer = real(server, request, context)
-        if next(losses):
+    def losing(self, method, data, context, rest=None) -> bytes:
+        answer = real(self, method, data, context, rest)
+        if method == "Push" and next(losses):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         return answer
 
-    monkeypatch.setitem(service._CALLS, "Push", losing)
+    monkeypatch.setattr(service.Service, "answer", losing)
     with serving() as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         assert client.push_gradients("a", ones())
@@ -423,7 +423,7 @@ def test_bytes_that_were_changed_are_damaged_and_nothing_else(data: bytes, place
     padding = place >= len(whole) - 16 - 64 and not any(whole[place : len(whole) - 16])
     for wrong in (data, whole[:place], whole + data + b"!", *([] if padding else [bytes(changed)])):
         with pytest.raises(DamagedFile):
-            wire.read_request(wrong, service._REQUESTS["Push"])
+            wire.read_request(wrong, calls.REQUESTS["Push"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -443,8 +443,8 @@ def test_well_formed_nonsense_is_refused_in_words(request_: dict) -> None:
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     try:
-        request = wire.read_request(pack(request_, sealed=False), service._REQUESTS["Push"])
-        answer = service._push(server, request, None)
+        request = wire.read_request(pack(request_, sealed=False), calls.REQUESTS["Push"])
+        answer = calls.CALLS["Push"](server, request)
     except (DamagedFile, UsageError):
         return
     assert answer
@@ -460,5 +460,5 @@ def test_fuzzed_pushes_can_be_good(changes: dict[str, object], accepted: bool) -
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     data = pack(push_of(**changes), sealed=False)
-    answer = service._push(server, wire.read_request(data, service._REQUESTS["Push"]), None)
+    answer = calls.CALLS["Push"](server, wire.read_request(data, calls.REQUESTS["Push"]))
     assert msgspec.convert(unpack(answer, sealed=False), Receipt).accepted is accepted

@@ -11,7 +11,7 @@ import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
 from steppe.agents.dqn import DQN
-from steppe.core.agent import Learned, Progress
+from steppe.core.agent import Learned, Progress, trainable
 from steppe.core.algorithms import DQNConfig
 from steppe.core.cluster import ClusterConfig, read_cluster
 from steppe.core.errors import ConfigError, RunFailed
@@ -20,7 +20,7 @@ from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
 from steppe.params.wire import TOKEN_VARIABLE
-from steppe.roles.cluster import Node, connect, trainable
+from steppe.roles.cluster import Node, connect
 from steppe.testing.agent import invented_draw, invented_segment
 
 pytestmark = pytest.mark.integration

@@ -7,11 +7,12 @@ import pytest
 
 from steppe.agents import make_agent
 from steppe.core import codec
+from steppe.core.agent import trainable
 from steppe.core.config import resolve
 from steppe.core.errors import ConfigError
 from steppe.core.experience import Batch, Segment, SegmentHeader
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, PushSpec
-from steppe.roles.store import Store, make_server, trainable
+from steppe.roles.store import Store, make_server
 from steppe.testing.agent import invented_draw, invented_segment
 
 pytestmark = pytest.mark.unit

@@ -38,13 +38,12 @@ def serve(cluster: File, as_json: AsJson = False) -> None:
     With [server] checkpoint it begins where it was stopped or killed. The token is STEPPE_PARAMS_TOKEN's, or each node's from
     [server] tokens.
     """
-    from steppe.core.cluster import read_cluster_file
     from steppe.core.config import from_environ, resolve
     from steppe.loops import cluster as clusters
 
-    described, run = read_cluster_file(cluster)
-    if "env" not in run:
-        raise ConfigError(f"{cluster} does not say what is trained: add a table [run] with env and algo")
+    described, run = _described(cluster)
+    if described.backend != "grpc":
+        raise UsageError(f"with backend {described.backend!r} the first node brings the server up: start the nodes")
     layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()))
     server = clusters.cluster_server(described, resolve(*layers))
     ending = threading.Event()
@@ -166,8 +165,13 @@ def _client(url: str | None, cluster: Path | None, ca: Path | None) -> Parameter
         raise UsageError("which server? Give its URL (grpc://host:port), or --cluster FILE")
     if cluster is not None:
         from steppe.core.cluster import read_cluster_file
+        from steppe.roles.cluster import connect
 
         described, _ = read_cluster_file(cluster)
+        if described.backend == "mpi":
+            raise UsageError("an MPI world's server can be asked from within only: look at the nodes' runs")
+        if described.backend == "ray":
+            return connect(described.model_copy(update={"retry_s": 0.0}))
         files = described.tls
         url, ca = described.url, ca or (files.ca if files is not None else None)
     assert url is not None
@@ -176,7 +180,10 @@ def _client(url: str | None, cluster: Path | None, ca: Path | None) -> Parameter
 
 def node(
     cluster: File,
-    node_id: Annotated[str, typer.Option("--node-id", metavar="ID", help="Which node this is.", show_default=False)],
+    node_id: Annotated[
+        str | None,
+        typer.Option("--node-id", metavar="ID", help="Which node this is; in an MPI world its rank says it."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train as one node of a cluster.
@@ -184,20 +191,39 @@ def node(
     The file's table [run] says what is trained.
     """
     from steppe.cli.train import complain, exit_code, shown
-    from steppe.core.cluster import read_cluster_file
     from steppe.core.config import from_environ, resolve
-    from steppe.loops.main import run_experiment
+    from steppe.loops.cluster import hosting
+    from steppe.loops.main import MainLoop, run_experiment
 
-    described, run = read_cluster_file(cluster)
-    if "env" not in run:
-        raise ConfigError(f"{cluster} does not say what is trained: add a table [run] with env and algo")
-    joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id}
+    described, run = _described(cluster)
+    joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id or _by_rank(described)}
     keys = {f"cluster.{key}": value for key, value in joined.items()}
     layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()), (str(cluster), keys))
-    resolved = resolve(*layers)
-    result = shown(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
+    found = resolve(*layers).config
+    seed = (f"{cluster}, and which node this is", {"seed": found.seed + found.cluster.seed_shift})
+    resolved = resolve(*layers, seed)
+    with hosting(resolved.config.cluster, MainLoop.of(resolved)):
+        result = shown(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
     complain(result)
     raise typer.Exit(exit_code(result.summary))
+
+
+def _by_rank(cluster: ClusterConfig) -> str:
+    if cluster.backend != "mpi":
+        raise UsageError("which node is this? Give --node-id")
+    from steppe.roles.cluster_mpi import joined
+
+    return cluster.nodes[joined(cluster).COMM_WORLD.rank]
+
+
+def _described(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
+    """A cluster's file, which has to say what is trained."""
+    from steppe.core.cluster import read_cluster_file
+
+    cluster, run = read_cluster_file(path)
+    if "env" not in run:
+        raise ConfigError(f"{path} does not say what is trained: add a table [run] with env and algo")
+    return cluster, run
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from steppe.core.errors import ConfigError
 from steppe.core.experience import Batch, Segment
-from steppe.core.weights import Weights
+from steppe.core.weights import Entry, Weights
 
 Tree = dict[str, Any]  # nested dicts and lists of plain numbers, strings, bytes and NumPy arrays: what codec.pack takes
 
@@ -127,3 +128,17 @@ class Memory(Protocol):
 
     def restore(self, state: Tree) -> None:
         """Take over what `state` returned, or `live_state` by way of a checkpoint."""
+
+
+def trainable(agent: Agent) -> tuple[Entry, ...]:
+    """The parameters that the agent's gradients are about: those that it says it trains, or else all it has, in float32."""
+    layout = agent.weights().layout
+    count = getattr(agent, "num_trainable", None)
+    entries = layout.entries if count is None else layout.first(count)
+    odd = [entry.name for entry in entries if entry.dtype != "float32"]
+    if odd:
+        raise ConfigError(
+            f"{type(agent).__name__} has {odd[0]!r}, which is not float32, among its weights: say with a property "
+            "num_trainable how many of its first numbers a gradient has"
+        )
+    return entries

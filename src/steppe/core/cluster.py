@@ -1,8 +1,9 @@
-"""ClusterConfig: several machines, each with actors and a learner of its own, joined by a parameter server. One frozen,
-documented value, from a dictionary or a TOML file; the run that the machines share is a RunConfig beside it."""
+"""ClusterConfig: several machines, each with actors and a learner of its own, joined by a parameter server, by Ray or by MPI.
+One frozen, documented value, from a dictionary or a TOML file; the run that the machines share is a RunConfig beside it."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -13,6 +14,7 @@ from steppe.core.algorithms import Frozen, Positive, PositiveFloat
 from steppe.core.errors import ConfigError, nearest
 from steppe.core.validating import read_toml, validated
 
+AUTO = "auto"  # the Ray cluster that this machine is part of
 RUN = "run"  # the table of a cluster's file that says what is trained
 _NAME = Annotated[str, Field(min_length=1, max_length=128)]
 Method = Literal["federated", "average", "sum", "weighted", "median", "trimmed_mean", "krum", "multi_krum"]
@@ -54,8 +56,15 @@ class PrivacyConfig(Frozen):
 class ClusterConfig(Frozen):
     """Which machines there are, where they meet, and what they exchange how often."""
 
-    backend: Literal["grpc", "ray", "mpi"] = Field("grpc", description="What joins the machines.")
-    parameter_server: str | None = Field(None, description="host:port where the nodes meet.")
+    backend: Literal["grpc", "ray", "mpi"] = Field(
+        "grpc",
+        description="What joins the machines: a parameter server on the network, one in a Ray cluster, or one in the first "
+        "rank of an MPI world. In the last two the first node brings it up.",
+    )
+    parameter_server: str | None = Field(
+        None, description="Where the nodes meet: host:port, of a Ray cluster's head for ray (or auto); not for mpi."
+    )
+    name: _NAME = Field("steppe", description="Of this cluster among others on the same Ray cluster.")
     nodes: tuple[_NAME, ...] = Field((), description="The nodes' names, in the order of their ranks; anyone if absent.")
     node_id: _NAME | None = Field(None, description="Which of them this is.")
     exchange: Literal["deltas", "gradients"] = Field(
@@ -94,7 +103,7 @@ class ClusterConfig(Frozen):
     @field_validator("parameter_server")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        if value is not None:
+        if value is not None and value != AUTO:
             host, _, port = value.rpartition(":")
             if not host or "/" in value or not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise ValueError("must be host:port")
@@ -114,11 +123,33 @@ class ClusterConfig(Frozen):
             object.__setattr__(self, "sync_every", 10 if self.exchange == "deltas" else 1)
         if self.exchange == "gradients":
             self._require_gradients()
-        if self.backend != "grpc":
-            raise ConfigError(
-                f"backend {self.backend!r} has no parameter server: one run on several machines is "
-                f"`--runtime {self.backend}` (docs/{self.backend}.md); nodes that learn on their own meet by backend 'grpc'"
-            )
+        if self.backend == "grpc":
+            self._require_grpc()
+        else:
+            self._require_hosted()
+
+    def _require_grpc(self) -> None:
+        if self.parameter_server == AUTO:
+            raise ConfigError(f"cluster.parameter_server={AUTO!r} is for backend 'ray': say host:port")
+        if self.name != "steppe":
+            raise ConfigError("cluster.name is for backend 'ray': leave it out")
+
+    def _require_hosted(self) -> None:
+        """The first node has the server, and whoever may join Ray or the world is trusted."""
+        if self.backend == "ray" and self.parameter_server is None:
+            object.__setattr__(self, "parameter_server", AUTO)
+        server, usual = self.server, ServerConfig()
+        for key, wrong, instead in (
+            ("nodes", not self.nodes, "is required: the first one brings the server up"),
+            ("parameter_server", self.backend == "mpi" and self.parameter_server is not None, "has no meaning there"),
+            ("name", self.backend == "mpi" and self.name != "steppe", "has no meaning there"),
+            ("tls", self.tls is not None, "has no meaning there"),
+            ("privacy", self.privacy is not None, "cannot be promised: nobody is asked for a token"),
+            ("server.listen", server.listen != usual.listen, "has no meaning there"),
+            ("server.tokens", server.tokens != usual.tokens, "has no meaning there"),
+        ):
+            if wrong:
+                raise ConfigError(f"cluster.{key} with backend {self.backend!r} {instead}")
 
     def _require_gradients(self) -> None:
         for key, wrong in (
@@ -134,7 +165,12 @@ class ClusterConfig(Frozen):
     @property
     def joined(self) -> bool:
         """Whether there is a cluster at all."""
-        return self.parameter_server is not None
+        return self.parameter_server is not None or self.backend == "mpi"
+
+    @property
+    def hosts(self) -> bool:
+        """Whether this node brings up the server."""
+        return self.backend != "grpc" and self.rank == 0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -147,7 +183,14 @@ class ClusterConfig(Frozen):
     @property
     def url(self) -> str:
         """What a client of the server is told."""
+        if self.backend != "grpc":
+            return f"{self.backend}://{self.parameter_server or 'world'}/{self.name}"
         return f"{'grpc' if self.tls is None else 'grpcs'}://{':'.join(map(str, self.address))}"
+
+    @property
+    def seed_shift(self) -> int:
+        """What this node's seed is beyond the run's, so that no two see the same: its rank, or by its name."""
+        return self.rank if self.rank is not None else zlib.crc32((self.node_id or "").encode())
 
     @property
     def rank(self) -> int | None:

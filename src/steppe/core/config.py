@@ -303,6 +303,8 @@ class RunConfig(Frozen):
             raise ConfigError(
                 f"a node of a cluster has one learner with a network: not {self.algo} in mode {self.mode!r}"
             )
+        if self.cluster.backend == "mpi" and self.runtime != "inline":
+            raise ConfigError(f"a node of an MPI world is one process: use --runtime inline, not {self.runtime!r}")
         if self.cluster.exchange == "gradients" and getattr(self.agent, "anneal", False):
             raise ConfigError(
                 "anneal=true does not go with cluster.exchange='gradients', whose step size is the server's"

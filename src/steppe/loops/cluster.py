@@ -1,30 +1,30 @@
 """DistributedMainLoop: one of several machines that learn the same, each with actors and a learner of its own, joined by a
-parameter server. And that server, made from the same description."""
+parameter server, by Ray or by MPI. And that server, made from the same description."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ForwardRef
 
 import numpy as np
 
+from steppe.core.agent import trainable
 from steppe.core.checked import checked
 from steppe.core.cluster import ClusterConfig, read_cluster
 from steppe.core.config import Resolved, RunConfig, flatten, unflatten
-from steppe.core.errors import ConfigError
+from steppe.core.errors import ConfigError, Unreachable
+from steppe.core.links import EVENTS
 from steppe.core.validating import read_toml
 from steppe.loops.agent import DistributedAgent
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.main import MainLoop
-from steppe.params.aggregation import Aggregation
 from steppe.params.client import ParameterClient
-from steppe.params.federated import ALL, FederatedParameterServer
-from steppe.params.optimizers import Optimizer
-from steppe.params.privacy import PrivacyPlan
-from steppe.params.rounds import Rounds
+from steppe.params.clustering import Step, server_for
 from steppe.params.server import ParameterServer
 from steppe.params.wire import TOKEN_VARIABLE, Tls
+from steppe.records.directory import RunDirectory
 
 if TYPE_CHECKING:
     from steppe.replay.pool import ReplayBufferPool
@@ -60,9 +60,14 @@ class DistributedMainLoop(MainLoop):
             raise ConfigError(
                 f"param_server is a client of {param_server.url}, the cluster meets at {self.cluster.url}"
             )
+        if param_server is not None and self.cluster.backend != "grpc":
+            raise ConfigError(
+                f"backend {self.cluster.backend!r} has a parameter server of its own: leave param_server None, or use 'grpc'"
+            )
         super().__init__(environment, replay_buffer, agent, config=_with_cluster(config, self.cluster))
         self.param_server = param_server
         self._node: Node | None = None
+        self._hosting, self._is_hosting = contextlib.ExitStack(), False
 
     @property
     def rank(self) -> int | None:
@@ -71,13 +76,15 @@ class DistributedMainLoop(MainLoop):
 
     def run_distributed_training(self, total_episodes: int = 1000) -> dict[str, Any]:
         """Train for so many episodes on this node, exchanging with the others; the run's summary, with the cluster's."""
+        from steppe.roles.cluster import CLUSTER_END
+
         self._serve()
         self._leave()
         summary = self.run_training(total_episodes)
-        with self._client() as client:
-            stats = client.get_server_stats()
-        about = {"node_id": self.cluster.node_id, "rank": self.rank, "run": stats["run"], "version": stats["version"]}
-        return {**summary, "cluster": {**about, "nodes": stats.get("workers", {})}}
+        events = [record for _, record in RunDirectory.open(summary["path"]).store.read(EVENTS)]
+        ends = [record["details"] for record in events if record["kind"] == CLUSTER_END]
+        about = {"node_id": self.cluster.node_id, "rank": self.rank, **(ends[-1] if ends else {})}
+        return {**summary, "cluster": about}
 
     def synchronize_with_cluster(self) -> int:
         """Between runs: take over what the cluster has learned, and from the second time on hand in first what the agent
@@ -94,8 +101,9 @@ class DistributedMainLoop(MainLoop):
         return self._node.version
 
     def close(self) -> None:
-        """Leave the cluster, and stop the server if it is this node's."""
+        """Leave the cluster, and stop the server if it is this node's; on Ray and MPI when all others have left."""
         self._leave()
+        self._hosting.close()
         if isinstance(self.param_server, ParameterServer):
             self.param_server.stop_server()
 
@@ -108,6 +116,9 @@ class DistributedMainLoop(MainLoop):
     def _serve(self) -> None:
         if isinstance(self.param_server, ParameterServer) and not self.param_server.is_serving:
             serve(self.param_server, self.cluster)
+        if not self._is_hosting:
+            self._hosting.enter_context(hosting(self.cluster, self))
+            self._is_hosting = True
 
     def _client(self) -> ParameterClient:
         from steppe.roles.cluster import connect
@@ -117,21 +128,34 @@ class DistributedMainLoop(MainLoop):
 
 def cluster_server(cluster: ClusterConfig, resolved: Resolved) -> ParameterServer:
     """The server of a cluster that trains what a configuration describes, from its checkpoint if there is one."""
-    from steppe.roles.cluster import trainable
+    return server_for(cluster, *_beginning(MainLoop.of(resolved)))
 
-    loop = MainLoop.of(resolved)
+
+@contextlib.contextmanager
+def hosting(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
+    """Where the cluster's server is its first node's, have it up, and afterwards until all others have left."""
+    from steppe.roles.cluster import LATE_S, await_others, bring_up, connect
+
+    if not cluster.hosts:
+        yield
+        return
+    host = bring_up(cluster, *_beginning(loop))
+    try:
+        yield
+        with contextlib.suppress(Unreachable), connect(cluster) as client:
+            await_others(client, cluster.deadline_s + LATE_S)
+    finally:
+        host.close()
+
+
+def _beginning(loop: MainLoop) -> tuple[dict[str, np.ndarray], Step]:
+    """The parameters that a loop's agent trains, as they are at first, and how it would take a step."""
     plan = loop.plan()
     loop.agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
-    agent = loop.agent.agent
+    agent: Any = loop.agent.agent
     arrays = agent.weights().arrays()
-    params = {entry.name: arrays[entry.name] for entry in trainable(agent)}
-    server = (
-        _federated(cluster, params) if cluster.exchange == "deltas" else _together(cluster, params, agent, plan.config)
-    )
-    path = cluster.server.checkpoint
-    if path is not None and (path.exists() or path.with_name(f"{path.name}.previous").exists()):
-        server.load_checkpoint(path)
-    return server
+    step = Step(agent.learning_rate, agent.adam_eps, plan.config.agent.max_grad_norm)
+    return {entry.name: arrays[entry.name] for entry in trainable(agent)}, step
 
 
 def serve(server: ParameterServer, cluster: ClusterConfig) -> int:
@@ -146,45 +170,6 @@ def serve(server: ParameterServer, cluster: ClusterConfig) -> int:
     return server.start_server(cluster.server.listen or host, port, token=_tokens(cluster), tls=tls)
 
 
-def _federated(cluster: ClusterConfig, params: Mapping[str, np.ndarray]) -> FederatedParameterServer:
-    private, optimizer = cluster.privacy, cluster.optimizer or "fedavg"
-    plan = None
-    if private is not None:
-        expected = private.expected_nodes or len(cluster.nodes)
-        if not expected:
-            raise ConfigError("privacy.expected_nodes is required where the cluster does not list its nodes")
-        about = (private.ledger, private.epsilon, expected, private.delta, private.clip_norm, private.sampling_rate)
-        plan = PrivacyPlan(*about)
-    return FederatedParameterServer(
-        params,
-        cluster.quorum,
-        private is not None,
-        1.0 if private is None else private.noise,
-        aggregation_method=Aggregation(cluster.aggregation or "federated", cluster.byzantine, cluster.trim),
-        save_frequency=cluster.server.save_every,
-        checkpoint_path=cluster.server.checkpoint,
-        optimizer=Optimizer(optimizer, cluster.learning_rate),
-        deadline_s=cluster.deadline_s,
-        privacy=plan,
-    )
-
-
-def _together(
-    cluster: ClusterConfig, params: Mapping[str, np.ndarray], agent: Any, config: RunConfig
-) -> ParameterServer:
-    """Steps as the agent would take them alone: its Adam, its step size, its clipping."""
-    optimizer = Optimizer("adam", agent.learning_rate, eps=agent.adam_eps, max_norm=config.agent.max_grad_norm)
-    return ParameterServer(
-        params,
-        Aggregation(cluster.aggregation or "average", cluster.byzantine, cluster.trim),
-        ALL,
-        cluster.server.save_every,
-        cluster.server.checkpoint,
-        optimizer=optimizer,
-        rounds=Rounds(synchronous=True, quorum=cluster.quorum, deadline_s=cluster.deadline_s),
-    )
-
-
 def _as_node(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> ClusterConfig:
     values = given.model_dump(exclude_none=True) if isinstance(given, ClusterConfig) else dict(given)
     if values.setdefault("node_id", node_id) != node_id:
@@ -192,16 +177,17 @@ def _as_node(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> ClusterC
             f"node_id is {node_id!r}, but {values['node_id']!r} in cluster_config: say it in one place only"
         )
     cluster = read_cluster(values)
-    cluster.address  # noqa: B018 - says what is missing
+    if cluster.backend == "grpc":
+        cluster.address  # noqa: B018 - says what is missing
     return cluster
 
 
 def _with_cluster(config: RunConfig | Mapping[str, Any] | None, cluster: ClusterConfig) -> RunConfig | dict[str, Any]:
-    """A run's settings with the cluster's among them."""
+    """A run's settings with the cluster's among them, and a seed of this node's own unless one was given."""
     values = {f"cluster.{key}": value for key, value in cluster.model_dump(mode="json", exclude_none=True).items()}
     if isinstance(config, RunConfig):
         return unflatten({**flatten(config), **values})
-    return {**(config or {}), **values}
+    return {"seed": cluster.seed_shift, **(config or {}), **values}
 
 
 def _tokens(cluster: ClusterConfig) -> str | dict[str, str] | None:

@@ -62,6 +62,13 @@ class ParameterClient(Pushing):
         self._standing: dict[str, dict[str, Any]] = {}
         self._line = _line(url, token, ca, timeout_s, retry_s)
 
+    @classmethod
+    def over(cls, line: Line, url: str) -> Self:
+        """A client whose calls travel by a line of the caller's; `url` is what it is called."""
+        client = cls.__new__(cls)
+        client.url, client._standing, client._line = url, {}, line
+        return client
+
     def __enter__(self) -> Self:
         return self
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from steppe.core.codec import decode_weights, pack, unpack
 from steppe.core.errors import ConfigError, MissingExtra, SteppeError, Unreachable, UsageError
-from steppe.core.weights import Weights
 from steppe.params import wire
-from steppe.params.pushing import Push
-from steppe.params.rounds import Receipt
-from steppe.params.space import Space
+from steppe.params.packed_line import PackedLine
 
 try:
     import grpc
@@ -27,18 +21,17 @@ except ImportError as error:  # pragma: no cover
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 
 
-class GrpcLine:
+class GrpcLine(PackedLine):
     """One channel to one address."""
 
-    FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1
-    tells_version = False
+    LONGEST_ROW = wire.CHUNK
 
     def __init__(self, url: str, token: str | None, ca: str | Path | None, timeout_s: float, retry_s: float) -> None:
+        super().__init__()
         secure, self._host, self._port = wire.address_of(url)
         if ca is not None and not secure:
             raise ConfigError(f"ca is for grpcs:// addresses, and {url!r} is not one")
         self._url, self._token, self._timeout_s, self._retry_s = url, token, timeout_s, retry_s
-        self._space: tuple[Space, bool] | None = None  # what the server trains, and whether a push has to have it all
         options = [
             *wire.BULK,
             ("grpc.max_receive_message_length", -1),
@@ -62,38 +55,7 @@ class GrpcLine:
         except grpc.RpcError:
             return False
 
-    def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        answer = unpack(self._send(method, pack(dict(request), sealed=False))[0], sealed=False)
-        if method == "Register":
-            self._space = Space.described(answer.pop("fields")), bool(answer.pop("whole"))
-        return answer
-
-    def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
-        request = pack({"worker": worker, "newer_than": newer_than}, sealed=False)
-        data, details, _ = self._send("Pull", request)
-        return (decode_weights(data, sealed=False) if data else None), _round_of(details)
-
-    def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
-        """An update that does not fit is not sent, only what is wrong with it, to be counted."""
-        assert self._space is not None, "whoever pushes is registered"
-        space, whole = self._space
-        row: np.ndarray | None
-        if isinstance(update, np.ndarray):
-            row, refusal = update, space.unfit_row(update)
-        else:
-            row, refusal = None if whole else space.shared_row(update), None
-            if row is None:
-                row = np.empty(space.size, np.float32)
-                refusal = space.fill(row, update, whole=whole)
-        long = refusal is None and row.nbytes > wire.CHUNK
-        words = {**push._asdict(), "refusal": list(refusal) if refusal else None}
-        header = pack({**words, "row": None if refusal or long else row}, sealed=False)
-        data, _, tries = self._send("PushRow", header, row) if long else self._send("Push", header)
-        return msgspec.convert(unpack(data, sealed=False), Receipt), tries
-
-    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, Any, int]:
-        """The answer, what came with it, and how often it was asked for: again while nobody answers or the server has too
-        much to do. With a `row`, that follows in parts."""
+    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
         kind = self._channel.unary_unary if row is None else self._channel.stream_unary
         call = kind(wire.path_of(method))
         until, pause, tries = time.monotonic() + self._retry_s, FIRST_PAUSE_S, 0
@@ -102,7 +64,7 @@ class GrpcLine:
             try:
                 sent = data if row is None else wire.parts_of(data, row)
                 answer, details = call.with_call(sent, timeout=self._timeout_s, metadata=self._metadata())
-                return answer, details, tries
+                return answer, _round_of(details), tries
             except grpc.RpcError as error:
                 left = until - time.monotonic()
                 if not _passing(error) or left <= 0:

@@ -16,7 +16,7 @@ MOST = 4  # threads; memory has no more to give
 def in_lanes(kernel: Callable[..., bool], *arguments: Any) -> bool:
     """Call a compiled element-by-element pass, cut into parts along its flat arrays; whether every part says True."""
     size = next(len(given) for given in arguments if isinstance(given, np.ndarray))
-    lanes = min(MOST, len(os.sched_getaffinity(0))) if size >= LONG else 1
+    lanes = min(MOST, _cores()) if size >= LONG else 1
     if lanes == 1:
         return bool(kernel(*arguments))
     ends = [size * lane // lanes for lane in range(lanes + 1)]
@@ -33,3 +33,7 @@ def in_lanes(kernel: Callable[..., bool], *arguments: Any) -> bool:
     for other in others:
         other.join()
     return all(found)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import numpy as np
 
-from steppe.core.codec import encode_weights, pack
 from steppe.core.errors import ConfigError, DamagedFile, MissingExtra, SteppeError, UsageError
-from steppe.params import wire
+from steppe.params import calls, wire
 from steppe.params.kernels import copy_finite
-from steppe.params.pushing import POLICY, Push
-from steppe.params.space import MISFITS, Refusal
+from steppe.params.pushing import Push
 from steppe.params.wire import Tls
 
 try:
@@ -34,32 +32,6 @@ if TYPE_CHECKING:
 
 THREADS, RESERVED = 24, 8  # the second are kept from rows that come in parts, which may be slow
 WAITING_BYTES = 1 << 30  # of requests that are being read or wait for a thread; more are asked to come again
-_NONE = type(None)
-_WHO: dict[str, tuple[type, ...]] = {"worker": (str,)}
-_REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
-    "Register": _WHO,
-    "Unregister": _WHO,
-    "Pull": {"worker": (str, _NONE), "newer_than": (int,)},
-    "Push": {
-        **_WHO,
-        "row": (np.ndarray, _NONE),
-        "refusal": (list, _NONE),
-        "weight": (float, int),
-        "number": (int, _NONE),
-        "version": (int, _NONE),
-    },
-    "PushRow": {
-        **_WHO,
-        "row": (_NONE,),
-        "refusal": (_NONE,),
-        "weight": (float, int),
-        "number": (int, _NONE),
-        "version": (int, _NONE),
-    },
-    "Report": {**_WHO, "metrics": (dict,)},
-    "Stats": {},
-    "Checkpoint": {},
-}
 
 
 class Service:
@@ -110,14 +82,17 @@ class Service:
         if context.time_remaining() is not None and context.time_remaining() <= 0:
             self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
         try:
-            request = wire.read_request(data, _REQUESTS[method])
+            request = wire.read_request(data, calls.REQUESTS[method])
             worker = request.get("worker")
             if name is not None and worker is not None and worker != name:
                 words = "this token is another worker's"
                 self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
             if rest is not None:
                 return self._push_row(request, rest)
-            return _CALLS[method](self.server, request, context)
+            found, number = calls.carry_out(self.server, method, request)
+            if number is not None:
+                context.set_trailing_metadata(((wire.ROUND, str(number)),))
+            return found
         except DamagedFile as error:
             self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SteppeError as error:
@@ -151,7 +126,7 @@ class Service:
             push, row, finite=bool(finite)
         )  # one that is not is looked at again, and refused
         self._rows.append(row)
-        return _packed(msgspec.to_builtins(receipt))
+        return calls.packed(msgspec.to_builtins(receipt))
 
     def _bind(self, host: str, port: int, tls: Tls | None) -> int:
         address = f"{host}:{port}"
@@ -194,7 +169,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: Service) -> None:
         self._handlers = {
-            wire.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method)) for method in _CALLS
+            wire.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method)) for method in calls.CALLS
         }
         rows = grpc.stream_unary_rpc_method_handler(
             lambda parts, context: service.answer_parts("PushRow", parts, context)
@@ -208,69 +183,6 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 def _bound(service: Service, method: str) -> Callable[[bytes, Any], bytes]:
     return lambda data, context: service.answer(method, data, context)
-
-
-def _register(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    new, about = server.register_worker(request["worker"]), server.description()
-    del about["carried"]
-    return _packed({"new": new, **server.standing(request["worker"]), **about})
-
-
-def _unregister(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    return _packed({"was": server.unregister_worker(request["worker"])})
-
-
-def _pull(server: ParameterServer, request: dict[str, Any], context: Any) -> bytes:
-    """The newest weights, or no bytes when the caller has them; one without a name only reads."""
-    worker, known = request["worker"], request["newer_than"]
-    if worker is None:
-        found = server.newer_than(POLICY, known)
-        return b"" if found is None else encode_weights(found, sealed=False)
-    standing = server.standing(worker)
-    context.set_trailing_metadata(((wire.ROUND, str(standing["round_number"])),))
-    return b"" if standing["version"] <= known else encode_weights(server.pull(worker), sealed=False)
-
-
-def _push(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    """A row of numbers, or what the client found to be wrong with them."""
-    push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
-    row, words = request["row"], request["refusal"]
-    if (row is None) == (words is None):
-        raise DamagedFile("a push has either numbers or what is wrong with them")
-    if row is not None:
-        return _packed(msgspec.to_builtins(server.take_row(push, row)))
-    if len(words) != 2 or not all(isinstance(word, str) for word in words) or words[0] not in MISFITS:
-        raise DamagedFile("a push's refusal is a known word and a sentence")
-    return _packed(msgspec.to_builtins(server.refuse_push(push, Refusal(words[0], words[1][:1000]))))
-
-
-def _report(server: ParameterServer, request: dict[str, Any], _: Any) -> bytes:
-    server.report(request["worker"], request["metrics"])
-    return _packed({})
-
-
-def _stats(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
-    return _packed(server.get_server_stats())
-
-
-def _checkpoint(server: ParameterServer, _: dict[str, Any], __: Any) -> bytes:
-    """Where the server was told to keep it: a client names no path."""
-    return _packed({"path": str(server.save_checkpoint())})
-
-
-def _packed(tree: Any) -> bytes:
-    return pack(tree, sealed=False)
-
-
-_CALLS: dict[str, Callable[[ParameterServer, dict[str, Any], Any], bytes]] = {
-    "Register": _register,
-    "Unregister": _unregister,
-    "Pull": _pull,
-    "Push": _push,
-    "Report": _report,
-    "Stats": _stats,
-    "Checkpoint": _checkpoint,
-}
 
 
 def _tokens(

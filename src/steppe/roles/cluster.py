@@ -6,20 +6,25 @@ every optimizer step is one of all nodes together: the server has the optimizer,
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from steppe.core.agent import Agent, Learned
+from steppe.core.agent import Agent, Learned, trainable
 from steppe.core.cluster import ClusterConfig
 from steppe.core.errors import ConfigError, RunFailed, Unreachable
 from steppe.core.experience import Batch
-from steppe.core.weights import Entry, Weights
+from steppe.core.weights import Weights
 from steppe.params.client import ParameterClient
 from steppe.roles.learner import Learner
 
+if TYPE_CHECKING:
+    from steppe.params.clustering import Step
+
+CLUSTER_END = "cluster_end"  # the event with what the cluster has come to
 LATE_S = 2.0  # what a round's deadline is waited for beyond
 LOOK_S = 0.2  # between looks at whether the run is to end
 PATIENCE = 3  # rounds without result until nodes that step together give up
@@ -199,24 +204,59 @@ class NodeLearner(Learner):
         counts = {"env_steps": self.env_steps, "episodes": self.episodes, "updates": self.updates}
         means = {name: sum(values) / len(values) for name, values in self._stats.items()}
         self.node.report({**counts, **means, "cluster_version": self.node.version, "done": float(final)})
+        if final:
+            self._tell()
         super()._report(final=final)
+
+    def _tell(self) -> None:
+        """What the cluster has come to goes into the event log: when this node has left, there may be nobody to ask."""
+        with contextlib.suppress(Unreachable):
+            stats = self.node.client.get_server_stats()
+            about = {"version": stats["version"], "nodes": stats.get("workers", {})}
+            self.context.event(CLUSTER_END, run=stats["run"], **about)
 
 
 def connect(config: ClusterConfig) -> ParameterClient:
     """A client of the cluster's server."""
+    if config.backend == "ray":
+        from steppe.roles.cluster_ray import RayLine
+
+        return ParameterClient.over(RayLine(config), config.url)
+    if config.backend == "mpi":
+        from steppe.roles.cluster_mpi import MpiLine
+
+        return ParameterClient.over(MpiLine(config), config.url)
     ca = config.tls.ca if config.tls is not None else None
     return ParameterClient(config.url, ca=ca, timeout_s=config.timeout_s, retry_s=config.retry_s)
 
 
-def trainable(agent: Agent) -> tuple[Entry, ...]:
-    """The parameters that the agent trains: those that it says, or else all it has, which then are float32."""
-    layout = agent.weights().layout
-    count: Any = getattr(agent, "num_trainable", None)
-    entries = layout.entries if count is None else layout.first(count)
-    odd = [entry.name for entry in entries if entry.dtype != "float32"]
-    if odd:
-        raise ConfigError(
-            f"{type(agent).__name__} has {odd[0]!r}, which is not float32, among its weights: say with a property "
-            "num_trainable how many of its first numbers are trained"
-        )
-    return entries
+class Host(Protocol):
+    """A server that this node's process, or an actor of its, has for the others."""
+
+    def close(self) -> None: ...
+
+
+def bring_up(config: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> Host:
+    """The server of a cluster that meets in Ray or in an MPI world."""
+    if config.backend == "ray":
+        from steppe.roles.cluster_ray import RayHost
+
+        return RayHost(config, params, step)
+    from steppe.roles.cluster_mpi import MpiHost
+
+    return MpiHost(config, params, step)
+
+
+def await_others(client: ParameterClient, patience_s: float) -> None:
+    """Return when nobody is registered any more, or nothing more has come for `patience_s`."""
+    seen, until = None, 0.0
+    while True:
+        stats = client.get_server_stats()
+        if not stats["num_workers"]:
+            return
+        now = (stats["num_workers"], stats["accepted_pushes"], stats["round"])
+        if now != seen:
+            seen, until = now, time.monotonic() + patience_s
+        elif time.monotonic() >= until:
+            return
+        time.sleep(LOOK_S)

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from steppe.core.agent import Agent, Learned, Progress, Tree
+from steppe.core.agent import Agent, Learned, Progress, Tree, trainable
 from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError, RunFailed, UsageError
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import PushSpec, SegmentSpec
-from steppe.core.weights import Entry
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
@@ -191,20 +190,6 @@ def make_server(config: RunConfig, agent: Agent, parameters: Mapping[str, np.nda
         optimizer=optimizer,
         rounds=Rounds(damping=params.damping, max_staleness=params.max_staleness),
     )
-
-
-def trainable(agent: Agent) -> tuple[Entry, ...]:
-    """The parameters that the agent's gradients are about: those that it says it trains, or else all it has."""
-    layout = agent.weights().layout
-    count = getattr(agent, "num_trainable", None)
-    entries = layout.entries if count is None else layout.first(count)
-    odd = [entry.name for entry in entries if entry.dtype != "float32"]
-    if odd:
-        raise ConfigError(
-            f"{type(agent).__name__} has {odd[0]!r}, which is not float32, among its weights: say with a property "
-            "num_trainable how many of its first numbers a gradient has"
-        )
-    return entries
 
 
 def _name(worker: int) -> str:

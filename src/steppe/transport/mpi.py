@@ -32,12 +32,15 @@ else:
     Comm = Message = Request = Status = Any
 
 
-def library() -> Any:
-    """The module MPI of mpi4py, which joins the world when it is first imported; MissingExtra where it cannot be."""
+def library(threads: str = "funneled") -> Any:
+    """The module MPI of mpi4py, which joins the world when it is first imported; MissingExtra where it cannot be.
+
+    `threads`: as MPI says it; funneled where other threads of a rank never call it.
+    """
     try:
         import mpi4py
 
-        mpi4py.rc.thread_level = "funneled"  # other threads of a rank never call it
+        mpi4py.rc.thread_level = threads
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter: mpi4py is there, but no MPI library
         raise MissingExtra("runtime 'mpi'", "mpi") from error

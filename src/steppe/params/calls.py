@@ -1,0 +1,130 @@
+"""What may be asked of a parameter server by packed bytes (core/codec.py), and what is answered: the same whichever way they
+come. Who may ask is for those who carry them: service.py (gRPC), ray_host.py, mpi_line.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.codec import Buffer, encode_weights, pack
+from steppe.core.errors import DamagedFile, SteppeError, UsageError
+from steppe.params import wire
+from steppe.params.pushing import POLICY, Push
+from steppe.params.space import MISFITS, Refusal
+
+if TYPE_CHECKING:
+    from steppe.params.server import ParameterServer
+
+_NONE = type(None)
+_WHO: dict[str, tuple[type, ...]] = {"worker": (str,)}
+REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "Register": _WHO,
+    "Unregister": _WHO,
+    "Pull": {"worker": (str, _NONE), "newer_than": (int,)},
+    "Push": {
+        **_WHO,
+        "row": (np.ndarray, _NONE),
+        "refusal": (list, _NONE),
+        "weight": (float, int),
+        "number": (int, _NONE),
+        "version": (int, _NONE),
+    },
+    "PushRow": {
+        **_WHO,
+        "row": (_NONE,),
+        "refusal": (_NONE,),
+        "weight": (float, int),
+        "number": (int, _NONE),
+        "version": (int, _NONE),
+    },
+    "Report": {**_WHO, "metrics": (dict,)},
+    "Stats": {},
+    "Checkpoint": {},
+}
+
+Answer = tuple[str, Any, int | None]  # "ok" and bytes, or "usage", "error" and words; the round, after a pull
+
+
+def carry_out(server: ParameterServer, method: str, request: dict[str, Any]) -> tuple[bytes, int | None]:
+    """The answer's bytes, and for a worker's pull the server's round."""
+    known = method == "Pull" and request["worker"] is not None
+    number = int(server.standing(request["worker"])["round_number"]) if known else None
+    return CALLS[method](server, request), number
+
+
+def answer(server: ParameterServer, method: str, data: Buffer) -> Answer:
+    """Read and carry out; what is wrong comes back in words."""
+    try:
+        if method not in CALLS:
+            raise DamagedFile(f"there is no call {method!r}")
+        return ("ok", *carry_out(server, method, wire.read_request(data, REQUESTS[method])))
+    except UsageError as error:
+        return "usage", str(error), None
+    except SteppeError as error:
+        return "error", str(error), None
+
+
+def _register(server: ParameterServer, request: dict[str, Any]) -> bytes:
+    new, about = server.register_worker(request["worker"]), server.description()
+    del about["carried"]
+    return packed({"new": new, **server.standing(request["worker"]), **about})
+
+
+def _unregister(server: ParameterServer, request: dict[str, Any]) -> bytes:
+    return packed({"was": server.unregister_worker(request["worker"])})
+
+
+def _pull(server: ParameterServer, request: dict[str, Any]) -> bytes:
+    """The newest weights, or no bytes when the caller has them; one without a name only reads."""
+    worker, known = request["worker"], request["newer_than"]
+    if worker is None:
+        found = server.newer_than(POLICY, known)
+    else:
+        found = server.pull(worker) if server.standing(worker)["version"] > known else None
+    return b"" if found is None else encode_weights(found, sealed=False)
+
+
+def _push(server: ParameterServer, request: dict[str, Any]) -> bytes:
+    """A row of numbers, or what the client found to be wrong with them."""
+    push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
+    row, words = request["row"], request["refusal"]
+    if (row is None) == (words is None):
+        raise DamagedFile("a push has either numbers or what is wrong with them")
+    if row is not None:
+        return packed(msgspec.to_builtins(server.take_row(push, row)))
+    if len(words) != 2 or not all(isinstance(word, str) for word in words) or words[0] not in MISFITS:
+        raise DamagedFile("a push's refusal is a known word and a sentence")
+    return packed(msgspec.to_builtins(server.refuse_push(push, Refusal(words[0], words[1][:1000]))))
+
+
+def _report(server: ParameterServer, request: dict[str, Any]) -> bytes:
+    server.report(request["worker"], request["metrics"])
+    return packed({})
+
+
+def _stats(server: ParameterServer, _: dict[str, Any]) -> bytes:
+    return packed(server.get_server_stats())
+
+
+def _checkpoint(server: ParameterServer, _: dict[str, Any]) -> bytes:
+    """Where the server was told to keep it: a client names no path."""
+    return packed({"path": str(server.save_checkpoint())})
+
+
+def packed(tree: Any) -> bytes:
+    """An answer's bytes."""
+    return pack(tree, sealed=False)
+
+
+CALLS: dict[str, Callable[[ParameterServer, dict[str, Any]], bytes]] = {
+    "Register": _register,
+    "Unregister": _unregister,
+    "Pull": _pull,
+    "Push": _push,
+    "Report": _report,
+    "Stats": _stats,
+    "Checkpoint": _checkpoint,
+}

@@ -1,0 +1,69 @@
+"""What the lines have in common that carry packed bytes to a parameter server elsewhere (calls.py is what is asked)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.codec import decode_weights, pack, unpack
+from steppe.core.errors import SteppeError, UsageError
+from steppe.core.weights import Weights
+from steppe.params.calls import Answer
+from steppe.params.pushing import Push
+from steppe.params.rounds import Receipt
+from steppe.params.space import Space
+
+
+class PackedLine:
+    """Makes requests and reads answers; `_send` is each line's own."""
+
+    FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1
+    LONGEST_ROW: int | None = None  # bytes; what is longer follows the request in parts
+    tells_version = False
+
+    def __init__(self) -> None:
+        self._space: tuple[Space, bool] | None = None  # what the server trains, and whether a push has to have it all
+
+    def call(self, method: str, request: Mapping[str, Any]) -> Any:
+        answer = unpack(self._send(method, pack(dict(request), sealed=False))[0], sealed=False)
+        if method == "Register":
+            self._space = Space.described(answer.pop("fields")), bool(answer.pop("whole"))
+        return answer
+
+    def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
+        data, number, _ = self._send("Pull", pack({"worker": worker, "newer_than": newer_than}, sealed=False))
+        return (decode_weights(data, sealed=False) if data else None), number
+
+    def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
+        """An update that does not fit is not sent, only what is wrong with it, to be counted."""
+        assert self._space is not None, "whoever pushes is registered"
+        space, whole = self._space
+        row: np.ndarray | None
+        if isinstance(update, np.ndarray):
+            row, refusal = update, space.unfit_row(update)
+        else:
+            row, refusal = None if whole else space.shared_row(update), None
+            if row is None:
+                row = np.empty(space.size, np.float32)
+                refusal = space.fill(row, update, whole=whole)
+        long = refusal is None and self.LONGEST_ROW is not None and row.nbytes > self.LONGEST_ROW
+        words = {**push._asdict(), "refusal": list(refusal) if refusal else None}
+        header = pack({**words, "row": None if refusal or long else row}, sealed=False)
+        data, _, tries = self._send("PushRow", header, row) if long else self._send("Push", header)
+        return msgspec.convert(unpack(data, sealed=False), Receipt), tries
+
+    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
+        """The answer, the server's round if it came with it, and how often it was asked for: again while nobody answers or
+        the server has too much to do. With a `row`, that follows in parts."""
+        raise NotImplementedError
+
+
+def settled(answer: Answer) -> tuple[bytes, int | None]:
+    """An answer's bytes and round; what went wrong at the other end is raised here."""
+    kind, found, number = answer
+    if kind != "ok":
+        raise (UsageError if kind == "usage" else SteppeError)(found)
+    return bytes(found), number

@@ -1,0 +1,127 @@
+"""A cluster that meets in an MPI world: every rank is a node, and the first one's process has the parameter server.
+
+    QUESTION   any rank → the first    (number, method, request)
+    ANSWER     the first → that rank   (number, kind, answer or words, round)
+
+A thread of the first rank answers while the rank itself trains, so the world has to allow threads. Nothing blocks for long:
+whoever waits looks for messages in growing pauses.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.cluster import ClusterConfig
+from steppe.core.errors import ConfigError, Unreachable, UsageError
+from steppe.params.calls import answer
+from steppe.params.clustering import Step, server_for
+from steppe.params.packed_line import PackedLine, settled
+from steppe.transport.mpi import library
+
+QUESTION, ANSWER = 7101, 7102
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.002
+
+
+class MpiHost:
+    """Answers from a thread of this process, the first rank's."""
+
+    def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> None:
+        self._mpi = joined(cluster)
+        self.server = server_for(cluster, params, step)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="params-mpi", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        if self.server.checkpoint_path is not None:
+            self.server.save_checkpoint()
+        self.server.close()
+
+    def _serve(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not self._ending.is_set():
+            found = taken(self._mpi, self._mpi.ANY_SOURCE, QUESTION)
+            pause = FIRST_PAUSE_S if found is not None else min(2 * pause, LONGEST_PAUSE_S)
+            if found is None:
+                self.server.tick()
+                time.sleep(pause)
+                continue
+            data, rank = found
+            number, method, request = msgspec.msgpack.decode(data)
+            said = msgspec.msgpack.encode((number, *answer(self.server, method, request)))
+            self._mpi.COMM_WORLD.Send([said, self._mpi.BYTE], rank, ANSWER)
+
+
+class MpiLine(PackedLine):
+    """Questions to the first rank, one at a time. They wait there until it answers, so none is ever asked twice."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        super().__init__()
+        self._mpi, self._cluster = joined(cluster), cluster
+        self._asking, self._number = threading.Lock(), time.monotonic_ns()  # unlike those of a line before
+
+    def is_serving(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
+        with self._asking:
+            self._number += 1
+            question = msgspec.msgpack.encode((self._number, method, data))
+            sent = self._mpi.COMM_WORLD.Isend([question, self._mpi.BYTE], 0, QUESTION)
+            return (*settled(self._awaited(sent)), 1)
+
+    def _awaited(self, sent: Any) -> Any:
+        until, pause = time.monotonic() + self._cluster.timeout_s + self._cluster.retry_s, FIRST_PAUSE_S
+        while True:
+            sent.Test()
+            found = taken(self._mpi, 0, ANSWER)
+            if found is not None:
+                number, *said = msgspec.msgpack.decode(found[0])
+                if number == self._number:
+                    return said
+                continue  # the answer to a question that was given up
+            if time.monotonic() >= until:
+                raise Unreachable(
+                    "the first rank, which has the parameter server, does not answer: is it still training?"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def taken(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | None:
+    """A message that came, and from which rank; None when there is none."""
+    status = mpi.Status()
+    message = mpi.COMM_WORLD.Improbe(source, tag, status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(mpi.BYTE))
+    message.Recv([data, mpi.BYTE])
+    return data, status.Get_source()
+
+
+def joined(cluster: ClusterConfig) -> Any:
+    """The module MPI, with this process a rank of a world that is this cluster."""
+    mpi = library("multiple")
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise UsageError(
+            "the MPI world of a cluster has to allow threads, and this one was joined without: see docs/cluster.md"
+        )
+    size, rank = mpi.COMM_WORLD.size, mpi.COMM_WORLD.rank
+    if size != len(cluster.nodes):
+        raise ConfigError(
+            f"the MPI world has {size} ranks, and the cluster {len(cluster.nodes)} nodes: say mpiexec -n {len(cluster.nodes)}"
+        )
+    if cluster.node_id is not None and cluster.rank != rank:
+        raise ConfigError(f"rank {rank} of the MPI world is node {cluster.nodes[rank]!r}, not {cluster.node_id!r}")
+    return mpi

@@ -1,0 +1,120 @@
+"""A cluster that meets in Ray: its parameter server is an actor by name, which the first node brings up and which ends with
+that node; and the line by which every node speaks to it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steppe.core.cluster import ClusterConfig, read_cluster
+from steppe.core.codec import pack, unpack
+from steppe.core.errors import Conflict, Unreachable
+from steppe.params.calls import Answer, answer
+from steppe.params.clustering import Step, server_for
+from steppe.params.packed_line import PackedLine, settled
+from steppe.transport.ray import library
+
+NAMESPACE = "steppe"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class Keeper:
+    """Lives as a Ray actor and has the server. Arrays of bytes in and out, which Ray stores as they are."""
+
+    def __init__(self, described: np.ndarray) -> None:
+        tree = unpack(described.tobytes(), sealed=False)
+        step = msgspec.convert(tree["step"], Step)
+        self._server = server_for(read_cluster(tree["cluster"]), tree["parameters"], step)
+
+    def answer(self, method: str, data: np.ndarray) -> Answer:
+        """What a call comes to (params/calls.py)."""
+        kind, found, number = answer(self._server, method, data.tobytes())
+        return kind, np.frombuffer(found, np.uint8) if kind == "ok" else found, number
+
+    def keep(self) -> None:
+        """A last checkpoint, if it keeps any."""
+        if self._server.checkpoint_path is not None:
+            self._server.save_checkpoint()
+
+
+class RayHost:
+    """Brings the server up, where other programs of the Ray cluster find it by the cluster's name."""
+
+    def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> None:
+        ray = joined(cluster)
+        about = cluster.model_dump(mode="json", exclude_none=True)
+        described = {"cluster": about, "parameters": dict(params), "step": msgspec.to_builtins(step)}
+        options = {"name": cluster.name, "namespace": NAMESPACE, "num_cpus": 0}
+        try:
+            self._actor = (
+                ray.remote(Keeper).options(**options).remote(np.frombuffer(pack(described, sealed=False), np.uint8))
+            )
+            ray.get(self._actor.answer.remote("Stats", np.frombuffer(pack({}, sealed=False), np.uint8)))
+        except ValueError:
+            words = f"another cluster {cluster.name!r} is on this Ray cluster: end it, or give this one another cluster.name"
+            raise Conflict(words) from None
+
+    def close(self) -> None:
+        ray = library()
+        with contextlib.suppress(ray.exceptions.RayError):  # it is gone already
+            ray.get(self._actor.keep.remote())
+        ray.kill(self._actor)
+
+
+class RayLine(PackedLine):
+    """Calls of the actor, which is looked for again when it is gone."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        super().__init__()
+        self._ray, self._cluster, self._actor = joined(cluster), cluster, None
+
+    def is_serving(self) -> bool:
+        return self._found() is not None
+
+    def close(self) -> None:
+        self._actor = None
+
+    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
+        until, pause, tries = time.monotonic() + self._cluster.retry_s, FIRST_PAUSE_S, 0
+        while True:
+            tries += 1
+            actor = self._found()
+            if actor is not None:
+                try:
+                    asked = actor.answer.remote(method, np.frombuffer(data, np.uint8))
+                    return (*settled(self._ray.get(asked, timeout=self._cluster.timeout_s)), tries)
+                except self._ray.exceptions.RayError:  # it ended, its node did, or it takes too long
+                    self._actor = None
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Unreachable(
+                    f"no parameter server is at {self._cluster.url}: is the cluster's first node running?"
+                )
+            time.sleep(min(left, pause))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _found(self) -> Any:
+        if self._actor is None:
+            with contextlib.suppress(ValueError):  # nobody has that name
+                self._actor = self._ray.get_actor(self._cluster.name, namespace=NAMESPACE)
+        return self._actor
+
+
+def joined(cluster: ClusterConfig) -> Any:
+    """The module ray, with this process part of the Ray cluster: the one that the program has joined, or the one described."""
+    ray = library()
+    if not ray.is_initialized():
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+        try:
+            ray.init(address=cluster.parameter_server, namespace=NAMESPACE, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            words = (
+                f"there is no Ray cluster at {cluster.parameter_server}: start one with `ray start --head` ({error})"
+            )
+            raise Unreachable(words) from None
+    return ray
