@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from websockets.sync.client import ClientConnection, connect
 
 from steppe.records.view import ENDED
 
@@ -75,6 +76,12 @@ class Served:
     def client(self, scope: str | None = "admin") -> httpx.Client:
         headers = {} if scope is None else {"Authorization": f"Bearer {self.token(scope)}"}
         return httpx.Client(base_url=self.address, headers=headers, timeout=30)
+
+
+def listen(served: Served, resume: str | None = None) -> ClientConnection:
+    """The stream, from its snapshot or from where a client left off."""
+    address = served.address.replace("http", "ws") + "/api/v1/stream" + (f"?resume={resume}" if resume else "")
+    return connect(address, additional_headers={"Authorization": f"Bearer {served.token('read')}"})
 
 
 def until(holds: Callable[[], Any], what: str) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
-from control_kit import LONG, SHORT, Served, finished, in_state, learning, make, run_of, until
+from control_kit import LONG, SHORT, Served, finished, in_state, learning, listen, make, run_of, until
+from websockets.sync.client import ClientConnection
 
 pytestmark = pytest.mark.integration
 
@@ -86,6 +89,13 @@ def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
 
     assert finished(api, api.post(f"{path}/stop"))["state"] == "succeeded"
     assert run_of(api, run)["state"] == "STOPPED"
+    started = api.post(f"{path}/start")
+    stopping = finished(api, api.post(f"{path}/stop"))
+    assert (stopping["state"], stopping["message"]) == ("succeeded", None), (
+        "it was heard while it was starting: no kill"
+    )
+    assert run_of(api, run)["reason"] == "stop_requested"
+    assert finished(api, started)["state"] == "succeeded"
     assert finished(api, api.post(f"{path}/start"))["state"] == "succeeded"
     in_state(api, run, "RUNNING")
     values = {one["name"]: one["value"] for one in api.get(f"{path}/hyperparameters").json()["hyperparameters"]}
@@ -97,11 +107,17 @@ def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
     assert run_of(api, run)["state"] == "STOPPED"
 
 
+def updates_of(api: httpx.Client, run: str) -> list[list]:
+    params = {"series": "train/updates", "max_points": 10_000}
+    return api.get(f"/api/v1/runs/{run}/metrics", params=params).json()["series"][0]["points"]
+
+
 def test_runs_outlive_the_service_and_are_found_again(served: Served):
     with served.client() as api:
         run = make(api, LONG)
         waiting = make(api, SHORT, start=False)
         before = learning(api, run)
+        curve = until(lambda: updates_of(api, run), "points")
     served.kill()
     served.start()
     with served.client() as api:
@@ -110,13 +126,20 @@ def test_runs_outlive_the_service_and_are_found_again(served: Served):
         assert after["state"] == "RUNNING"
         assert after["config"] == before["config"]
         until(lambda: run_of(api, run)["progress"]["updates"] > before["progress"]["updates"], "it goes on")
-        points = api.get(f"/api/v1/runs/{run}/metrics", params={"series": "train/updates"}).json()["series"][0][
-            "points"
-        ]
-        assert points[0][0] <= before["progress"]["env_steps"], "with its whole history"
+        assert updates_of(api, run)[: len(curve)] == curve, "with its whole history"
         assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
         assert finished(api, api.post(f"/api/v1/runs/{waiting}/start"))["state"] == "succeeded"
         in_state(api, waiting, "SUCCEEDED")
+
+
+def beats_until_lost(socket: ClientConnection, run: str) -> int:
+    """The heartbeats that the stream has sent before it says that the run is LOST."""
+    beats = 0
+    while True:
+        message = json.loads(socket.recv(60))
+        beats += message["type"] == "heartbeat"
+        if message["type"] == "run" and message["run"]["id"] == run and message["run"]["state"] == "LOST":
+            return beats
 
 
 def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: httpx.Client):
@@ -129,7 +152,9 @@ def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: htt
     learning(api, run)
     until(lambda: api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"], "a checkpoint")
     pid = RunDirectory(served.root / "runs" / run).store.status().pid
-    os.killpg(pid, signal.SIGKILL)
+    with listen(served) as socket:
+        os.killpg(pid, signal.SIGKILL)
+        assert beats_until_lost(socket, run) <= 3
     lost = in_state(api, run, "LOST")
     assert lost["reason"] == "process_dead"
     assert str(pid) in lost["message"]

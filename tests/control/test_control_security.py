@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import tempfile
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -12,6 +14,8 @@ import pytest
 from control_kit import SHORT, Served, make
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+
+from steppe.control.auth import Gate, Keys, Limits, Refused
 
 pytestmark = pytest.mark.integration
 
@@ -48,11 +52,16 @@ def test_scopes(served: Served, api: httpx.Client):
         assert code_of(controller.get("/api/v1/audit")) == "scope"
         assert controller.post(f"{RUNS}/{run}/stop").status_code == 202
     entries = api.get("/api/v1/audit").json()["entries"]
-    assert next((entry["who"], entry["operation"], entry["run"]) for entry in entries) == (
-        "token:control",
-        "stop_run",
-        run,
-    )
+    told = [(entry["who"], entry["operation"], entry["run"], entry["outcome"].partition(":")[0]) for entry in entries]
+    assert told == [
+        ("token:control", "stop_run", run, "done"),
+        ("token:control", "get_audit", None, "refused"),
+        ("token:control", "kill_run", run, "refused"),
+        ("token:control", "delete_run", run, "refused"),
+        ("token:read", "start_run", run, "refused"),
+        ("token:read", "create_run", None, "refused"),
+        ("token:admin", "create_run", None, "done"),
+    ]
 
 
 def test_dns_rebinding_and_foreign_origins(served: Served, api: httpx.Client):
@@ -96,6 +105,18 @@ def test_guessing_tokens_is_cut_short(served: Served):
     assert 429 in answers[10:]
     with served.client() as known:
         assert known.get(RUNS).status_code == 429, "the address has to wait, even with the right token"
+
+
+def test_a_caller_who_asks_too_much_has_to_wait():
+    """The gate by itself, whose bucket is then empty: how fast this machine asks does not matter."""
+    gate = Gate(Keys(Path(tempfile.mkdtemp()) / "tokens.json"), limits=Limits(burst=3, per_s=0.0))
+    headers = {"authorization": f"Bearer {gate.keys.tokens['read']}"}
+    assert [gate.admit("a", "GET", headers).scope for _ in range(3)] == ["read"] * 3
+    with pytest.raises(Refused, match="slow down") as refused:
+        gate.admit("b", "GET", headers)
+    assert refused.value.status == 429
+    other = {"authorization": f"Bearer {gate.keys.tokens['admin']}"}
+    assert gate.admit("a", "GET", other).scope == "admin", "others need not wait for him"
 
 
 def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Client):
@@ -163,6 +184,14 @@ def test_sockets_pass_the_same_gate(served: Served):
         with pytest.raises(InvalidStatus) as refused, connect(address, additional_headers=headers, origin=origin):
             pass
         assert refused.value.response.status_code == 403
+    parts = urlsplit(served.address)
+    with socket.create_connection((parts.hostname, parts.port)) as raw:  # a page whose name was rebound to this address
+        raw.sendall(
+            f"GET /api/v1/stream HTTP/1.1\r\nHost: evil.example:{parts.port}\r\nUpgrade: websocket\r\n"
+            f"Connection: Upgrade\r\nOrigin: http://evil.example:{parts.port}\r\nSec-WebSocket-Version: 13\r\n"
+            f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nAuthorization: {good['Authorization']}\r\n\r\n".encode()
+        )
+        assert b" 403 " in raw.recv(4_096)
     with connect(address, additional_headers=good, origin=served.address) as socket_:
         assert json.loads(socket_.recv(30))["type"] == "snapshot"
 

@@ -7,17 +7,12 @@ import json
 
 import httpx
 import pytest
-from control_kit import LONG, SHORT, Served, finished, learning, make
-from websockets.sync.client import ClientConnection, connect
+from control_kit import LONG, SHORT, Served, finished, learning, listen, make
+from websockets.sync.client import ClientConnection
 
 from steppe.control.stream import Hub
 
 pytestmark = pytest.mark.integration
-
-
-def listen(served: Served, resume: str | None = None) -> ClientConnection:
-    address = served.address.replace("http", "ws") + "/api/v1/stream" + (f"?resume={resume}" if resume else "")
-    return connect(address, additional_headers={"Authorization": f"Bearer {served.token('read')}"})
 
 
 def heard(socket: ClientConnection, kind: str) -> tuple[dict, list[dict]]:
@@ -63,6 +58,11 @@ def test_the_ring_drops_who_is_too_slow():
     assert hub.after(2) is not None
     assert hub.after(1) is None, "message 2 is gone"
     assert hub.after(9) is None, "a number that was never given"
+    large = Hub(size=100, size_bytes=1_000)
+    for _ in range(5):
+        large.put("step", text="x" * 400)
+    assert large.after(2) is None, "the ring is bounded in bytes too"
+    assert [number for number, _ in large.after(3) or ()] == [4, 5]
 
 
 def test_news_wakes_a_waiting_client():

@@ -45,6 +45,7 @@ app.command()(doctor.doctor)
 app.command()(warm.warm)
 app.command()(bench.bench)
 app.command()(serve.serve)
+app.command()(serve.mcp)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,12 +1,17 @@
-"""`steppe serve`: the control plane of this machine's runs, on loopback unless somebody says otherwise."""
+"""`steppe serve` and `steppe mcp`: the control plane of this machine's runs, at an address or for one AI client."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import StrEnum
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steppe.core.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from steppe.control.service import Bounds
 
 Hosts = Annotated[
     list[str] | None,
@@ -18,29 +23,65 @@ Modules = Annotated[
 ]
 
 
+MaxActors = Annotated[int, typer.Option(metavar="N", min=1, help="Most actors of one run.")]
+MaxRuns = Annotated[int, typer.Option(metavar="N", min=1, help="Most runs under way at once.")]
+
+
+class Scope(StrEnum):
+    """What a caller may do."""
+
+    READ = "read"
+    CONTROL = "control"
+    ADMIN = "admin"
+
+
 def serve(
     host: Annotated[str, typer.Option(metavar="ADDR", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="Port; 0 takes a free one.")] = 8900,
     allow_host: Hosts = None,
     allow_env: Modules = None,
-    max_actors: Annotated[int, typer.Option(metavar="N", min=1, help="Most actors of one run.")] = 16,
-    max_runs: Annotated[int, typer.Option(metavar="N", min=1, help="Most runs under way at once.")] = 8,
+    max_actors: MaxActors = 16,
+    max_runs: MaxRuns = 8,
 ) -> None:
     """Start, stop, watch, scale and tune runs over HTTP.
 
     Prints its address with a link that signs in once. Runs outlive it: stopped or killed and started again, it goes on
     where it was.
     """
+    bounds = _bounds(allow_env, max_actors, max_runs)
+    _serving("steppe serve").serve(host, port, tuple(allow_host or ()), bounds)
+
+
+def mcp(
+    scope: Annotated[Scope, typer.Option(help="What the client may do: look, change runs, or kill and delete too.")] = (
+        Scope.READ
+    ),
+    allow_env: Modules = None,
+    max_actors: MaxActors = 16,
+    max_runs: MaxRuns = 8,
+) -> None:
+    """Let an AI client look after runs: MCP over standard input and output.
+
+    It may only read unless told otherwise. What ends or removes a run is asked of the person. See docs/mcp.md.
+    """
+    bounds = _bounds(allow_env, max_actors, max_runs)
+    _serving("steppe mcp").speak(scope.value, bounds)
+
+
+def _serving(command: str) -> ModuleType:
     try:
         from steppe.control import serving
     except ImportError as error:
-        if error.name not in ("fastapi", "uvicorn", "anyio", "starlette"):
+        if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "anyio", "starlette", "mcp"):
             raise
-        raise MissingExtra("steppe serve", "server") from None
+        raise MissingExtra(command, "server") from None
+    return serving
+
+
+def _bounds(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
     from steppe.control.service import Bounds
 
-    for name in allow_env or ():
+    for name in modules or ():
         if ":" not in name:
             raise UsageError(f"--allow-env {name}: give module:Id; registered environments need no leave")
-    bounds = Bounds(actors=max_actors, live_runs=max_runs, modules=tuple(allow_env or ()))
-    serving.serve(host, port, tuple(allow_host or ()), bounds)
+    return Bounds(actors=max_actors, live_runs=max_runs, modules=tuple(modules or ()))

@@ -20,20 +20,19 @@ from starlette.exceptions import HTTPException
 from steppe.control import model
 from steppe.control.auth import Caller, Gate, Refused
 from steppe.control.gatekeeping import Gatekeeper, problem
-from steppe.control.ledger import KeyReused, Stale
+from steppe.control.mcp import Mcp
+from steppe.control.problems import explain
 from steppe.control.prometheus import exposition
+from steppe.control.resources import tell_changes
 from steppe.control.service import Service, operations
 from steppe.control.stream import Hub, Watcher, snapshot
-from steppe.core.errors import Conflict, DiskFull, RunExists, RunNotFound, SteppeError, UsageError
+from steppe.core.errors import SteppeError
 
 PREFIX = "/api/v1"
 THREADS = 4  # each keeps a connection to the store of every run that it looked at
 BEAT_S = 2.0
 SEND_S = 10.0
 FOLLOW_S = 20.0
-_STATUS: dict[type[SteppeError], int] = {
-    RunNotFound: 404, RunExists: 409, Stale: 412, KeyReused: 422, Conflict: 409, UsageError: 422, DiskFull: 503,
-}  # fmt: skip
 
 RunId = Annotated[str, Path(pattern=model.RUN_ID, description="A run's id.")]
 OperationId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
@@ -52,20 +51,6 @@ Match = Annotated[
     int | None, Header(alias="If-Match", ge=0, lt=2**62, description="Only if the run is at this generation.")
 ]
 Answer = TypeVar("Answer", bound=BaseModel | None)
-
-
-def _may(name: str) -> Any:
-    """The caller, if his scope is that of the operation."""
-    scope = operations()[name]
-
-    def check(request: Request) -> Caller:
-        caller: Caller = request.scope["steppe.caller"]
-        if not caller.may(scope):
-            raise Refused(403, "scope", f"{name} needs the scope {scope}; this token has {caller.scope}")
-        request.scope["steppe.operation"] = name
-        return caller
-
-    return Depends(check)
 
 
 def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -93,7 +78,7 @@ class Doors:
             operation_id=name,
             response_model=answer,
             responses=_problems(*_READING),
-            dependencies=[_may(name)],
+            dependencies=[self._may(name)],
             summary=_said(name),
         )
 
@@ -105,9 +90,24 @@ class Doors:
             response_model=answer,
             status_code=status,
             responses=_problems(*_CHANGING),
-            dependencies=[_may(name)],
+            dependencies=[self._may(name)],
             summary=_said(name),
         )
+
+    def _may(self, name: str) -> Any:
+        """The caller, if his scope is that of the operation; whoever tries more is in the audit."""
+        scope, ledger = operations()[name], self.service.ledger
+
+        def check(request: Request) -> Caller:
+            caller: Caller = request.scope["steppe.caller"]
+            if not caller.may(scope):
+                words = f"{name} needs the scope {scope}; this token has {caller.scope}"
+                ledger.audit(caller.name, caller.scope, name, request.path_params.get("run"), f"refused: {words}")
+                raise Refused(403, "scope", words)
+            request.scope["steppe.operation"] = name
+            return caller
+
+        return Depends(check)
 
     def _reading(self) -> None:
         service = self.service
@@ -286,21 +286,26 @@ class Doors:
         cursor = int(number) if epoch == self.hub.epoch and number.isdigit() else -1
         if cursor < 0 or self.hub.after(cursor) is None:
             cursor, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
-            await asyncio.wait_for(socket.send_text(text), SEND_S)
+            await _say(socket, text)
         while not gone.done():
             news = self.hub.after(cursor)
             if news is None:
                 await socket.send_json({"type": "dropped", "detail": "too slow: connect again for a snapshot"})
                 return await socket.close(1013, "too slow")
             for number_, text in news:
-                await asyncio.wait_for(socket.send_text(text), SEND_S)
+                await _say(socket, text)
                 cursor = number_
             if not news:
                 await self.hub.news(BEAT_S)
                 if self.hub.number == cursor:
                     beat = {"type": "heartbeat", "number": cursor, "time_s": time.time()}
-                    await asyncio.wait_for(socket.send_json(beat), SEND_S)
+                    await _say(socket, json.dumps(beat))
         return None
+
+
+async def _say(socket: WebSocket, text: str) -> None:
+    async with asyncio.timeout(SEND_S):
+        await socket.send_text(text)
 
 
 async def _until_gone(socket: WebSocket) -> None:
@@ -325,15 +330,19 @@ def make_app(service: Service, gate: Gate) -> FastAPI:
     """The application: routes, problem documents, the watcher's life, and the gate around it all."""
     hub = Hub()
     watcher = Watcher(service, hub)
+    mcp = Mcp(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         hub.serve_on(asyncio.get_running_loop())
         watcher.start()
+        telling = asyncio.ensure_future(tell_changes(hub, mcp.bus))
         try:
-            yield
+            async with mcp.server.session_manager.run():
+                yield
         finally:
+            telling.cancel()
             watcher.stop()
             service.close()
 
@@ -348,6 +357,7 @@ def make_app(service: Service, gate: Gate) -> FastAPI:
     )
     app.include_router(Doors(service, hub, gate).router)
     _add_outside(app, service, gate, hub, watcher)
+    app.router.routes += mcp.routes(gate)
     _speak_problems(app)
     _describe(app)
     app.add_middleware(Gatekeeper, gate=gate)
@@ -408,11 +418,7 @@ def _speak_problems(app: FastAPI) -> None:
 
     @app.exception_handler(SteppeError)
     async def ours(request: Request, error: SteppeError) -> JSONResponse:
-        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
-        code = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(error).__name__).lstrip("_")
-        return told(
-            status, code, str(error)[:1_000] if status < 500 else "something on this machine is not as it should be"
-        )
+        return told(*explain(error))
 
 
 def _describe(app: FastAPI) -> None:

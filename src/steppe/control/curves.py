@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.records.scalars import Scalars
 
-MOST_POINTS = 100_000  # kept of one series; beyond, the older ones are thinned out
+MOST_POINTS = 20_000  # kept of one series; beyond, the older ones are thinned out
 MOST_SERIES = 500
 _KINDS: dict[str, type[Report]] = {
     TRAINING: TrainingReport,
@@ -63,6 +64,11 @@ class Curves:
     def names(self) -> list[str]:
         return sorted(self._series)
 
+    @property
+    def num_points(self) -> int:
+        """Of all series, as they are kept."""
+        return sum(len(series.values) for series in self._series.values())
+
     def refresh(self) -> None:
         """Take in what was reported since the last call, in order."""
         new: list[tuple[int, Report]] = []
@@ -77,8 +83,6 @@ class Curves:
 
     def _take(self, number: int, report: Report) -> None:
         self.cursor = max(self.cursor, number)
-        if isinstance(report, EventReport) and report.kind == "resume" and report.role == "supervisor":
-            self._scalars.go_back(int(report.details.get("env_steps", 0)))
         for name, value in self._scalars.of(report).items():
             series = self._series.get(name)
             if series is None:
@@ -94,8 +98,7 @@ class Curves:
         series = self._series.get(name)
         if series is None:
             return [], 0
-        first = next((row for row in range(len(series.numbers)) if series.numbers[row] > since), len(series.numbers))
-        rows = range(first, len(series.numbers))
+        rows = range(bisect_right(series.numbers, since), len(series.numbers))
         chosen = extremes(series.values, rows, most)
         return [(series.steps[row], series.times[row], _finite(series.values[row])) for row in chosen], len(rows)
 

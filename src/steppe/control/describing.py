@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from steppe.core.errors import ConfigError, nearest
 from steppe.core.links import COMMANDS, SCALE
 from steppe.core.validating import validated
 from steppe.records.checkpoints import CheckpointInfo
+from steppe.records.diagnosis import Measured
 from steppe.records.directory import RunInfo
 from steppe.records.store import NOBODY, PAUSED, PENDING
 from steppe.records.view import ENDED, RunView
@@ -156,6 +158,12 @@ def effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[
         )
         for name, value in after.items()
     ]
+
+
+def numbers(measured: Measured) -> dict[str, float]:
+    """What a diagnosis rests on."""
+    told = {name: value for name, value in asdict(measured).items() if isinstance(value, int | float)}
+    return {name: round(float(value), 4) for name, value in told.items() if not isinstance(told[name], bool)}
 
 
 def event(number: int, record: Mapping[str, Any]) -> model.Event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,18 +10,37 @@ import sys
 import threading
 from pathlib import Path
 
-from steppe.core.errors import SteppeError
+from steppe.core.errors import Conflict, SteppeError
+from steppe.core.links import COMMANDS
 from steppe.core.rooms import sweep
 from steppe.records.directory import RunDirectory
-from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, PENDING, STARTING, Status
+from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, NOBODY, PENDING, STARTING, Status
 
 LOG = "supervisor"
 _MAIN = "from steppe.control.hosting import main; main()"
 
 
 def launch(directory: RunDirectory) -> subprocess.Popen[bytes]:
-    """Start or go on with a run in a process of its own; it waits until the store says that the run is its."""
+    """Start or go on with a run in a process of its own, which begins when the store says that the run is its.
+
+    Conflict when somebody else, perhaps another service, is about to do the same.
+    """
+    directory.acquire()
+    try:
+        earlier = directory.store.newest(COMMANDS)  # whatever is asked of it from now on is for the life that begins
+        process = _claim(directory)
+    finally:
+        directory.release()
+    assert process.stdin is not None
+    process.stdin.write(json.dumps({"path": str(directory.path.resolve()), "commands_after": earlier}).encode())
+    process.stdin.close()
+    return process
+
+
+def _claim(directory: RunDirectory) -> subprocess.Popen[bytes]:
     status = directory.store.status()
+    if status.live or (status.state == PENDING and status.pid != NOBODY):
+        raise Conflict(f"{directory.path.name} is {status.state} already")
     logs = directory.path / "logs"
     logs.mkdir(exist_ok=True)
     environ = os.environ | {"STEPPE_RUNS": str(directory.path.resolve().parent)}
@@ -36,9 +56,6 @@ def launch(directory: RunDirectory) -> subprocess.Popen[bytes]:
         )
     state = PENDING if status.state == PENDING else STARTING
     directory.store.set_status(state, "starting", "its process is starting", owner=process.pid)
-    assert process.stdin is not None
-    process.stdin.write(str(directory.path.resolve()).encode())
-    process.stdin.close()
     return process
 
 
@@ -61,17 +78,18 @@ def clean_up() -> None:
 
 def main() -> None:
     """Run to its end what the parent names on standard input."""
-    path = sys.stdin.buffer.read().decode()
-    if not path:
+    order = sys.stdin.buffer.read()
+    if not order:
         sys.exit(1)  # the service died before it could say
+    told = json.loads(order)
     sys.path.append(os.getcwd())  # where modules that the service was told to allow may be
-    directory = RunDirectory(Path(path))
+    directory = RunDirectory(Path(told["path"]))
     started = threading.Event()
     threading.Thread(target=_beat, args=(directory, started), daemon=True).start()
     try:
-        from steppe.loops.resuming import resume
+        from steppe.loops.resuming import continued
 
-        result = resume(path)
+        result = continued(directory, commands_after=told["commands_after"])
     except SteppeError as error:
         _tell(directory, str(error))
         print(f"steppe: {error}", file=sys.stderr)

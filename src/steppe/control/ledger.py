@@ -1,16 +1,18 @@
 """What the service itself has to remember over its own death: operations, wishes, answers to repeated requests, the audit.
 
-One SQLite file beside the runs. What runs are and do is not in it: that is in their own stores.
+One SQLite file beside the runs, which several services may share. What runs are and do is not in it: that is in their own stores.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,7 @@ class Ledger:
 
     def change(self, run: str, desired: str | None, expected: int | None) -> int:
         """Accept a change: the next generation, if the run's is the `expected` one; Stale otherwise."""
-        with self._lock:
+        with self._alone():
             before, generation = self.wish(run)
             if expected is not None and expected != generation:
                 raise Stale(f"{run} is at generation {generation}, not {expected}: look at it again before changing it")
@@ -114,7 +116,7 @@ class Ledger:
 
     def begin_answer(self, key: str, request: str) -> dict[str, Any] | None:
         """The answer that this request got before; None when it is to be carried out now."""
-        with self._lock:
+        with self._alone():
             rows = self._run("SELECT request, answer FROM answers WHERE key = ?", key)
             if not rows:
                 self._run("INSERT INTO answers VALUES (?, ?, NULL, ?)", key, request, time.time())
@@ -147,6 +149,16 @@ class Ledger:
         names = ("time_s", "who", "scope", "operation", "run", "outcome")
         rows = self._run(f"SELECT {', '.join(names)} FROM audit ORDER BY number DESC LIMIT ?", limit)
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Read and write with nobody in between, not even another process (`steppe mcp` beside `steppe serve`)."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                self._database.execute("COMMIT")  # also after a refusal, which has written nothing
 
     def _run(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:

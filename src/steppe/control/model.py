@@ -352,10 +352,11 @@ class Algorithms(Answer):
 
 
 class Finding(Answer):
-    """What holds a run back, in one sentence with numbers; null while too little is measured."""
+    """What holds a run back, in one sentence, and the numbers that were measured: shares of time, cores, actors."""
 
-    rule: str | None
-    sentence: str | None
+    rule: str
+    sentence: str
+    numbers: dict[str, float]
 
 
 class Version(Answer):

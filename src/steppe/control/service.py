@@ -6,6 +6,7 @@ commands there, and keeps in its ledger only what was asked of it. Killed and st
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
 import shutil
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steppe.control import describing, hosting, model
-from steppe.control.curves import Curves
 from steppe.control.ledger import Ledger
 from steppe.control.settling import settle
+from steppe.control.watched import Known
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config import RunConfig, flatten, resolve
 from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, UsageError
@@ -29,14 +30,13 @@ from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.loops.resuming import COMPLETE, tuned
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.diagnosis import diagnose, measure
-from steppe.records.directory import RECORD, RunDirectory, info_of, list_runs, runs_root
+from steppe.records.directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
 from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
-from steppe.records.view import ENDED, RunView
+from steppe.records.view import ENDED
 
 SCOPES = ("read", "control", "admin")
 API = "v1"
 STOP_S = 30.0  # how long a run has to stop in good order before it is killed
-_KEPT = 32  # runs whose curves and views stay in memory
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -70,11 +70,9 @@ class Service:
         self.root = runs_root().resolve()
         self.root.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(self.private)
-        self.ledger.drop_unanswered()
         self._lock = threading.RLock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._views: dict[str, RunView] = {}
-        self._curves: dict[str, Curves] = {}
+        self._known = Known()
         self._ids: frozenset[str] = frozenset()
 
     @property
@@ -141,17 +139,13 @@ class Service:
     @operation("read")
     def list_runs(self) -> model.Runs:
         """Every run, newest first."""
-        with self._lock:
-            infos = [info for info in list_runs(self.root) if self._is_run(info.path)]
-            return model.Runs(runs=[describing.run(info, self._view_of(info), self.ledger) for info in infos])
+        return model.Runs(runs=[self._line(info) for info in self._infos()])
 
     @operation("read")
     def get_run(self, run: str) -> model.RunDetail:
         """One run with its configuration."""
         directory = self._directory(run)
-        with self._lock:
-            info = info_of(directory)
-            told = describing.run(info, self._view_of(info), self.ledger).model_dump()
+        told = self._line(self._known.info(directory.path)).model_dump()
         config = {key: value for key, value in flatten(self._config(directory)).items() if key != "run_dir"}
         return model.RunDetail(**told, config=config, sources=directory.sources)
 
@@ -217,21 +211,20 @@ class Service:
                 directory.path.rename(doomed)
             finally:
                 directory.release()
-            self._forget(run)
+            self._known.forget(run)
             self.ledger.forget_run(run)
             shutil.rmtree(doomed, ignore_errors=True)
 
     @operation("read")
     def get_actors(self, run: str) -> model.Actors:
         """Actors wanted and seen."""
-        with self._lock:
-            return describing.actors(self._view(run))
+        with self._known.of(self._directory(run)).view() as view:
+            return describing.actors(view)
 
     @operation("control")
     def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
         """Have so many actors while the run goes on; what they have handed over is learned from."""
-        with self._lock:
-            room = describing.seats(self._view(run).config)
+        room = describing.seats(self._config(self._directory(run)))
         if not room:
             raise UsageError("the number of actors can change in mode 'async' on runtime 'processes' only")
         if not 0 <= count <= min(room, self.bounds.actors):
@@ -241,12 +234,11 @@ class Service:
     @operation("read")
     def get_learner(self, run: str) -> model.Learner:
         """The learner wanted and seen."""
-        with self._lock:
-            view = self._view(run)
-            desired, _ = self.ledger.wish(run)
-        ready = view.state in (RUNNING, PAUSED)
-        wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NOBODY)
-        return model.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
+        desired, _ = self.ledger.wish(run)
+        with self._known.of(self._directory(run)).view() as view:
+            ready = view.state in (RUNNING, PAUSED)
+            wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NOBODY)
+            return model.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
 
     @operation("control")
     def scale_learner(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
@@ -285,12 +277,11 @@ class Service:
         self, run: str, series: list[str] | None = None, since: int = 0, max_points: int = 500
     ) -> model.Metrics:
         """Curves after a cursor, each downsampled to its least and greatest values."""
-        with self._lock:
-            curves = self._curves_of(run)
-            names = curves.names
+        with self._known.of(self._directory(run)).curves() as curves:
+            names, cursor = curves.names, curves.cursor
             found = [(name, *curves.points(name, since, max_points)) for name in series or names]
         told = [model.Series(name=name, points=points, total=total) for name, points, total in found]
-        return model.Metrics(series=told, names=names, next=curves.cursor)
+        return model.Metrics(series=told, names=names, next=cursor)
 
     @operation("read")
     def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
@@ -336,9 +327,10 @@ class Service:
     @operation("read")
     def diagnose_run(self, run: str) -> model.Finding:
         """What holds the run back, from measured shares of time."""
-        with self._lock:
-            found = diagnose(measure(self._view(run)))
-        return model.Finding(rule=found.rule, sentence=found.sentence)
+        with self._known.of(self._directory(run)).view() as view:
+            measured = measure(view)
+        found = diagnose(measured)
+        return model.Finding(rule=found.rule, sentence=found.sentence, numbers=describing.numbers(measured))
 
     @operation("read")
     def list_operations(self, run: str | None = None, limit: int = 100) -> model.Operations:
@@ -441,7 +433,7 @@ class Service:
         return resolved.config, resolved.sources
 
     def _require_room(self) -> None:
-        live = sum(info.status.live for info in list_runs(self.root))
+        live = sum(info.status.live for info in self._infos())
         if live >= self.bounds.live_runs:
             raise Conflict(f"{live} runs are under way, as many as are allowed here: stop one first")
 
@@ -459,39 +451,16 @@ class Service:
     def _config(self, directory: RunDirectory) -> RunConfig:
         return tuned(directory.config(), directory)
 
-    def _view_of(self, info: Any) -> RunView | None:
-        """The view of a run that goes on, or of one that ended without a summary."""
-        if info.damage or (info.summary is not None and not info.status.live):
-            self._views.pop(info.path.name, None)
-            return None
-        try:
-            return self._view(info.path.name)
-        except (DamagedFile, RunNotFound):
-            return None
+    def _infos(self) -> list[RunInfo]:
+        found = [self._known.info(path) for path in run_paths(self.root) if self._is_run(path)]
+        return sorted(found, key=lambda info: info.created_s, reverse=True)
 
-    def _view(self, run: str) -> RunView:
-        directory = self._directory(run)
-        view = self._views.pop(run, None)
-        if view is None or view.directory.key != directory.key:
-            view = RunView(directory)
-        self._views[run] = view
-        while len(self._views) > _KEPT:
-            del self._views[next(iter(self._views))]
-        view.refresh()
-        return view
-
-    def _curves_of(self, run: str) -> Curves:
-        directory = self._directory(run)
-        curves = self._curves.pop(run, None) or Curves(directory.board)
-        self._curves[run] = curves
-        while len(self._curves) > _KEPT:
-            del self._curves[next(iter(self._curves))]
-        curves.refresh()
-        return curves
-
-    def _forget(self, run: str) -> None:
-        self._views.pop(run, None)
-        self._curves.pop(run, None)
+    def _line(self, info: RunInfo) -> model.Run:
+        """One line of the list, from the picture of a run that goes on or that ended without a summary."""
+        if not info.damage and (info.summary is None or info.status.live):
+            with contextlib.suppress(DamagedFile, RunNotFound), self._known.of(RunDirectory(info.path)).view() as view:
+                return describing.run(info, view, self.ledger)
+        return describing.run(info, None, self.ledger)
 
 
 def operations() -> dict[str, str]:

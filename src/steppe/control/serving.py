@@ -1,14 +1,19 @@
-"""The service as a process: bind, say where it is, serve until a signal."""
+"""The service as a process: at an address until a signal (`steppe serve`), or for one AI client over stdio (`steppe mcp`)."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
+import anyio
 import uvicorn
 
 from steppe.control.api import make_app
-from steppe.control.auth import Gate, Keys, require_safe_bind
+from steppe.control.auth import Caller, Gate, Keys, require_safe_bind
+from steppe.control.mcp import Mcp
+from steppe.control.resources import tell_changes
 from steppe.control.service import Bounds, Service
+from steppe.control.stream import Hub, Watcher
 from steppe.core.errors import UsageError
 
 KEYS = "tokens.json"
@@ -17,8 +22,9 @@ KEYS = "tokens.json"
 def serve(host: str, port: int, allowed: tuple[str, ...], bounds: Bounds) -> None:
     """Blocks until SIGINT or SIGTERM; runs go on."""
     require_safe_bind(host, allowed)
-    listener = _bind(host, port)
+    listener = bind(host, port)
     service = Service(bounds)
+    service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
     app = make_app(service, Gate(keys, allowed))
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
@@ -34,12 +40,35 @@ def serve(host: str, port: int, allowed: tuple[str, ...], bounds: Bounds) -> Non
         timeout_graceful_shutdown=3,
         ws="websockets-sansio",
         ws_max_size=4_096,
+        ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
         limit_concurrency=1_000,
     )
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def speak(scope: str, bounds: Bounds) -> None:
+    """MCP over standard input and output, until the input ends; runs go on. Whoever started the process has the scope."""
+    service, hub = Service(bounds), Hub()
+    watcher = Watcher(service, hub)
+    mcp = Mcp(service, Caller(f"stdio:{scope}", scope))
+
+    async def live() -> None:
+        hub.serve_on(asyncio.get_running_loop())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tell_changes, hub, mcp.bus)
+            await mcp.server.run_stdio_async()
+            tasks.cancel_scope.cancel()
+
+    watcher.start()
+    try:
+        anyio.run(live)
+    finally:
+        watcher.stop()
+        service.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; UsageError where that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -22,7 +22,9 @@ def settle(record: Record, run: RunDirectory) -> Record:
     status = run.store.status()
     verdict = _JUDGES.get(record["kind"], _acknowledged)(record, run, status)
     if verdict is None and time.time() - record["created_s"] > record["details"].get("deadline_s", 60.0):
-        verdict = _overdue(record, status)
+        if record["kind"] in ("stop", "kill"):
+            return _escalated(record, status)
+        verdict = "failed", f"nobody has carried it out within {record['details'].get('deadline_s', 60.0):g} s"
     if verdict is None:
         return record
     state, message = verdict
@@ -94,13 +96,10 @@ def _too_late(status: Status) -> Verdict:
     return ("failed", f"the run ended {status.state} before") if status.state in ENDED else None
 
 
-def _overdue(record: Record, status: Status) -> Verdict:
-    """Nobody has carried it out in time. A run that does not stop is killed, and the next look finds it ended."""
-    if record["kind"] in ("stop", "kill"):
-        record["details"]["escalated"] = True
-        hosting.kill(status)
-        return None
-    return "failed", f"nobody has carried it out within {record['details'].get('deadline_s', 60.0):g} s"
+def _escalated(record: Record, status: Status) -> Record:
+    """A run that does not stop in time is killed, and the next look finds it ended."""
+    hosting.kill(status)
+    return record | {"details": record["details"] | {"escalated": True}}
 
 
 def ready_actors(run: RunDirectory) -> int:

@@ -7,6 +7,7 @@ costs nothing and is dropped with notice when the ring has gone past it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import threading
@@ -17,18 +18,20 @@ from typing import Any
 from steppe.control.service import Service
 from steppe.core.errors import SteppeError
 
-EVERY_S = 0.25
-RING = 4_096
+EVERY_S = 0.1
+RING = 4_096  # messages that are kept for those who fell behind
+RING_BYTES = 32 << 20
 POINTS = 200  # of each series in one delta
 
 
 class Hub:
     """The ring. `put` may be called by any thread; the rest belongs to the loop that clients are served on."""
 
-    def __init__(self, size: int = RING) -> None:
+    def __init__(self, size: int = RING, size_bytes: int = RING_BYTES) -> None:
         self.epoch = secrets.token_hex(4)  # numbers of another life of the service mean nothing here
         self.clients = 0
-        self._ring: deque[tuple[int, str]] = deque(maxlen=size)
+        self._ring: deque[tuple[int, str]] = deque()
+        self._size, self._size_bytes, self._bytes = size, size_bytes, 0
         self._number = 0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -48,6 +51,9 @@ class Hub:
             self._number += 1
             text = json.dumps({"type": kind, "number": self._number, **content})
             self._ring.append((self._number, text))
+            self._bytes += len(text)
+            while len(self._ring) > self._size or (self._bytes > self._size_bytes and len(self._ring) > 1):
+                self._bytes -= len(self._ring.popleft()[1])
             number = self._number
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
@@ -59,14 +65,13 @@ class Hub:
             oldest = self._ring[0][0] if self._ring else self._number + 1
             if number < oldest - 1 or number > self._number:
                 return None
-            return [item for item in self._ring if item[0] > number]
+            return [self._ring[row] for row in range(number - self._number, 0)]  # numbers leave no gap
 
     async def news(self, timeout_s: float) -> None:
         """Wait for a message, or so long."""
-        try:
-            await asyncio.wait_for(self._news.wait(), timeout_s)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
 
     def _wake(self) -> None:
         self._news.set()

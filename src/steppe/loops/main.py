@@ -287,11 +287,15 @@ class MainLoop:
         self._init_from = None
         return self._live(plan, directory, observers)
 
-    def go_on(self, directory: RunDirectory, observers: Sequence[Observer] = ()) -> RunResult:
+    def go_on(
+        self, directory: RunDirectory, observers: Sequence[Observer] = (), *, commands_after: int | None = None
+    ) -> RunResult:
         """Run this loop's configuration in a directory that holds a run, from its newest whole checkpoint.
 
-        One that was only created begins at its beginning.
+        One that was only created begins at its beginning. Commands up to `commands_after` were for an earlier life of the
+        run; if absent, all that there are.
         """
+        self._commands_after = directory.store.newest(COMMANDS) if commands_after is None else commands_after
         plan = self._plan(self.config)
         if directory.store.status().state == PENDING:
             directory.settle(plan.config)
@@ -310,6 +314,7 @@ class MainLoop:
                     if outcome.fault is None or outcome.reason not in MENDABLE:
                         break
                     plan = self._from_newest(plan, directory)
+                    self._commands_after = self._supervisor.commands_after if self._supervisor else self._commands_after
                     outcome, view = self._supervise(plan, directory, interrupts, observers)
                 interrupts.ignore()
                 result = conclude(directory, outcome, view)
@@ -369,8 +374,6 @@ class MainLoop:
         details = {"checkpoint": number, "damaged": damaged, **(checkpoint.counters if checkpoint else {})}
         event = EventReport(run=directory.id, kind="resume", role="supervisor", details=details)
         directory.board.post(EVENTS, event.record())
-        earlier = directory.store.read(COMMANDS, self._commands_after)
-        self._commands_after = earlier[-1][0] if earlier else self._commands_after
         return replace(plan, resume=number)
 
     @property

@@ -39,8 +39,19 @@ def resume(
     With `steps`, a run goes on to that many environment steps in total instead of those it was made for; with
     `ray_address`, on another Ray cluster than the one it was on.
     """
+    return continued(RunDirectory.open(run), steps=steps, ray_address=ray_address, observers=observers)
+
+
+def continued(
+    directory: RunDirectory,
+    *,
+    steps: int | None = None,
+    ray_address: str | None = None,
+    observers: Sequence[Observer] = (),
+    commands_after: int | None = None,
+) -> RunResult:
+    """`resume` for one whose commands began to count before: those after number `commands_after` are for this life."""
     factory.stop_if_loading_main()
-    directory = RunDirectory.open(run)
     config = directory.config()
     mpi.join(config.runtime)
     directory.acquire()
@@ -55,6 +66,8 @@ def resume(
             raise UsageError(
                 f"the run {directory.id} is complete ({status.reason}): give steps to go on beyond its end"
             )
-        return MainLoop.of(Resolved(config, directory.sources)).go_on(directory, observers)
+        return MainLoop.of(Resolved(config, directory.sources)).go_on(
+            directory, observers, commands_after=commands_after
+        )
     finally:
         directory.release()

@@ -100,7 +100,7 @@ class Supervisor:
         self._pause_wanted = self._paused = False
         self._recording = True  # while the manager is there to write metrics down
         self._ending = False  # what callbacks say then ends nothing any more
-        self._command_cursor = commands_after
+        self.commands_after = commands_after  # what was carried out already, or was for an earlier life of the run
         self._unsaid: tuple[str, str | None] | None = None
         self._at_end = at_end
         interrupts.on_first = self._hurry
@@ -281,8 +281,8 @@ class Supervisor:
 
     def _obey(self) -> None:
         """Carry out commands that came through the run's store, each once, and say so in the event log."""
-        for number, command in self.directory.store.read(COMMANDS, self._command_cursor):
-            self._command_cursor = number
+        for number, command in self.directory.store.read(COMMANDS, self.commands_after):
+            self.commands_after = number
             word = str(command.get("command"))
             if word == SET and self.config.runtime in HEARING:
                 continue  # the learner says itself what it took over, and when
@@ -316,7 +316,7 @@ class Supervisor:
     def _scale_as_before(self) -> None:
         """A run that goes on has the actors that it was scaled to in an earlier life."""
         earlier = self.directory.store.read(COMMANDS)
-        asked = [command for number, command in earlier if number <= self._command_cursor]
+        asked = [command for number, command in earlier if number <= self.commands_after]
         counts = [command.get("actors") for command in asked if command.get("command") == SCALE]
         if counts:
             self._scale(counts[-1])

@@ -80,7 +80,7 @@ class RunDirectory:
                 return cls(path)
         if os.sep in str(run) or Path(run).is_dir():
             raise RunNotFound(f"{run} holds no run: there is no {RECORD} in it")
-        known = [path.name for path in _run_paths(runs_root())]
+        known = [path.name for path in run_paths(runs_root())]
         where = f"{runs_root()} holds {len(known)} runs" if known else f"{runs_root()} holds no runs yet"
         raise RunNotFound(f"there is no run {str(run)!r}; {where}.{nearest(str(run), known)}")
 
@@ -266,7 +266,7 @@ class RunInfo:
 
 def list_runs(root: Path | None = None) -> list[RunInfo]:
     """Every run under a root, newest first, the damaged ones included."""
-    infos = [info_of(RunDirectory(path)) for path in _run_paths(root or runs_root())]
+    infos = [info_of(RunDirectory(path)) for path in run_paths(root or runs_root())]
     return sorted(infos, key=lambda info: info.created_s, reverse=True)
 
 
@@ -282,7 +282,8 @@ def info_of(directory: RunDirectory) -> RunInfo:
         return RunInfo(directory.path.name, directory.path, created, "?", "?", Status(), damage=str(error))
 
 
-def _run_paths(root: Path) -> list[Path]:
+def run_paths(root: Path) -> list[Path]:
+    """The directories under a root that hold runs."""
     return sorted(path.parent for path in root.glob(f"*/{RECORD}"))
 
 

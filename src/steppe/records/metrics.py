@@ -20,7 +20,7 @@ import msgspec
 from steppe.core.durable import is_full
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
-from steppe.records.scalars import WINDOW, Scalars
+from steppe.records.scalars import WINDOW, Scalars, went_back
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -88,8 +88,9 @@ class Recorder:
                     continue  # half a line of a writer that was killed, or a line of somebody else's
                 topic = _TOPICS.get(seen.kind, EVENTS)
                 self.written[topic] = max(self.written.get(topic, 0), seen.number)
-                before = 0 if seen.kind == "resume" else self._scalars.env_steps
-                self._scalars.env_steps = max(seen.env_steps or 0, before)
+                self._scalars.env_steps = max(seen.env_steps or 0, self._scalars.env_steps)
+                if seen.kind == "resume" and seen.role == "supervisor":
+                    self._scalars.go_back(int(seen.details.get("env_steps", 0)))
                 if seen.kind == "actor":
                     actors.append(line)
         for line in actors:
@@ -100,12 +101,11 @@ class Recorder:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if isinstance(report, EventReport) and report.kind == "resume":
-            self._scalars.go_back(int(report.details.get("env_steps", 0)))
+        scalars = self._scalars.of(report)
+        if isinstance(report, EventReport) and went_back(report):
             # Its readers then forget what earlier sessions said of later steps.
             session = SessionLog(status=SessionLog.START)
             return Event(wall_time=report.time_s, step=self._scalars.env_steps, session_log=session)
-        scalars = self._scalars.of(report)
         if not scalars:
             return None
         values = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in scalars.items()]
@@ -118,6 +118,8 @@ class _Seen(msgspec.Struct):
     kind: str
     number: int = 0
     env_steps: int | None = None
+    role: str = ""
+    details: dict[str, Any] = {}
 
 
 class _AppendOnly:

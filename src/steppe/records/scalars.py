@@ -38,10 +38,17 @@ class Scalars:
             return returns | {f"eval/agent_return/{agent}": value for agent, value in report.agent_returns.items()}
         if isinstance(report, TrainingReport):
             return self._training_scalars(report)
-        if isinstance(report, EventReport) and report.kind == "metric":  # numbers of the user's own
-            self.env_steps = max(self.env_steps, int(report.details["env_steps"]))
-            return {f"custom/{name}": float(value) for name, value in report.details["values"].items()}
+        if isinstance(report, EventReport):
+            return self._event_scalars(report)
         return {}
+
+    def _event_scalars(self, report: EventReport) -> dict[str, float]:
+        if went_back(report):
+            self.go_back(int(report.details.get("env_steps", 0)))
+        if report.kind != "metric":
+            return {}
+        self.env_steps = max(self.env_steps, int(report.details["env_steps"]))
+        return {f"custom/{name}": float(value) for name, value in report.details["values"].items()}  # the user's own
 
     def _training_scalars(self, report: TrainingReport) -> dict[str, float]:
         self.env_steps = max(self.env_steps, report.env_steps)
@@ -78,3 +85,8 @@ class Scalars:
         spent = {phase: s - (before.phases.get(phase, 0.0) if before else 0.0) for phase, s in report.phases.items()}
         total = sum(spent.values())
         return pace | ({f"time/{phase}": s / total for phase, s in spent.items()} if total > 0 else {})
+
+
+def went_back(event: EventReport) -> bool:
+    """Whether this says that the run goes on from an older checkpoint; actors say with the same word how they could."""
+    return event.kind == "resume" and event.role == "supervisor"

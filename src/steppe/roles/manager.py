@@ -14,6 +14,7 @@ from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.process import rss_bytes
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.core.weights import Weights
+from steppe.records.scalars import went_back
 from steppe.roles.context import FINISH, POLICY, STOP, Context
 from steppe.roles.evaluation import Evaluation, Judge
 
@@ -202,4 +203,4 @@ class Manager:
 
 def _belongs_to_curves(event: EventReport) -> bool:
     """Numbers of callbacks, and the word that the run went back to a checkpoint."""
-    return event.kind == "metric" or (event.kind == "resume" and event.role == "supervisor")
+    return event.kind == "metric" or went_back(event)
