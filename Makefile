@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test bench chaos soak check format pictures lock clean
+.PHONY: demo serve test test-kube bench chaos soak check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -24,6 +24,10 @@ serve: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# On a real Kubernetes control plane, which is built once.
+test-kube: $(VENV)/.ready
+	STEPPE_KUBE=$$(scripts/build-kube) && export STEPPE_KUBE && $(BIN)/python -m pytest tests/kube
 
 bench: $(VENV)/.ready
 	$(BIN)/steppe bench --all

@@ -18,6 +18,7 @@ if threading.current_thread() is threading.main_thread():
 import pytest
 
 PATIENCE_S = 10.0  # for what is ending just now
+collect_ignore = [] if os.environ.get("STEPPE_KUBE") else ["kube"]  # `make test-kube` brings a control plane
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Becomes steppe, so that signals reach it, after two things that an image cannot hold: compiled kernels where numba may
+# write, which a read-only root is not, and a password from a file.
+set -eu
+mkdir -p "$NUMBA_CACHE_DIR"
+cp -Rp "${STEPPE_KERNELS:-/opt/kernels}/." "$NUMBA_CACHE_DIR"
+if [ -s "${STEPPE_KAFKA_PASSWORD_FILE:-/dev/null}" ]; then
+    STEPPE_KAFKA_PASSWORD=$(cat "$STEPPE_KAFKA_PASSWORD_FILE")
+    export STEPPE_KAFKA_PASSWORD
+fi
+exec steppe "$@"

@@ -1,0 +1,32 @@
+"""One control plane for all tests, and a namespace with the base in it for each that asks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube_kit import ROOT, ControlPlane, apply, rendered
+
+sys.path.append(str(ROOT / "tests" / "control"))  # control_kit
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    made = ControlPlane(Path(os.environ["STEPPE_KUBE"]), tmp_path_factory.mktemp("kube"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane) -> str:
+    """With everything of the base in it."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    apply(plane, rendered(plane, "base", name))
+    return name
