@@ -40,7 +40,7 @@ def run(name: str, arguments: list[str], runs: Path) -> str:
 
 def test_every_example_is_short_and_run_here() -> None:
     found = {path.name: path.read_text() for path in EXAMPLES.glob("*.py")}
-    assert set(found) == {*RUNS, "train_cartpole.py"}
+    assert set(found) == {*RUNS, "several_machines.py", "train_cartpole.py"}
     for name, text in found.items():
         assert len(text.splitlines()) <= MAX_LINES, name
         assert text.startswith('"""'), f"{name} says what it shows"
@@ -50,6 +50,29 @@ def test_every_example_is_short_and_run_here() -> None:
 def test_example(name: str, tmp_path: Path) -> None:
     arguments, said = RUNS[name]
     assert said in run(name, arguments, tmp_path)
+
+
+def test_two_machines_train_together(tmp_path: Path) -> None:
+    """Each is a process here. The second one is there first, and waits for the server."""
+    environ = {**os.environ, "STEPPE_RUNS": str(tmp_path), "PYTHONWARNINGS": "error"}
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, EXAMPLES / "several_machines.py", name, "120"],
+            cwd=tmp_path,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("worker_2", "worker_1")
+    ]
+    ended = [node.communicate(timeout=150) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], ended
+    for (said, errors), rank in zip(ended, (1, 0), strict=True):
+        assert not errors.strip(), errors
+        assert f"is rank {rank}: " in said
+        assert "worker_1: " in said
+        assert "worker_2: " in said
 
 
 def test_one_word_changes_the_runtime_and_nothing_else(tmp_path: Path) -> None:

@@ -80,3 +80,37 @@ def test_every_public_function_is_annotated_and_described(name: str, function) -
     thing = inspect.getattr_static(getattr(steppe, owner), method) if method else function
     if not isinstance(thing, property) and method != "__init__":  # a class describes its properties and its constructor
         assert inspect.getdoc(getattr(getattr(steppe, owner), method) if method else function)
+
+
+# The words of hot paths, contracts that others fulfil, and configurations, which pydantic checks as they are made.
+UNCHECKED = {
+    "Agent",
+    "Batch",
+    "EnvSpec",
+    "FieldSpec",
+    "Learned",
+    "Progress",
+    "RunResult",
+    "RunView",
+    "Segment",
+    "Weights",
+}
+INSIDE = {
+    "LoadedPolicy.__init__",
+    "ParameterClient.over",
+    "ReplayBuffer.over",
+    "ReplayBufferPool.route",
+}  # not for callers
+
+
+def test_every_public_signature_is_checked_at_the_call() -> None:
+    taking = [
+        (name, function)
+        for name, function in functions()
+        if set(inspect.signature(function).parameters) - {"self", "cls"}
+        and name.partition(".")[0] not in UNCHECKED
+        and not name.partition(".")[0].endswith("Config")
+        and name not in INSIDE
+    ]
+    assert len(taking) > 70
+    assert [name for name, function in taking if not hasattr(function, "__beartype_wrapper")] == []

@@ -42,7 +42,7 @@ RAY = """
 import sys, ray
 about = ray.init(address="local", num_cpus=2, object_store_memory=80 << 20, include_dashboard=False,
                  _node_ip_address="127.0.0.1", _temp_dir=sys.argv[1], log_to_driver=False)
-print(about["gcs_address"], flush=True)
+print(about.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
 
@@ -54,7 +54,8 @@ def described(directory: Path, backend: str, more: str, algo: str = "ppo") -> Pa
 
 
 def environment(directory: Path) -> dict[str, str]:
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "token"}
+    quiet["RAY_AUTH_TOKEN"] = "0123456789abcdef" * 4  # of the cluster that these tests start
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
     return {**kept, **quiet, "STEPPE_RUNS": str(directory / "runs")}
 

@@ -35,7 +35,7 @@ class A2C(OnPolicy):
         stats = self._backward(batch)
         if not stats:
             return Learned(0)
-        norm = self._step()
+        norm = self._step(int(np.count_nonzero(batch["valid"])))
         self._adopt_seen()
         return Learned(1, stats | {"grad_norm": norm, "learning_rate": self.learning_rate})
 

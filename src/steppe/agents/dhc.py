@@ -138,8 +138,8 @@ class DHC(TorchAgent):
         """One update from one draw."""
         config = self.config
         self.learning_rate = (config.learning_rate or 0.0) * 0.5 ** sum(self.updates >= at for at in config.halve_at)
-        stats, priorities = self._backward(batch)
-        stats |= {"grad_norm": self._step(), "learning_rate": self.learning_rate}
+        stats, priorities, rows = self._backward(batch)
+        stats |= {"grad_norm": self._step(rows), "learning_rate": self.learning_rate}
         self._target.follow(self.updates)
         if self.curriculum is not None:
             stats |= self.curriculum.stats()
@@ -151,8 +151,8 @@ class DHC(TorchAgent):
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient
 
-    def _backward(self, batch: Batch) -> tuple[dict[str, float], np.ndarray]:
-        """Fill the flat gradient; statistics, and a priority for every sequence [N]."""
+    def _backward(self, batch: Batch) -> tuple[dict[str, float], np.ndarray, int]:
+        """Fill the flat gradient; statistics, a priority for every sequence [N], and how many rows were learned from."""
         config = self.config
         windows = Windows(batch, self.flat.device, first_only=config.learn_from == "first")
         values = windows.unroll(self.network, traced=True)
@@ -171,7 +171,7 @@ class DHC(TorchAgent):
         self.flat.gradient.zero_()
         torch.autograd.backward(values, as_tensor(found.gradient, self.flat.device))
         stats = {"loss": found.loss, "q_mean": found.mean_value, "td_error": found.mean_error}
-        return stats, mixed(*windows.by_step(found.errors))
+        return stats, mixed(*windows.by_step(found.errors)), int(np.count_nonzero(windows.counted))
 
     def state(self) -> Tree:
         curriculum = {} if self.curriculum is None else self.curriculum.state()

@@ -64,7 +64,7 @@ class DQN(TorchAgent):
     def learn(self, batch: Batch) -> Learned:
         """One update from one draw."""
         loss, mean_value, mean_error, errors = self._backward(batch)
-        norm = self._step()
+        norm = self._step(len(batch["reward"]))
         stats = {
             "loss": loss,
             "q_mean": mean_value,

@@ -43,7 +43,7 @@ class PPO(OnPolicy):
             before, done = totals[3], updates
             for rows in self._pass.minibatches(rollout, self.config.minibatch_size or len(rollout.rows), stream):
                 totals += self._backward(rollout, rows)
-                norms += self._step()
+                norms += self._step(len(rows))
                 updates += 1
             if self.config.target_kl is not None and totals[3] - before > self.config.target_kl * (updates - done):
                 break
@@ -74,8 +74,9 @@ class PPO(OnPolicy):
         outputs, value = self._pass.trace(rollout, rows)
         action = rollout.action.take(rows, axis=0)
         logp, entropy, inner = self.choices.evaluate(outputs, action)
+        scaled = config.normalize_advantage
         d_logp, d_value, stats = _clipped_loss(
-            rows, logp, value, rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef
+            rows, logp, value, rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef, scaled
         )
         stats[2] = entropy.sum() / len(rows)
         for name, number in zip(_STATS[:3], stats[:3].tolist(), strict=True):
@@ -99,10 +100,11 @@ def _clipped_loss(
     returns: np.ndarray,
     clip: float,
     value_coef: float,
+    scaled: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """d(loss)/d(logp), d(loss)/d(value) and statistics of −min(r A, clip(r) A) + value_coef (V − R)² (eq. 7 and 9).
 
-    `logp` and `value` are the minibatch's, the other columns the rollout's. Advantages are normalized over the minibatch.
+    `logp` and `value` are the minibatch's, the other columns the rollout's. Advantages are normalized over the minibatch if `scaled`.
     """
     count = len(rows)
     mean, square = 0.0, 0.0
@@ -110,9 +112,9 @@ def _clipped_loss(
         mean += advantage[rows[i]] / count
     for i in range(count):
         square += (advantage[rows[i]] - mean) ** 2 / count
-    if count == 1:  # a lone row normalized would vanish
-        mean, square = 0.0, 1.0
     scale = 1.0 / (math.sqrt(square) + 1e-8)
+    if count == 1 or not scaled:  # a lone row normalized would vanish
+        mean, scale = 0.0, 1.0
     d_logp = np.zeros(count, np.float64)
     d_value = np.empty(count, np.float32)
     stats = np.zeros(5, np.float64)

@@ -63,7 +63,7 @@ class R2D2(TorchAgent):
     def learn(self, batch: Batch) -> Learned:
         """One update from one draw."""
         found = self._backward(batch)
-        norm = self._step()
+        norm = self._step(int(np.count_nonzero(batch["learn"])))
         stats = {
             "loss": found.loss,
             "q_mean": found.mean_value,

@@ -36,7 +36,8 @@ class TorchAgent:
         self._max_grad_norm = config.max_grad_norm
         self.adam_eps = adam_eps
         self._adam: FlatAdam | None = None
-        self.joint_step: Callable[[np.ndarray], np.ndarray] | None = None  # of learners together: gradient → parameters
+        # Of learners together: a gradient, and over how many rows it is a mean, become everyone's parameters.
+        self.joint_step: Callable[[np.ndarray, int], np.ndarray] | None = None
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """All later exploration draws from `stream`, and nothing is remembered."""
@@ -81,14 +82,14 @@ class TorchAgent:
         self.flat.gradient.copy_(torch.from_numpy(np.array(gradient, np.float32)))
         self._step()
 
-    def _step(self) -> float:
-        """Clip and step along the flat gradient; returns its length before clipping."""
+    def _step(self, rows: int = 1) -> float:
+        """Clip and step along the flat gradient, a mean over `rows`; returns its length before clipping."""
         if self.joint_step is None:
             norm = self._optimizer().step(self.learning_rate, self.updates)
         else:
             gradient = self.flat.gradient.cpu().numpy()
             norm = float(np.linalg.norm(gradient))
-            self.flat.parameters.copy_(torch.from_numpy(self.joint_step(gradient)))
+            self.flat.parameters.copy_(torch.from_numpy(self.joint_step(gradient, rows)))
         self.updates += 1
         return norm
 

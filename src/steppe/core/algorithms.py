@@ -195,6 +195,7 @@ class PPOConfig(ActorCriticConfig):
     minibatch_size: Positive | None = Field(None, description="Rows per optimizer step; chosen to fit if absent.")
     clip: PositiveFloat = Field(0.2, description="How far the probability ratio may move before its gradient stops.")
     target_kl: PositiveFloat | None = Field(None, description="End a rollout's epochs early beyond this divergence.")
+    normalize_advantage: bool = Field(True, description="Bring each minibatch's advantages to mean 0 and deviation 1.")
 
     def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), large

@@ -73,7 +73,7 @@ class ClusterConfig(Frozen):
         "steps. gradients: every optimizer step is one of all nodes together, as of one learner with their joint batch.",
     )
     aggregation: Method | None = Field(
-        None, description="How updates become one; federated for deltas and average for gradients if absent."
+        None, description="How updates become one; federated for deltas and weighted, by rows, for gradients if absent."
     )
     byzantine: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Nodes that may send anything, for krum, multi_krum and trimmed_mean."
@@ -117,7 +117,7 @@ class ClusterConfig(Frozen):
             near = nearest(self.node_id, self.nodes)
             raise ConfigError(f"there is no node {self.node_id!r} in this cluster of {', '.join(self.nodes)}.{near}")
         if self.aggregation is None:
-            usual = "federated" if self.exchange == "deltas" else "average"
+            usual = "federated" if self.exchange == "deltas" else "weighted"
             object.__setattr__(self, "aggregation", usual)
         if self.sync_every is None:
             object.__setattr__(self, "sync_every", 10 if self.exchange == "deltas" else 1)

@@ -309,6 +309,8 @@ class RunConfig(Frozen):
             raise ConfigError(
                 "anneal=true does not go with cluster.exchange='gradients', whose step size is the server's"
             )
+        if self.cluster.exchange == "gradients" and getattr(self.agent, "target_kl", None) is not None:
+            raise ConfigError("target_kl does not go with cluster.exchange='gradients': every node takes as many steps")
 
     def _require_shelves(self, roles: int) -> None:
         """What replay in roles of its own does not go with."""

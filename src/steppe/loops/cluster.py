@@ -101,10 +101,12 @@ class DistributedMainLoop(MainLoop):
         return self._node.version
 
     def close(self) -> None:
-        """Leave the cluster, and stop the server if it is this node's; on Ray and MPI when all others have left."""
+        """Leave the cluster, and stop the server if it is this node's, when all others have left."""
         self._leave()
         self._hosting.close()
-        if isinstance(self.param_server, ParameterServer):
+        if isinstance(self.param_server, ParameterServer) and self.param_server.is_serving:
+            with self._client() as client:
+                _await_others(self.cluster, client)
             self.param_server.stop_server()
 
     def _leave(self) -> None:
@@ -134,7 +136,7 @@ def cluster_server(cluster: ClusterConfig, resolved: Resolved) -> ParameterServe
 @contextlib.contextmanager
 def hosting(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
     """Where the cluster's server is its first node's, have it up, and afterwards until all others have left."""
-    from steppe.roles.cluster import LATE_S, await_others, bring_up, connect
+    from steppe.roles.cluster import bring_up, connect
 
     if not cluster.hosts:
         yield
@@ -142,10 +144,17 @@ def hosting(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
     host = bring_up(cluster, *_beginning(loop))
     try:
         yield
-        with contextlib.suppress(Unreachable), connect(cluster) as client:
-            await_others(client, cluster.deadline_s + LATE_S)
+        with connect(cluster) as client:
+            _await_others(cluster, client)
     finally:
         host.close()
+
+
+def _await_others(cluster: ClusterConfig, client: ParameterClient) -> None:
+    from steppe.roles.cluster import LATE_S, await_others
+
+    with contextlib.suppress(Unreachable):
+        await_others(client, cluster.deadline_s + LATE_S)
 
 
 def _beginning(loop: MainLoop) -> tuple[dict[str, np.ndarray], Step]:

@@ -57,6 +57,7 @@ class LoadedPolicy:
         self._width = 0
         self._starts = np.ones(0, np.bool_)
 
+    @checked
     def act(self, obs: Any, *, explore: bool = False, action_mask: Any = None) -> Any:
         """The action for one raw observation, or an array of actions for a batch of them; the best ones, or sampled.
 

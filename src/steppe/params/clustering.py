@@ -61,7 +61,7 @@ def _together(cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: St
     """Steps as the agent would take them alone."""
     return ParameterServer(
         params,
-        Aggregation(cluster.aggregation or "average", cluster.byzantine, cluster.trim),
+        Aggregation(cluster.aggregation or "weighted", cluster.byzantine, cluster.trim),
         ALL,
         cluster.server.save_every,
         cluster.server.checkpoint,

@@ -109,6 +109,7 @@ class ParameterServer(Pushing, Collector):
             self._roster.account(worker_id).version = self.version
             return self.weights()
 
+    @checked
     def refuse_push(self, push: Push, refusal: Refusal) -> Receipt:
         """Count a push that whoever carried it found to be wrong."""
         with self._changed:
@@ -234,6 +235,7 @@ class ParameterServer(Pushing, Collector):
         with self._changed:
             return copy.deepcopy(self._state())
 
+    @checked
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken."""
         with self._changed:
@@ -282,6 +284,7 @@ class ParameterServer(Pushing, Collector):
             self._shared.start()
         return self._shared.url
 
+    @checked
     def serve_step(self, timeout_s: float = 0.0) -> bool:
         """Answer what waits in shared memory, for at most `timeout_s` until there is something; whether there was."""
         if self._shared is None:
@@ -318,6 +321,7 @@ class ParameterServer(Pushing, Collector):
         """How many numbers are trained."""
         return self._space.size
 
+    @checked
     def standing(self, worker_id: str) -> dict[str, Any]:
         """What a worker needs to know to push: the round, its own last push, the newest version."""
         with self._changed:
@@ -330,6 +334,7 @@ class ParameterServer(Pushing, Collector):
         """What somebody else needs to make rows of updates, and weights of rows."""
         with self._changed:
             about = {"whole": self._whole, "deltas": self.optimizer.for_deltas, "run": self.run}
+            about["weighs"] = self.aggregation.weighs and self._private is None
             return {**about, "fields": self._space.fields, "carried": self._space.carried}
 
     def tick(self) -> None:

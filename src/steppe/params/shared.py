@@ -299,7 +299,8 @@ def _still_there(seat: Seat, bell: Bell) -> bool:
 def _register(server: ParameterServer, question: Question, _: Seat) -> Any:
     assert question.worker is not None
     new, about = server.register_worker(question.worker), server.description()
-    return {"new": new, **server.standing(question.worker), "deltas": about["deltas"], "run": about["run"]}
+    told = {name: about[name] for name in ("deltas", "run", "weighs")}
+    return {"new": new, **server.standing(question.worker), **told}
 
 
 def _push(server: ParameterServer, question: Question, seat: Seat) -> Any:

@@ -46,7 +46,7 @@ class Node:
         self.counts = {"exchanges": 0, "missed": 0}  # rounds with a part in the result, and without
         self._ending = ending
         self._entries = trainable(agent)
-        self._rounds = True
+        self._rounds, self._weighs = True, False
         self._base = np.empty(0, np.float32)  # the parameters as the cluster had them when last heard of
         self._steps = self._updates = 0  # since the last exchange
 
@@ -59,7 +59,7 @@ class Node:
             raise ConfigError(
                 f"the server at {self.client.url} takes {takes}, and this node has exchange={self.config.exchange!r}"
             )
-        self._rounds = bool(about["synchronous"])
+        self._rounds, self._weighs = bool(about["synchronous"]), bool(about["weighs"])
         newest = self.client.pull(self.name)
         missing = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
         if missing:
@@ -106,10 +106,11 @@ class Node:
         self._adopt(newest)
         return True
 
-    def step_together(self, gradient: np.ndarray) -> np.ndarray:
-        """One optimizer step of all nodes: the parameters after it."""
+    def step_together(self, gradient: np.ndarray, rows: int) -> np.ndarray:
+        """One optimizer step of all nodes: the parameters after it. The mean over everyone's rows is what is stepped along."""
+        weight = float(max(1, rows)) if self._weighs else 1.0
         for _ in range(PATIENCE):
-            newest = self._exchange(gradient, 1.0)
+            newest = self._exchange(gradient, weight)
             if newest is not None:
                 self.counts["exchanges"] += 1
                 self.version = newest.version
@@ -162,8 +163,7 @@ class Node:
 
     def _weight(self) -> float:
         """How much this node's delta counts where that is asked for: by its updates."""
-        weighs = self.config.aggregation in ("federated", "weighted") and self.config.privacy is None
-        return float(max(1, self._updates)) if weighs else 1.0
+        return float(max(1, self._updates)) if self._weighs else 1.0
 
 
 class NodeLearner(Learner):
