@@ -26,8 +26,8 @@ ENDED = (
 )
 SHOWN = {
     "name": "cartpole-async", "env": "CartPole-v1", "mode": "async", "actors": 2, "envs": 8, "steps": 20_000_000,
-    "agent": {"learning_rate": 5e-4},
-    "evaluation": {"every_steps": 40_000, "episodes": 4, "record": True},
+    "agent": {"learning_rate": 3e-4},
+    "evaluation": {"every_steps": 10_000, "max_share": 0.5, "episodes": 2, "record": True},
 }  # fmt: skip
 
 
@@ -55,10 +55,10 @@ def _make_runs(service: Served) -> None:
         run = make(api, SHOWN)
         learning(api, run)
         path = f"/api/v1/runs/{run}"
-        until(lambda: _steps(api, path) > 150_000, "half of the picture")
+        until(lambda: _steps(api, path) > 130_000, "half of the picture")
         change: dict[str, Any] = {"values": {"learning_rate": 1e-4, "clip": 0.1}}
         finished(api, api.patch(f"{path}/hyperparameters", json=change))
-        until(lambda: _steps(api, path) > 300_000, "the other half")
+        until(lambda: _steps(api, path) > 240_000, "the other half")
 
 
 def _steps(api: Any, path: str) -> int:

@@ -44,6 +44,12 @@ PARTS = (
         {"preact/standalone.module.js": "htm-preact.js", "LICENSE": "LICENSE-htm"},
     ),
     Part(
+        "preact",  # its licence has to come along
+        "11.2.0",
+        "/HfHI/7N84e6GrWBJ3J280z3mLaRJiDcSvj/A+y/4AbLnND/1UlGHe1sR6oYuTGwId0nP7dqDU9OnLxMPZ7xBg==",
+        {"LICENSE": "LICENSE-preact"},
+    ),
+    Part(
         "uplot",
         "1.6.32",
         "KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw==",
@@ -107,7 +113,7 @@ def _npm() -> list[str]:
     found = str(uv) if uv.exists() else shutil.which("uv")
     if found is None:
         sys.exit("the page's parts come from an npm registry: install npm, or set NPM_CONFIG_REGISTRY to its address")
-    return [found, "tool", "run", "--quiet", "--from", NODE, "npm"]
+    return [found, "tool", "run", "--quiet", "--python", sys.executable, "--from", NODE, "npm"]
 
 
 def main() -> None:

@@ -26,9 +26,9 @@ def see_progress(page: Page) -> None:
 
 
 def see_actors(page: Page, count: int) -> None:
+    expect(page.get_by_role("status").get_by_text(f"Scaling to {count} actor")).to_contain_text("done")
     expect(page.locator("[data-actors=desired]")).to_have_text(str(count))
     expect(page.locator("[data-actors=ready]")).to_have_text(str(count))
-    expect(page.get_by_role("status").get_by_text(f"Scaling to {count} actor")).to_contain_text("done")
 
 
 def test_start_watch_scale_tune_and_stop(page: Page, api: httpx.Client):

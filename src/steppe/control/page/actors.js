@@ -1,6 +1,6 @@
 // The actors of a run: how many are wanted and there, each one's state and restarts, and a slider for how many.
 
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { put } from "./api.js";
 import { carryOut, useLook } from "./parts.js";
 import { count, megabytes } from "./words.js";
@@ -11,10 +11,13 @@ const SETTLE_MS = 350; // keys and sliders go through many numbers on their way 
 export function Actors({ run, live, scaler }) {
   const seen = useLook(`/runs/${run.id}/actors`, live, EVERY_MS);
   const [wish, setWish] = useState(null);
+  const newest = useRef(null);
   useEffect(() => {
+    newest.current = wish;
     if (wish === null) return undefined;
     const timer = setTimeout(async () => {
-      await carryOut(`Scaling to ${wish} ${wish === 1 ? "actor" : "actors"}`, () => put(`/runs/${run.id}/actors`, { actors: wish }));
+      const words = `Scaling to ${wish} ${wish === 1 ? "actor" : "actors"}`;
+      await carryOut(words, () => put(`/runs/${run.id}/actors`, { actors: wish }), () => newest.current !== wish);
       setWish((now) => (now === wish ? null : now));
     }, SETTLE_MS);
     return () => clearTimeout(timer);

@@ -2,7 +2,7 @@
 // dash as well as by colour; marks are vertical lines with a word.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { count, number, short } from "./words.js";
+import { count, number, short, tick } from "./words.js";
 
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [1, 4], [12, 4], [6, 2, 1, 2]];
 const INKS = 8;
@@ -14,6 +14,12 @@ export const ink = (index) => `var(--ink-${index % INKS})`;
 function joined(lines) {
   const tables = lines.map(({ points }) => [points.map((p) => p[0]), points.map((p) => p[2])]);
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
+}
+
+function fitted(ctx, text, room) {
+  let kept = text;
+  while (kept && ctx.measureText(`${kept}…`).width > room) kept = kept.slice(0, -1);
+  return ctx.measureText(text).width <= room ? text : `${kept}…`;
 }
 
 function markPlugin(marks) {
@@ -33,9 +39,11 @@ function markPlugin(marks) {
           ctx.moveTo(x, bbox.top);
           ctx.lineTo(x, bbox.top + bbox.height);
           ctx.stroke();
-          const right = x > bbox.left + bbox.width * 0.6;
+          const right = x > bbox.left + bbox.width / 2;
+          const gap = 5 * devicePixelRatio;
+          const room = (right ? x - bbox.left : bbox.left + bbox.width - x) - 2 * gap;
           ctx.textAlign = right ? "right" : "left";
-          ctx.fillText(mark.word, x + (right ? -5 : 5) * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
+          ctx.fillText(fitted(ctx, mark.word, room), x + (right ? -gap : gap), bbox.top + 11 * devicePixelRatio);
         }
         ctx.restore();
       },
@@ -43,7 +51,7 @@ function markPlugin(marks) {
   };
 }
 
-function options(lines, size, small, xName, marks, onMove) {
+function options(lines, size, small, xName, marks, hooks) {
   const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
   const font = "11px system-ui, sans-serif";
   return {
@@ -65,10 +73,10 @@ function options(lines, size, small, xName, marks, onMove) {
     ],
     axes: [
       { ...axis, font, size: 26, space: small ? 70 : 90, values: (_, values) => values.map(xName === "s" ? (v) => `${short(v)} s` : short) },
-      { ...axis, font, size: 46, space: small ? 26 : 34, values: (_, values) => values.map(number) },
+      { ...axis, font, size: 46, space: small ? 26 : 34, values: (_, values) => values.map(tick) },
     ],
     plugins: [markPlugin(marks)],
-    hooks: { setCursor: [onMove] },
+    hooks,
   };
 }
 
@@ -98,6 +106,7 @@ export function Chart({ title, lines, marks = [], height = 220, small = false, x
   const place = useRef(null);
   const plot = useRef(null);
   const markRef = useRef(marks);
+  const zoomed = useRef(false);
   const [at, setAt] = useState(null);
   const [open, setOpen] = useState(false);
   const [theme, setTheme] = useState(0);
@@ -114,8 +123,15 @@ export function Chart({ title, lines, marks = [], height = 220, small = false, x
   useEffect(() => {
     if (!drawn.length) return undefined;
     const size = { width: place.current.clientWidth, height };
+    const onSelect = (u) => {
+      zoomed.current ||= u.select.width > 0;
+    };
     const onMove = (u) => setAt(u.cursor.idx ?? null);
-    plot.current = new uPlot(options(drawn, size, small, xLabel, markRef, onMove), joined(drawn), place.current);
+    plot.current = new uPlot(options(drawn, size, small, xLabel, markRef, { setCursor: [onMove], setSelect: [onSelect] }), joined(drawn), place.current);
+    zoomed.current = false;
+    plot.current.over.addEventListener("dblclick", () => {
+      zoomed.current = false;
+    });
     const watch = new ResizeObserver(() => plot.current?.setSize({ width: place.current.clientWidth, height }));
     watch.observe(place.current);
     return () => {
@@ -126,7 +142,9 @@ export function Chart({ title, lines, marks = [], height = 220, small = false, x
   }, [shape, height, theme, xLabel]);
 
   useEffect(() => {
-    if (plot.current && drawn.length) plot.current.setData(joined(drawn));
+    if (!plot.current || !drawn.length) return;
+    plot.current.setData(joined(drawn), !zoomed.current);
+    if (zoomed.current) plot.current.redraw(false, true);
   }, [stamp, shape, marks.length, lines.reduce((sum, line) => sum + line.points.length, 0)]);
 
   const data = plot.current?.data;

@@ -9,8 +9,8 @@ const MOST = 2400; // beyond it, ask for the whole curve again, thinned out by t
 
 export class Curves {
   constructor(run, wanted, changed) {
-    Object.assign(this, { run, wanted, changed, series: new Map(), names: [], cursor: 0, synced: false, busy: false });
-    this.leave = follow(run, { points: (message) => this.take(message), again: () => this.fetchNew() });
+    Object.assign(this, { run, wanted, changed, series: new Map(), names: [], cursor: 0, loaded: false, synced: false, busy: false });
+    this.leave = follow(run, { points: (message) => this.take(message), again: () => this.again() });
   }
 
   close() {
@@ -25,6 +25,13 @@ export class Curves {
     const rest = found.names.filter((name) => !first.includes(name) && this.wanted(name)).slice(0, 50);
     if (rest.length) this.put(await metrics(this.run, { series: rest, points: POINTS }));
     this.cursor = found.next;
+    this.loaded = true;
+  }
+
+  // The service is back, or began anew: what comes next need not follow what came last.
+  async again() {
+    await this.fetchNew();
+    this.synced = false;
   }
 
   put(found) {
@@ -34,7 +41,7 @@ export class Curves {
   }
 
   async fetchNew() {
-    if (this.busy || this.closed || !this.cursor) return;
+    if (this.busy || this.closed || !this.loaded) return;
     this.busy = true;
     try {
       const found = await metrics(this.run, { since: this.cursor, points: POINTS });

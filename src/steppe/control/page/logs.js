@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { get } from "./api.js";
 
 const KEPT = 500;
-const FOLLOW_S = 10;
+const FOLLOW_S = 2; // shorter than the service waits for requests when it is stopped
 
 export function Logs({ run, live }) {
   const [source, setSource] = useState("");

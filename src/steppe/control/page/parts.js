@@ -5,6 +5,8 @@ import { get, settled } from "./api.js";
 import { subscribe } from "./live.js";
 import { glyph, titled } from "./words.js";
 
+const LOOK_MS = 2500;
+
 export const go = (hash) => {
   location.hash = hash;
 };
@@ -16,7 +18,7 @@ export function useLive() {
 }
 
 // What only answers when asked: again and again while the run goes on, once more when it has ended.
-export function useLook(path, live, every = 2500) {
+export function useLook(path, live, every = LOOK_MS) {
   const [found, setFound] = useState(null);
   useEffect(() => {
     let gone = false;
@@ -39,18 +41,51 @@ export function useLook(path, live, every = 2500) {
   return found;
 }
 
+// A list that only grows, read on from where the last answer ended.
+export function useTail(path, name, live, wanted = () => true) {
+  const [found, setFound] = useState([]);
+  useEffect(() => {
+    let gone = false;
+    let timer = 0;
+    let after = 0;
+    setFound([]);
+    const look = async () => {
+      let more = false;
+      try {
+        const answer = await get(`${path}?after=${after}&limit=1000`);
+        if (gone) return;
+        more = answer.next > after;
+        after = answer.next;
+        const fresh = answer[name].filter(wanted);
+        if (fresh.length) setFound((known) => [...known, ...fresh]);
+      } catch {
+        // the banner says when the service is away
+      }
+      if (!gone && (more || live)) timer = setTimeout(look, more ? 0 : LOOK_MS);
+    };
+    look();
+    return () => {
+      gone = true;
+      clearTimeout(timer);
+    };
+  }, [path, live]);
+  return found;
+}
+
 export const State = ({ state }) => html`<span class=${`state ${state.toLowerCase()}`}>
   <span class="glyph" aria-hidden="true">${glyph(state)}</span>${titled(state)}</span>`;
 
 // What is said to the reader: one line, read out, gone after a while unless it is bad news.
+const SHOWN_MS = 6000;
 let notes = [];
 let listener = null;
 let last = 0;
 
-export function say(text, { bad = false, id = ++last } = {}) {
-  notes = [...notes.filter((note) => note.id !== id), { id, text, bad }].slice(-4);
+export function say(text, { bad = false, stays = bad, id = ++last } = {}) {
+  clearTimeout(notes.find((note) => note.id === id)?.timer);
+  const timer = stays ? 0 : setTimeout(() => dismiss(id), SHOWN_MS);
+  notes = [...notes.filter((note) => note.id !== id), { id, text, bad, timer }].slice(-4);
   listener?.();
-  if (!bad) setTimeout(() => dismiss(id), 6000);
   return id;
 }
 
@@ -69,13 +104,14 @@ export function Notes() {
 }
 
 // Ask for a change, say so, and say what became of it.
-export async function carryOut(words, asking) {
-  const id = say(`${words} …`);
+export async function carryOut(words, asking, superseded = () => false) {
+  const id = say(`${words} …`, { stays: true });
   try {
     const answer = await asking();
     const operation = answer?.operation ?? answer;
     const done = operation?.state ? await settled(operation) : operation;
-    if (done?.state === "failed") say(`${words}: ${done.message}`, { bad: true, id });
+    if (superseded()) dismiss(id);
+    else if (done?.state === "failed") say(`${words}: ${done.message}`, { bad: true, id });
     else say(`${words}: done${done?.message ? `, ${done.message}` : ""}`, { id });
     return answer;
   } catch (problem) {

@@ -8,7 +8,7 @@ import { Curves } from "./curves.js";
 import { Evaluations } from "./evaluations.js";
 import { state } from "./live.js";
 import { Logs } from "./logs.js";
-import { Confirm, State, carryOut, go, useKeys, useLive, useLook } from "./parts.js";
+import { Confirm, State, carryOut, go, useKeys, useLive, useLook, useTail } from "./parts.js";
 import { Lags, Shares } from "./shares.js";
 import { Tuning } from "./tuning.js";
 import { LIVE, count, lasting, number, short, shown, spaced } from "./words.js";
@@ -31,14 +31,19 @@ function useCurves(id) {
     };
     const made = new Curves(id, (name) => WANTED.test(name), changed);
     setCurves(made);
-    made.load(FIRST).catch(() => {});
+    const load = () => made.load(FIRST).catch(() => {
+      if (!made.closed) setTimeout(load, 2000); // the banner says when the service is away
+    });
+    load();
     return () => made.close();
   }, [id]);
   return [curves, stamp];
 }
 
+const isMark = (event) => event.kind === "command" && event.details.obeyed && event.details.command === "set";
+
 function marksOf(events, curves) {
-  return events.filter((event) => event.kind === "command" && event.details.obeyed && event.details.command === "set").map((event) => {
+  return events.map((event) => {
     const { values = {}, live = [], env_steps } = event.details;
     const words = Object.entries(values).map(([name, value]) => `${name} → ${shown(value)}${live.includes(name) ? "" : " (on restart)"}`);
     return { at: env_steps ?? curves.stepsAt(event.time_s) ?? 0, word: words.join(", ") };
@@ -49,8 +54,8 @@ function Facts({ run, since }) {
   const { progress } = run;
   const share = progress.total_steps ? progress.env_steps / progress.total_steps : null;
   const facts = [
-    ["return", number(progress.train_return_mean), "mean of the last 100 episodes"],
-    ["evaluation", number(progress.eval_return_mean), "mean of the newest evaluation"],
+    ["return", number(progress.train_return_mean), "last 100 episodes"],
+    ["evaluation", number(progress.eval_return_mean), "newest, mean"],
     ["steps", short(progress.env_steps), share === null ? "" : `of ${short(progress.total_steps)}`],
     ["steps/s", short(progress.steps_per_s), ""],
     ["updates", short(progress.updates), `version ${count(progress.version)}`],
@@ -65,14 +70,18 @@ function Buttons({ run, ask, toggle }) {
   const waiting = run.state === "PENDING" && run.desired === "waiting";
   const complete = run.state === "SUCCEEDED";
   const start = () => carryOut(ended ? "Going on" : "Starting", () => post(`/runs/${run.id}/start`));
+  const choose = (kind) => (event) => {
+    event.currentTarget.closest("details").open = false;
+    ask(kind);
+  };
   return html`<div class="row buttons">
     ${active && html`<button onClick=${toggle}>${run.state === "PAUSED" ? "Resume" : "Pause"}</button>`}
     ${!ended && html`<button class="danger" onClick=${() => ask("stop")}>Stop</button>`}
     ${(waiting || (ended && !complete)) && html`<button class="primary" onClick=${start}>${ended ? "Go on" : "Start"}</button>`}
-    <a class="button" href=${`#/new?from=${run.id}`}>Start one like it</a>
     <details class="menu"><summary class="button" aria-label="More">⋯</summary><div>
-      <button disabled=${ended || waiting} onClick=${() => ask("kill")}>Kill</button>
-      <button disabled=${!ended && !waiting} onClick=${() => ask("delete")}>Delete</button>
+      <a class="button" href=${`#/new?from=${run.id}`}>Start one like it</a>
+      <button disabled=${ended || waiting} onClick=${choose("kill")}>Kill</button>
+      <button disabled=${!ended && !waiting} onClick=${choose("delete")}>Delete</button>
     </div></details>
   </div>`;
 }
@@ -104,7 +113,7 @@ function Plots({ curves, stamp, marks, run, finding, judged }) {
     <section class="card" aria-label="Speed"><${Chart} title="Steps per second" stamp=${stamp} marks=${[]} lines=${[{ label: "steps/s", points: of("time/steps_per_s"), ink: 2 }]} height=${170} /></section>
     <section class="card" aria-label="Policy lag"><${Lags} lags=${finding?.lags} mean=${of("lag/mean")} stamp=${stamp} /></section>
     ${drawn.length > 0 && html`<section class="card" aria-label="Samples per insert"><${Chart} title="Samples per insert" stamp=${stamp} lines=${[{ label: "drawn per step stored", points: drawn, ink: 3 }]} height=${170} /></section>`}
-    ${!drawn.length && html`<section class="card" aria-label="Samples per insert"><h2>Samples per insert</h2><p class="nothing">${spaced(run.algo)} learns from each segment as it comes and keeps no memory to draw from.</p></section>`}
+    ${!drawn.length && html`<section class="card" aria-label="Samples per insert"><h2>Samples per insert</h2><p class="nothing">${losses.length ? `${run.algo} learns from each segment as it comes and keeps no memory to draw from.` : "Nothing measured yet."}</p></section>`}
     <section class="card wide" aria-label="Time"><${Shares} finding=${finding} /></section>
     <section class="card wide" aria-label="Losses"><h2>Losses and statistics of the learner</h2>
       <div class="smalls">${losses.map((name) => html`<${Chart} key=${name} small=${true} title=${spaced(name.split("/")[1])} stamp=${stamp} marks=${[]} height=${120} lines=${[{ label: name.split("/")[1], points: of(name), ink: 4 }]} />`)}
@@ -119,8 +128,8 @@ export function RunView({ id }) {
   const [curves, stamp] = useCurves(id);
   const [question, setQuestion] = useState(null);
   const finding = useLook(`/runs/${id}/diagnosis`, live);
-  const events = useLook(`/runs/${id}/events?limit=1000`, live)?.events || [];
-  const judged = useLook(`/runs/${id}/evaluations?limit=1000`, live, 4000)?.evaluations || [];
+  const events = useTail(`/runs/${id}/events`, "events", live, isMark);
+  const judged = useTail(`/runs/${id}/evaluations`, "evaluations", live);
   const scale = useRef(null);
   useEffect(() => {
     document.title = `${id} · Steppe`;

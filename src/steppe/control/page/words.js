@@ -18,9 +18,18 @@ export function number(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size >= 10000) return compact.format(value);
+  if (size >= 1000) return whole.format(value);
   if (size >= 100) return value.toFixed(1);
   if (size >= 0.01) return String(Number(value.toPrecision(3)));
   return value.toExponential(1).replace("e-", "e−");
+}
+
+// Beside an axis: no more digits than the distance of its lines needs.
+export function tick(value) {
+  const size = Math.abs(value);
+  if (size >= 10000) return compact.format(value);
+  if (size > 0 && size < 0.001) return value.toExponential(0).replace("e-", "e−");
+  return String(Number(value.toPrecision(4)));
 }
 
 export const percent = (share) => `${Math.round(100 * share)} %`;
