@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-kube bench chaos soak check format pictures lock clean
+.PHONY: demo serve page test test-kube bench chaos soak check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -19,10 +19,15 @@ $(VENV)/.ready: requirements-dev.lock pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/steppe train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475
 
-serve: $(VENV)/.ready
+serve: page
 	$(BIN)/steppe serve
 
+# What the page needs from the npm registry that this machine is set up for; nothing to do where it is there.
+page: $(VENV)/.ready
+	$(BIN)/python scripts/fetch_page_parts.py
+
 test: $(VENV)/.ready
+	$(BIN)/python scripts/fetch_page_parts.py --tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # On a real Kubernetes control plane, which is built once.
@@ -52,6 +57,8 @@ format: $(VENV)/.ready
 
 pictures: $(VENV)/.ready
 	$(BIN)/python scripts/draw_pictures.py
+	$(BIN)/python scripts/fetch_page_parts.py --tests
+	$(BIN)/python scripts/draw_page.py
 
 lock:
 	uv pip compile pyproject.toml --all-extras --generate-hashes --python-version 3.11 -q -o requirements.lock

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_kit import Served, until
-
-from steppe.control import hosting
-from steppe.records.directory import RunDirectory
-from steppe.records.view import ENDED
+from control_kit import Served, bring_down
 
 
 @pytest.fixture
@@ -20,13 +16,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     service = Served(tmp_path)
     service.start()
     yield service
-    if service.process is not None:
-        service.stop()
-    for record in (tmp_path / "runs").glob("*/run.json"):
-        directory = RunDirectory(record.parent)
-        hosting.kill(directory.store.status())
-        until(lambda store=directory.store: store.status().state in (*ENDED, "PENDING"), "the run is gone")
-    hosting.clean_up()
+    bring_down(service)
 
 
 @pytest.fixture

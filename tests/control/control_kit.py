@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
+from steppe.control import hosting
+from steppe.records.directory import RunDirectory
 from steppe.records.view import ENDED
 
 PATIENCE_S = 90.0
@@ -82,6 +84,17 @@ def listen(served: Served, resume: str | None = None) -> ClientConnection:
     """The stream, from its snapshot or from where a client left off."""
     address = served.address.replace("http", "ws") + "/api/v1/stream" + (f"?resume={resume}" if resume else "")
     return connect(address, additional_headers={"Authorization": f"Bearer {served.token('read')}"})
+
+
+def bring_down(service: Served) -> None:
+    """End the service and whatever it started."""
+    if service.process is not None:
+        service.stop()
+    for record in (service.root / "runs").glob("*/run.json"):
+        directory = RunDirectory(record.parent)
+        hosting.kill(directory.store.status())
+        until(lambda store=directory.store: store.status().state in (*ENDED, "PENDING"), "the run is gone")
+    hosting.clean_up()
 
 
 def until(holds: Callable[[], Any], what: str) -> Any:

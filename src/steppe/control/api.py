@@ -21,6 +21,7 @@ from steppe.control import model
 from steppe.control.auth import Caller, Gate, Refused
 from steppe.control.gatekeeping import Gatekeeper, problem
 from steppe.control.mcp import Mcp
+from steppe.control.page_files import add_page
 from steppe.control.problems import explain
 from steppe.control.prometheus import exposition
 from steppe.control.resources import tell_changes
@@ -358,6 +359,7 @@ def make_app(service: Service, gate: Gate) -> FastAPI:
     app.include_router(Doors(service, hub, gate).router)
     _add_outside(app, service, gate, hub, watcher)
     app.router.routes += mcp.routes(gate)
+    add_page(app, service, PREFIX)
     _speak_problems(app)
     _describe(app)
     app.add_middleware(Gatekeeper, gate=gate)
@@ -365,7 +367,7 @@ def make_app(service: Service, gate: Gate) -> FastAPI:
 
 
 def _add_outside(app: FastAPI, service: Service, gate: Gate, hub: Hub, watcher: Watcher) -> None:
-    """What is not under /api/v1: probes, Prometheus, and where the page will be."""
+    """What is not an operation: probes, Prometheus, the session of the page."""
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
@@ -384,10 +386,6 @@ def _add_outside(app: FastAPI, service: Service, gate: Gate, hub: Hub, watcher: 
     def metrics() -> PlainTextResponse:
         text = exposition(service, clients=hub.clients, failures=watcher.failures)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
-
-    @app.get("/", include_in_schema=False)
-    async def root() -> dict[str, str]:
-        return {"service": "steppe", "api": PREFIX, "openapi": f"{PREFIX}/openapi.json", "stream": f"{PREFIX}/stream"}
 
     @app.get(f"{PREFIX}/session", include_in_schema=False)
     async def session(request: Request) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
@@ -103,21 +105,20 @@ class Curves:
         return [(series.steps[row], series.times[row], _finite(series.values[row])) for row in chosen], len(rows)
 
 
-def extremes(values: Sequence[float], rows: Sequence[int], most: int) -> list[int]:
+def extremes(values: Sequence[float], rows: range, most: int) -> list[int]:
     """At most so many of the rows, in order: of equal parts of them each one's least and greatest value."""
     if len(rows) <= most:
         return list(rows)
     parts = max(1, most // 2)
     bounds = [part * len(rows) // parts for part in range(parts + 1)]
+    column = np.asarray(values, dtype=np.float64)[rows.start : rows.stop]
+    known = np.isfinite(column)
+    least, greatest = np.where(known, column, np.inf), np.where(known, column, -np.inf)
     found: list[int] = []
     for start, end in pairwise(bounds):
-        found += sorted(_ends(values, rows[start:end]))
-    return found[:most]
-
-
-def _ends(values: Sequence[float], rows: Iterable[int]) -> set[int]:
-    known = [row for row in rows if math.isfinite(values[row])]
-    return {min(known, key=values.__getitem__), max(known, key=values.__getitem__)} if known else set()
+        if known[start:end].any():
+            found += sorted({start + int(least[start:end].argmin()), start + int(greatest[start:end].argmax())})
+    return [rows.start + row for row in found[:most]]
 
 
 def _finite(value: float) -> float | None:

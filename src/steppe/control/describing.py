@@ -19,7 +19,7 @@ from steppe.core.errors import ConfigError, nearest
 from steppe.core.links import COMMANDS, SCALE
 from steppe.core.validating import validated
 from steppe.records.checkpoints import CheckpointInfo
-from steppe.records.diagnosis import Measured
+from steppe.records.diagnosis import Measured, diagnose, measure
 from steppe.records.directory import RunInfo
 from steppe.records.store import NOBODY, PAUSED, PENDING
 from steppe.records.view import ENDED, RunView
@@ -203,6 +203,20 @@ def judgement(number: int, record: Mapping[str, Any]) -> model.Judgement:
         return_std=finite(record["return_std"]),
         reached=record.get("reached", False),
         final=record.get("final", False),
+        recording=(record.get("recording") or "").rpartition("/")[2] or None,
+    )
+
+
+def finding(view: RunView) -> model.Finding:
+    measured = measure(view)
+    found = diagnose(measured)
+    lags = view.training.lags if view.training else {}
+    return model.Finding(
+        rule=found.rule,
+        sentence=found.sentence,
+        numbers=numbers(measured),
+        shares=view.time_shares,
+        lags={str(lag): lags[lag] for lag in sorted(lags)},
     )
 
 

@@ -16,6 +16,10 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 OPEN = ("/healthz", "/readyz")  # what a probe asks, without a token; the Host must be ours all the same
 SIGN_IN = "/sign-in"
+_TO_SIGN_IN = """<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
+<title>Sign in · Steppe</title><h1>You are not signed in</h1>
+<p>Open the link that <code>steppe serve</code> printed when it started. It works once, within 15 minutes;
+started again, it prints a new one.</p></html>"""
 
 
 def problem(status: int, code: str, detail: str) -> dict[str, Any]:
@@ -101,8 +105,10 @@ async def refuse(scope: MutableMapping[str, Any], send: Send, refusal: Refused) 
         return await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
     extra = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
     extra |= {"retry-after": "10"} if refusal.status == 429 else {}
-    body = json.dumps(problem(refusal.status, refusal.code, refusal.detail)).encode()
-    return await _answer(send, refusal.status, body, {"content-type": "application/problem+json", **extra})
+    body, kind = json.dumps(problem(refusal.status, refusal.code, refusal.detail)).encode(), "application/problem+json"
+    if refusal.status == 401 and scope["path"] in ("/", SIGN_IN) and "text/html" in header_map(scope).get("accept", ""):
+        body, kind = _TO_SIGN_IN.encode(), "text/html; charset=utf-8"  # a person, who is no reader of problem documents
+    return await _answer(send, refusal.status, body, {"content-type": kind, **extra})
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

@@ -320,6 +320,7 @@ class Judgement(Answer):
     return_std: float | None
     reached: bool
     final: bool
+    recording: str | None = Field(None, description="Name of the film of one episode, where one was kept.")
 
 
 class Evaluations(Answer):
@@ -357,6 +358,8 @@ class Finding(Answer):
     rule: str
     sentence: str
     numbers: dict[str, float]
+    shares: dict[str, dict[str, float]] = Field(description="Role → phase → its part of the role's time.")
+    lags: dict[str, int] = Field(description="Versions that a segment was behind when learned from → segments.")
 
 
 class Version(Answer):

@@ -29,7 +29,6 @@ from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, 
 from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.loops.resuming import COMPLETE, tuned
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.diagnosis import diagnose, measure
 from steppe.records.directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
 from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from steppe.records.view import ENDED
@@ -328,9 +327,7 @@ class Service:
     def diagnose_run(self, run: str) -> model.Finding:
         """What holds the run back, from measured shares of time."""
         with self._known.of(self._directory(run)).view() as view:
-            measured = measure(view)
-        found = diagnose(measured)
-        return model.Finding(rule=found.rule, sentence=found.sentence, numbers=describing.numbers(measured))
+            return describing.finding(view)
 
     @operation("read")
     def list_operations(self, run: str | None = None, limit: int = 100) -> model.Operations:

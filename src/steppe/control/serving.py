@@ -11,6 +11,7 @@ import uvicorn
 from steppe.control.api import make_app
 from steppe.control.auth import Caller, Gate, Keys, require_safe_bind
 from steppe.control.mcp import Mcp
+from steppe.control.page_files import MISSING, is_complete
 from steppe.control.resources import tell_changes
 from steppe.control.service import Bounds, Service
 from steppe.control.stream import Hub, Watcher
@@ -31,6 +32,8 @@ def serve(host: str, port: int, allowed: tuple[str, ...], bounds: Bounds) -> Non
     print(f"steppe serves {service.root} at {address}", flush=True)
     print(f"sign in once:  {address}/sign-in?code={keys.new_link()}", flush=True)
     print(f"tokens:        {keys.path}", flush=True)
+    if not is_complete():
+        print(f"note:          {MISSING}", flush=True)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -1,0 +1,95 @@
+// What the service tells by itself: one WebSocket for the whole page. Keeps the runs, says whether the connection is
+// fresh, and hands metrics to whoever follows a run. After a break it goes on where it was, or begins anew.
+
+const STALE_MS = 7000; // three heartbeats
+const FIRST_MS = 500;
+const LONGEST_MS = 8000;
+
+const listeners = new Set();
+const followers = new Map(); // run → set of {points(series), again()}
+export const state = { runs: new Map(), known: false, fresh: false, seen: 0 };
+
+let socket = null;
+let epoch = "";
+let number = -1;
+let wait = FIRST_MS;
+let timer = 0;
+
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function follow(run, follower) {
+  if (!followers.has(run)) followers.set(run, new Set());
+  followers.get(run).add(follower);
+  return () => followers.get(run).delete(follower);
+}
+
+let due = false;
+function changed() {
+  if (due) return;
+  due = true;
+  requestAnimationFrame(() => {
+    due = false;
+    for (const listener of [...listeners]) listener();
+  });
+}
+
+function setFresh(fresh) {
+  if (state.fresh === fresh) return;
+  state.fresh = fresh;
+  changed();
+}
+
+const takers = {
+  snapshot(message) {
+    epoch = message.epoch;
+    state.runs = new Map(message.runs.map((run) => [run.id, run]));
+    state.known = true;
+    for (const set of followers.values()) for (const follower of set) follower.again();
+    changed();
+  },
+  run(message) {
+    state.runs.set(message.run.id, message.run);
+    changed();
+  },
+  removed(message) {
+    state.runs.delete(message.run);
+    changed();
+  },
+  metrics(message) {
+    for (const follower of followers.get(message.run) || []) follower.points(message);
+  },
+};
+
+function take(event) {
+  const message = JSON.parse(event.data);
+  state.seen = Date.now();
+  wait = FIRST_MS;
+  setFresh(true);
+  if (message.number !== undefined) number = message.number;
+  takers[message.type]?.(message);
+}
+
+export function connect() {
+  clearTimeout(timer);
+  const scheme = location.protocol === "https:" ? "wss" : "ws";
+  const resume = epoch ? `?resume=${epoch}:${number}` : "";
+  socket = new WebSocket(`${scheme}://${location.host}/api/v1/stream${resume}`);
+  socket.onmessage = take;
+  socket.onclose = () => {
+    setFresh(false);
+    timer = setTimeout(connect, wait);
+    wait = Math.min(LONGEST_MS, wait * 2);
+  };
+}
+
+setInterval(() => {
+  if (state.fresh && Date.now() - state.seen > STALE_MS) {
+    setFresh(false);
+    socket?.close();
+  }
+}, 1000);
+
+export const newest = () => [...state.runs.values()].sort((a, b) => b.created_s - a.created_s);

@@ -1,0 +1,74 @@
+"""The page at `/` and its files, read once at the start: nothing that a request says becomes a path. Recordings of
+evaluations come from here too, by the number of the evaluation.
+
+The page itself is in page/; its third-party parts are put into page/vendor by scripts/fetch_page_parts.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import FastAPI, Request, Response
+from fastapi import Path as InPath
+
+from steppe.control import model
+from steppe.control.service import Service
+from steppe.core.errors import RunNotFound
+
+FOLDER = Path(__file__).parent / "page"
+PARTS = ("vendor/htm-preact.js", "vendor/uplot.js", "vendor/uplot.css")
+MISSING = (
+    "the page's parts are missing: run `make page` in the source tree, and start again; the API works without them"
+)
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+RunId = Annotated[str, InPath(pattern=model.RUN_ID)]
+Number = Annotated[int, InPath(ge=1, lt=2**62)]
+
+
+def is_complete() -> bool:
+    """Whether the parts that are not ours are in place."""
+    return all((FOLDER / name).is_file() for name in PARTS)
+
+
+def add_page(app: FastAPI, service: Service, prefix: str) -> None:
+    """The routes of the page."""
+    files = {str(path.relative_to(FOLDER)): path.read_bytes() for path in FOLDER.rglob("*") if path.suffix in _TYPES}
+    tags = {name: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for name, content in files.items()}
+    complete = is_complete()
+
+    def told(request: Request, name: str) -> Response:
+        headers = {"ETag": tags[name], "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == tags[name]:
+            return Response(status_code=304, headers=headers)
+        return Response(files[name], media_type=_TYPES[Path(name).suffix], headers=headers)
+
+    @app.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:
+        return told(request, "index.html") if complete else Response(MISSING, 503, media_type="text/plain")
+
+    @app.get("/page/{name:path}", include_in_schema=False)
+    async def file(request: Request, name: str) -> Response:
+        if name not in files:
+            raise RunNotFound("the page has no file of that name")
+        return told(request, name)
+
+    @app.get(f"{prefix}/runs/{{run}}/evaluations/{{number}}/recording", include_in_schema=False)
+    def recording(run: RunId, number: Number) -> Response:
+        return Response(_recorded(service, run, number), media_type="image/gif")
+
+
+def _recorded(service: Service, run: str, number: int) -> bytes:
+    judged = service.list_evaluations(run, number - 1, 1).evaluations
+    name = judged[0].recording if judged and judged[0].number == number else None
+    path = service.root / run / "recordings" / Path(name or "none").name
+    if name is None or path.is_symlink() or not path.is_file():
+        raise RunNotFound("of that evaluation there is no recording")
+    return path.read_bytes()
