@@ -28,6 +28,7 @@ def test_the_benchmarks_are_listed_with_what_they_measure(steppe):
         "startup",
         "scaling",
         "classic",
+        "control",
         "params",
     } <= listed.keys()
     assert "chaos" not in listed

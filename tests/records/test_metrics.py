@@ -228,6 +228,25 @@ class TestGoingOn:
             (1000, 1)
         ]  # START: forget later steps
 
+    def test_an_actors_word_on_how_it_resumed_moves_no_curve(self, tmp_path):
+        recorder = Recorder(tmp_path)
+        recorder.record(training(4000))
+        recorder.record(EventReport(run="r", kind="resume", role="actor-0", details={"how": "exact"}))
+        recorder.record(EventReport(run="r", kind="metric", details={"env_steps": 0, "values": {"mine": 1.0}}))
+        recorder.close()
+        assert scalars(tmp_path)["custom/mine"] == [(4000, 1.0)]
+        assert not any(event.HasField("session_log") for event in events(tmp_path))
+
+    def test_a_second_writer_goes_back_as_far_as_the_first(self, tmp_path):
+        recorder = Recorder(tmp_path)
+        recorder.record(training(4000))
+        recorder.record(resumed(1000))
+        recorder.close()
+        again = Recorder(tmp_path)
+        again.record(EventReport(run="r", kind="metric", details={"env_steps": 0, "values": {"mine": 1.0}}))
+        again.close()
+        assert scalars(tmp_path)["custom/mine"] == [(1000, 1.0)]
+
     def test_tensorboard_forgets_what_was_undone(self, tmp_path):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -432,7 +432,22 @@ def _describe(app: FastAPI) -> None:
                 parts.pop(name, None)
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]
+            _link(schema["paths"])
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _link(paths: dict[str, Any]) -> None:
+    """Say which answers name what other requests are about: a new run, and an operation under way."""
+    every = {method["operationId"]: method for path in paths.values() for method in path.values()}
+    mine = [method["operationId"] for path, methods in paths.items() if "{run}" in path for method in methods.values()]
+    named = "$response.body#/id"
+    about = {name: {"operationId": name, "parameters": {"run": named}} for name in mine}
+    every["create_run"]["responses"]["201"]["links"] = about
+    for method in every.values():
+        content = method["responses"].get("202", {}).get("content", {}).get("application/json", {})
+        if content.get("schema", {}).get("$ref", "").endswith("/Operation"):
+            became = {"operationId": "get_operation", "parameters": {"operation": named}}
+            method["responses"]["202"]["links"] = {"get_operation": became}

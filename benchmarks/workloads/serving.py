@@ -1,0 +1,215 @@
+"""`steppe serve` under load: many WebSocket clients, a stream of metric points, and a run that trains meanwhile. Run by control.py.
+
+Loaded and quiet spells take turns within one training run; in a quiet one the service is frozen, as if it were not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing as mp
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+from websockets.asyncio.client import connect
+
+from steppe.control import hosting
+from steppe.core.config import RunConfig
+from steppe.core.links import TRAINING
+from steppe.core.reports import TrainingReport
+from steppe.records.directory import RunDirectory
+
+SERVE = "from steppe.cli.main import entry; entry()"
+TRAINING_RUN = {
+    "env": "CartPole-v1", "mode": "single", "actors": 1, "envs": 8, "steps": 1_000_000_000, "name": "trained",
+    "evaluation": {"episodes": 1, "every_steps": 1_000_000_000}, "checkpoint": {"every_s": 3_600},
+}  # fmt: skip
+REPORTS_PER_S = 20
+SETTLE_S = 1.0  # at the beginning of a spell, which is not counted
+
+
+def publish(root: str, points_per_s: int, loaded: Event, ended: Event) -> None:
+    """A run that reports so many points a second while the spell is a loaded one."""
+    directory = RunDirectory.create(RunConfig(env="CartPole-v1", run_dir=Path(root) / "points"), {})
+    directory.store.set_status("RUNNING")
+    series, step, due = points_per_s // REPORTS_PER_S - 3, 0, time.monotonic()  # three come with every report
+    while not ended.is_set():
+        if loaded.is_set():
+            step += 1
+            stats = {f"s{number}": float(step % 97) for number in range(series)}
+            report = TrainingReport(run="points", version=step, updates=step, env_steps=step, train_s=step, stats=stats)
+            directory.store.post(TRAINING, report.record())
+        if step % REPORTS_PER_S == 0:
+            directory.store.heartbeat()
+        due = max(due + 1 / REPORTS_PER_S, time.monotonic() - 1.0)
+        time.sleep(max(0.0, due - time.monotonic()))
+    directory.store.set_status("SUCCEEDED")
+    directory.release()
+
+
+async def listen(address: str, headers: dict[str, str], clients: int, delays: list[tuple[float, float]]) -> None:
+    """Hear everything at every client; (when posted, how long it took) of the points of one series."""
+
+    async def one() -> None:
+        async with connect(address, additional_headers=headers, compression=None, max_size=None) as socket:
+            async for text in socket:
+                now = time.time()
+                if '"type": "metrics"' in text[:40] and '"run": "points"' in text[:100]:
+                    delays.extend((posted, now - posted) for _, posted, _ in json.loads(text)["series"]["loss/s0"])
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(clients):
+            tasks.create_task(one())
+            await asyncio.sleep(0.01 if number < clients - 1 else 0)  # they do not all come in the same moment
+
+
+def hear(address: str, headers: dict[str, str], clients: int, pipe: Connection) -> None:
+    """The clients, in a process of their own, until told to end; sends what they measured."""
+
+    async def live() -> list[tuple[float, float]]:
+        delays: list[tuple[float, float]] = []
+        listening = asyncio.ensure_future(listen(address, headers, clients, delays))
+        await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+        listening.cancel()
+        return delays
+
+    pipe.send(asyncio.run(live()))
+
+
+def rate(store_path: Path, begin_s: float, end_s: float) -> float:
+    """Environment steps a second between two moments, from what the learner reported."""
+    reports = [report for _, report in RunDirectory(store_path).store.read(TRAINING, limit=1_000_000)]
+    seen = [(found["time_s"], found["env_steps"]) for found in reports if begin_s <= found["time_s"] <= end_s]
+    return (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--points", type=int, default=1_000)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--pairs", type=int, default=3)
+    given = parser.parse_args()
+    root = Path(os.environ["STEPPE_RUNS"])
+    command = [sys.executable, "-c", SERVE, "serve", "--port", "0"]
+    service = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    address = service.stdout.readline().rsplit(" ", 1)[1].strip()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
+    try:
+        print(json.dumps(measure(given, root, address, service.pid)))
+    finally:
+        service.send_signal(signal.SIGCONT)
+        service.terminate()
+        service.wait(30)
+        if (root / "trained").is_dir():
+            hosting.kill(RunDirectory(root / "trained").store.status())
+
+
+def measure(given: argparse.Namespace, root: Path, address: str, service: int) -> dict[str, object]:
+    """The load, the spells in turn, and what came of them."""
+    context = mp.get_context("spawn")
+    loaded, ended, (end, other) = context.Event(), context.Event(), context.Pipe()
+    tokens = json.loads((root / ".control" / "tokens.json").read_text())
+    headers, reading = ({"Authorization": f"Bearer {tokens[scope]}"} for scope in ("admin", "read"))
+    publisher = context.Process(target=publish, args=(str(root), given.points, loaded, ended))
+    stream = address.replace("http", "ws") + "/api/v1/stream"
+    clients = context.Process(target=hear, args=(stream, reading, given.clients, other))
+    await_service(address)
+    publisher.start()
+    with httpx.Client(base_url=address + "/api/v1", headers=headers, timeout=30) as api:
+        await_state(api, "points", "RUNNING")
+        clients.start()
+        api.post("/runs", json=TRAINING_RUN).raise_for_status()
+        await_state(api, "trained", "RUNNING")
+        while f"steppe_stream_clients {given.clients}\n" not in httpx.get(f"{address}/metrics", headers=headers).text:
+            assert clients.is_alive(), "the clients could not connect"
+            time.sleep(0.2)
+        time.sleep(2.0)
+        spells = [spell(service, loaded, given.seconds, quiet=number % 2 == 0) for number in range(2 * given.pairs + 1)]
+        os.kill(service, signal.SIGCONT)
+        end.send(None)
+        delays = end.recv()
+        ended.set()
+    for process in (publisher, clients):
+        process.join(30)
+    return figures(given, root, spells, delays)
+
+
+def await_service(address: str) -> None:
+    while True:
+        try:
+            httpx.get(f"{address}/healthz", timeout=30).raise_for_status()
+            return
+        except httpx.ConnectError:
+            time.sleep(0.1)
+
+
+def await_state(api: httpx.Client, run: str, state: str) -> None:
+    while (found := api.get(f"/runs/{run}").json()).get("state") != state:
+        assert found.get("state") not in ("FAILED", "LOST"), found
+        time.sleep(0.1)
+
+
+class Spell(NamedTuple):
+    """One of them: whether it was quiet, from when to when it counts, and the CPU time that the service took in it."""
+
+    quiet: bool
+    begin_s: float
+    end_s: float
+    cpu_s: float
+
+
+def cpu_s(process: int) -> float:
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def spell(service: int, loaded: Event, seconds: float, *, quiet: bool) -> Spell:
+    loaded.clear() if quiet else loaded.set()
+    if quiet:
+        time.sleep(SETTLE_S / 2)  # what was posted last is delivered before everything is frozen
+    os.kill(service, signal.SIGSTOP if quiet else signal.SIGCONT)
+    time.sleep(SETTLE_S)
+    begin, before = time.time(), cpu_s(service)
+    time.sleep(seconds)
+    return Spell(quiet, begin, time.time(), cpu_s(service) - before)
+
+
+def figures(
+    given: argparse.Namespace, root: Path, spells: list[Spell], delays: list[tuple[float, float]]
+) -> dict[str, object]:
+    rates = [rate(root / "trained", found.begin_s, found.end_s) for found in spells]
+    busy = [found for found in spells if not found.quiet]
+    slowed = [
+        1 - rates[number] / statistics.mean((rates[number - 1], rates[number + 1]))
+        for number in range(1, len(spells), 2)
+    ]
+    counted = [(found.begin_s, found.end_s - 1.0) for found in busy]  # the last second's may not be there yet
+    took = np.array([took for posted, took in delays if any(begin <= posted <= end for begin, end in counted)])
+    span_s = sum(end - begin for begin, end in counted)
+    per_client = len(took) / given.clients / span_s * given.points / REPORTS_PER_S
+    return {
+        "value": 1e3 * float(np.percentile(took, 99)),
+        "median_ms": 1e3 * float(np.median(took)),
+        "slowed_percent": 100 * statistics.median(slowed),
+        "points_per_s": per_client,
+        "service_cores": sum(found.cpu_s for found in busy) / sum(found.end_s - found.begin_s for found in busy),
+        "training_steps_per_s": statistics.median(rates[::2]),
+        "settings": {"clients": given.clients, "points_per_s": given.points, "spells": len(spells)},
+    }
+
+
+if __name__ == "__main__":
+    main()

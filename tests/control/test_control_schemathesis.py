@@ -1,0 +1,107 @@
+"""The API against its OpenAPI file, with requests that schemathesis makes up: single ones, and sequences that follow links."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+pytestmark = pytest.mark.integration
+
+FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+
+
+# The application on a port of its own, which starts no run and holds nobody up.
+SERVE = """
+import sys, uvicorn
+from steppe.control.api import make_app
+from steppe.control.auth import Gate, Keys, Limits
+from steppe.control.serving import bind
+from steppe.control.service import Bounds, Service
+
+service, listener = Service(Bounds(live_runs=0)), bind("127.0.0.1", 0)
+keys = Keys(service.private / "tokens.json")
+app = make_app(service, Gate(keys, limits=Limits(burst=1e9, per_s=1e9, guesses=1e9)))
+print(listener.getsockname()[1], keys.tokens["admin"], flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none")).run(sockets=[listener])
+"""
+
+
+class Up(NamedTuple):
+    """Where it is, and what lets one in."""
+
+    address: str
+    headers: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    environ = os.environ | {"STEPPE_RUNS": str(tmp_path_factory.mktemp("control") / "runs")}
+    process = subprocess.Popen([sys.executable, "-c", SERVE], env=environ, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    port, token = process.stdout.readline().split()
+    yield Up(f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {token}"})
+    process.terminate()
+    process.wait(60)
+    process.stdout.close()
+
+
+def only_what_there_is(context, body):
+    """A run that can be made: nobody would make up the names in the registry."""
+    if context.operation.definition.raw["operationId"] == "create_run" and isinstance(body, dict):
+        return {**body, "env": "CartPole-v1", "algo": "ppo", "start": False}
+    return body
+
+
+def only_what_can_be(context, body):
+    """A run that is made: sequences are about what comes after it."""
+    if context.operation.definition.raw["operationId"] == "create_run":
+        return {"env": "CartPole-v1", "steps": 1_000, "start": False}
+    return body
+
+
+single, linked = (schemathesis.openapi.from_path(FILE) for _ in range(2))
+single.hooks.hook("map_body")(only_what_there_is)
+linked.hooks.hook("map_body")(only_what_can_be)
+
+
+@single.parametrize()
+@settings(QUIET, max_examples=8)
+def test_no_request_breaks_the_contract(case, up: Up):
+    case.call_and_validate(base_url=up.address, headers=up.headers, checks=CHECKS)
+
+
+def test_no_sequence_of_requests_breaks_the_contract(up: Up):
+    machine = linked.as_state_machine()
+
+    class Workflow(machine):
+        def get_call_kwargs(self, case):
+            return {"headers": up.headers, "base_url": up.address}
+
+        def validate_response(self, response, case, **kwargs):
+            statuses.append((case.operation.definition.raw["operationId"], response.status_code))
+            case.validate_response(response, checks=CHECKS)
+
+    statuses: list[tuple[str, int]] = []
+    run_state_machine_as_test(Workflow, settings=settings(QUIET, max_examples=20, stateful_step_count=8))
+    done = {name for name, status in statuses if status < 300}
+    assert "create_run" in done
+    assert done & set(linked.raw_schema["paths"]["/api/v1/runs"]["post"]["responses"]["201"]["links"]), (
+        "and what follows it"
+    )
