@@ -213,7 +213,8 @@ def _by_rank(cluster: ClusterConfig) -> str:
         raise UsageError("which node is this? Give --node-id")
     from steppe.roles.cluster_mpi import joined
 
-    return cluster.nodes[joined(cluster).COMM_WORLD.rank]
+    rank: int = joined(cluster).COMM_WORLD.rank
+    return cluster.nodes[rank]
 
 
 def _described(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
