@@ -23,6 +23,7 @@ RUNS = {
     "distributed_training.py": (["60"], "worker-1: "),
     "ensemble.py": (["2"], "best member: member-"),
     "load_and_act.py": ([], "for CartPole-v1"),
+    "pathfinding_film.py": (["walker", "32", "40"], "32 agents arrive in "),
     "pathfinding_success.py": ([], "walker "),
     "script_without_main_guard.py": (["2000"], "SUCCEEDED: "),
 }
