@@ -47,6 +47,25 @@ def test_every_example_is_short_and_run_here() -> None:
         assert text.startswith('"""'), f"{name} says what it shows"
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("composition.py", "MainLoop(environment, replay_buffer, agent, parameter_server=None)"),
+        ("distributed_training.py", "ParameterServer(initial_params,"),
+        ("distributed_training.py", "MainLoop(environment, replay_buffer, agent, param_server)"),
+        ("asynchronous_training.py", "AsyncMainLoop(environment, replay_buffer, agent, param_server, num_workers=8)"),
+        (
+            "several_machines.py",
+            "DistributedMainLoop(environment, replay_buffer, agent, param_server, node_id=node_id, cluster_config=config)",
+        ),
+    ],
+)
+def test_every_promised_pattern_is_an_example(name: str, call: str) -> None:
+    """And is run below, or above."""
+    text = " ".join((EXAMPLES / name).read_text().split())
+    assert call in text.replace("( ", "(").replace(" )", ")")
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_example(name: str, tmp_path: Path) -> None:
     arguments, said = RUNS[name]

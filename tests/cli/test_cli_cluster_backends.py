@@ -24,6 +24,7 @@ STEPPE = Path(sys.executable).with_name("steppe")
 RUN = """
 nodes = ["one", "two"]
 quorum = 2
+retry_s = 120
 {more}
 [server]
 checkpoint = "server.ckpt"

@@ -30,7 +30,24 @@ def test_the_issue_example_is_one() -> None:
     assert read_cluster(PLAIN).rank == 1
     assert read_cluster({**PLAIN, "nodes": []}).rank is None
     assert read_cluster({**PLAIN, "exchange": "gradients"}).sync_every == 1
-    assert read_cluster({**PLAIN, "exchange": "gradients"}).aggregation == "average"
+    assert read_cluster({**PLAIN, "exchange": "gradients"}).aggregation == "weighted"
+
+
+def test_nodes_have_seeds_of_their_own() -> None:
+    assert [read_cluster({**PLAIN, "node_id": name}).seed_shift for name in PLAIN["nodes"]] == [0, 1]
+    anyone = {"parameter_server": "host:8888"}
+    assert len({read_cluster({**anyone, "node_id": name}).seed_shift for name in "abcd"}) == 4
+
+
+def test_in_ray_and_mpi_the_first_node_has_the_server() -> None:
+    nodes = ["a", "b"]
+    ray = read_cluster({"backend": "ray", "nodes": nodes, "node_id": "a"})
+    assert (ray.joined, ray.hosts, ray.url) == (True, True, "ray://auto/steppe")
+    at = read_cluster({"backend": "ray", "parameter_server": "h:6379", "name": "mine", "nodes": nodes, "node_id": "b"})
+    assert (at.joined, at.hosts, at.url) == (True, False, "ray://h:6379/mine")
+    world = read_cluster({"backend": "mpi", "nodes": nodes, "node_id": "a"})
+    assert (world.joined, world.hosts, world.url) == (True, True, "mpi://world/steppe")
+    assert not read_cluster(PLAIN).hosts
 
 
 @pytest.mark.parametrize(
@@ -41,8 +58,18 @@ def test_the_issue_example_is_one() -> None:
         ({"privacy": {"epsilon": 1, "ledgr": "x"}}, "Did you mean 'ledger'"),
         ({"nodes": ["a", "a"]}, "two nodes 'a'"),
         ({"node_id": "worker_3"}, "no node 'worker_3' in this cluster of worker_1, worker_2"),
-        ({"backend": "ray"}, "--runtime ray"),
-        ({"backend": "mpi"}, "--runtime mpi"),
+        ({"backend": "ray", "nodes": [], "node_id": None}, "cluster.nodes with backend 'ray' is required"),
+        ({"backend": "ray", "tls": {"ca": "x"}}, "cluster.tls with backend 'ray' has no meaning there"),
+        (
+            {"backend": "ray", "privacy": {"ledger": "l", "epsilon": 1}},
+            "cannot be promised: nobody is asked for a token",
+        ),
+        ({"backend": "ray", "server": {"tokens": "t"}}, "cluster.server.tokens with backend 'ray'"),
+        ({"backend": "mpi"}, "cluster.parameter_server with backend 'mpi'"),
+        ({"backend": "mpi", "parameter_server": None, "name": "x"}, "cluster.name with backend 'mpi'"),
+        ({"backend": "mpi", "parameter_server": None, "server": {"listen": "h"}}, "cluster.server.listen with"),
+        ({"parameter_server": "auto"}, "is for backend 'ray': say host:port"),
+        ({"name": "x"}, "cluster.name is for backend 'ray'"),
         ({"backend": "grcp"}, "cluster.backend='grcp'"),
         ({"parameter_server": "host"}, "must be host:port"),
         ({"parameter_server": "grpc://host:1"}, "must be host:port"),
@@ -89,6 +116,19 @@ def test_a_run_with_a_cluster_survives_being_written_down() -> None:
                 "anneal": True,
             },
             "anneal=true does not go with",
+        ),
+        (
+            {
+                "cluster.parameter_server": "h:1",
+                "cluster.node_id": "a",
+                "cluster.exchange": "gradients",
+                "target_kl": 0.1,
+            },
+            "target_kl does not go with",
+        ),
+        (
+            {"cluster.backend": "mpi", "cluster.nodes": ["a"], "cluster.node_id": "a", "runtime": "processes"},
+            "a node of an MPI world is one process: use --runtime inline",
         ),
     ],
 )

@@ -167,6 +167,19 @@ def test_main_loop_with_a_server_goes_by_gradients() -> None:
     assert same(agent.get_policy_parameters(), server.weights().arrays())
 
 
+def test_a_server_with_nothing_but_parameters_will_do() -> None:
+    """The plainest way to write it: average, ten pushes at a time, plain descent."""
+    environment, agent = parts("a2c")
+    initial_params = agent.get_policy_parameters()
+    param_server = ParameterServer(initial_params)
+    summary = MainLoop(environment, None, agent, param_server, config=SHORT).run_training(total_episodes=400)
+    assert param_server.version == summary["updates"] > 0
+    again = AsyncMainLoop(environment, None, agent, param_server, num_workers=2, config=SHORT)
+    assert again.run_async_training(960)["state"] == "SUCCEEDED"
+    assert param_server.version > summary["updates"]
+    assert not same(initial_params, agent.get_policy_parameters())
+
+
 @pytest.mark.parametrize("algo", ["a2c", "dqn"])
 def test_single_episodes_push_to_the_server_and_go_on_with_what_comes_back(algo: str) -> None:
     environment, _ = parts(algo)

@@ -149,6 +149,10 @@ def test_a_node_serves_trains_and_says_what_the_cluster_did() -> None:
             "the cluster meets at grpc://h:1",
         ),
         ({"cluster_config": {"parameter_server": "h:1"}, "param_server": 3}, "param_server"),
+        (
+            {"cluster_config": {"backend": "mpi", "nodes": ["a"]}, "param_server": ParameterServer({"w": np.zeros(1)})},
+            "backend 'mpi' has a parameter server of its own: leave param_server None",
+        ),
     ],
 )
 def test_what_is_no_node(given: dict, words: str) -> None:

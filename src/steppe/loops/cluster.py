@@ -104,6 +104,7 @@ class DistributedMainLoop(MainLoop):
         """Leave the cluster, and stop the server if it is this node's, when all others have left."""
         self._leave()
         self._hosting.close()
+        self._is_hosting = False
         if isinstance(self.param_server, ParameterServer) and self.param_server.is_serving:
             with self._client() as client:
                 _await_others(self.cluster, client)
