@@ -3,6 +3,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { get, post } from "./api.js";
 import { Field, read } from "./fields.js";
+import * as live from "./live.js";
 import { go, say } from "./parts.js";
 import { shown } from "./words.js";
 
@@ -81,6 +82,7 @@ function Form({ known, start }) {
     setBusy(true);
     try {
       const run = await post("/runs", made);
+      live.state.runs.set(run.id, run); // before the stream has told of it
       go(`/run/${run.id}`);
     } catch (problem) {
       say(problem.message, { bad: true });
