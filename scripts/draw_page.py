@@ -18,7 +18,7 @@ from browser_kit import FLAGS, PATIENCE_MS, chromium  # noqa: E402 (found by the
 from control_kit import Served, bring_down, finished, in_state, learning, make, until  # noqa: E402
 
 IMAGES = ROOT / "docs" / "img"
-DESK, PHONE = {"width": 1360, "height": 1000}, {"width": 390, "height": 844}
+DESK, PHONE = {"width": 1360, "height": 1180}, {"width": 390, "height": 844}
 ENDED = (
     {"name": "cartpole-dqn", "algo": "dqn", "env": "CartPole-v1", "steps": 12_000},
     {"name": "acrobot-ppo", "algo": "ppo", "env": "Acrobot-v1", "steps": 40_000},
@@ -27,7 +27,7 @@ ENDED = (
 SHOWN = {
     "name": "cartpole-async", "env": "CartPole-v1", "mode": "async", "actors": 2, "envs": 8, "steps": 20_000_000,
     "agent": {"learning_rate": 3e-4},
-    "evaluation": {"every_steps": 10_000, "max_share": 0.5, "episodes": 2, "record": True},
+    "evaluation": {"every_steps": 10_000, "max_share": 0.5, "episodes": 2},
 }  # fmt: skip
 
 
@@ -58,11 +58,15 @@ def _make_runs(service: Served) -> None:
         until(lambda: _steps(api, path) > 130_000, "half of the picture")
         change: dict[str, Any] = {"values": {"learning_rate": 1e-4, "clip": 0.1}}
         finished(api, api.patch(f"{path}/hyperparameters", json=change))
-        until(lambda: _steps(api, path) > 240_000, "the other half")
+        until(lambda: _steps(api, path) > 260_000 and _judged(api, path) > 3, "the other half")
 
 
 def _steps(api: Any, path: str) -> int:
     return int(api.get(path).json()["progress"]["env_steps"])
+
+
+def _judged(api: Any, path: str) -> int:
+    return len(api.get(f"{path}/evaluations").json()["evaluations"])
 
 
 def _draw(service: Served, browser: Browser) -> None:

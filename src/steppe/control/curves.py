@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +26,9 @@ _KINDS: dict[str, type[Report]] = {
     EVALUATIONS: EvaluationReport,
     EVENTS: EventReport,
 }
-_PAGE = 10_000
+_PAGE = 1_000
 
+Row = tuple[int, int, float, float]  # of a series' columns
 Point = tuple[int, float, float | None]
 
 
@@ -40,11 +44,9 @@ class Series(NamedTuple):
     def empty(cls) -> Series:
         return cls(array("q"), array("q"), array("d"), array("d"))
 
-    def add(self, number: int, env_steps: int, time_s: float, value: float) -> None:
-        self.numbers.append(number)
-        self.steps.append(env_steps)
-        self.times.append(time_s)
-        self.values.append(value)
+    def add(self, rows: Iterable[Row]) -> None:
+        for column, new in zip(self, zip(*rows, strict=True), strict=True):
+            column.extend(new)
 
     def take(self, rows: Sequence[int]) -> Series:
         numbers, steps = (array("q", [column[row] for row in rows]) for column in (self.numbers, self.steps))
@@ -72,28 +74,35 @@ class Curves:
         return sum(len(series.values) for series in self._series.values())
 
     def refresh(self) -> None:
-        """Take in what was reported since the last call, in order."""
-        new: list[tuple[int, Report]] = []
-        for topic, kind in _KINDS.items():
-            page = self._board.read(topic, self._cursors[topic], _PAGE)
-            while page:
-                new += [(number, kind.read(record)) for number, record in page]
-                self._cursors[topic] = page[-1][0]
-                page = self._board.read(topic, page[-1][0], _PAGE) if len(page) == _PAGE else []
-        for number, report in sorted(new, key=lambda item: item[0]):
-            self._take(number, report)
+        """Take in what was reported since the last call, in order, a page at a time: histories are long."""
+        reports = heapq.merge(*map(self._new, _KINDS), key=itemgetter(0))
+        while page := list(islice(reports, _PAGE)):
+            self._take(page)
 
-    def _take(self, number: int, report: Report) -> None:
-        self.cursor = max(self.cursor, number)
-        for name, value in self._scalars.of(report).items():
-            series = self._series.get(name)
-            if series is None:
-                if len(self._series) >= MOST_SERIES:
-                    continue
-                series = self._series[name] = Series.empty()
-            series.add(number, self._scalars.env_steps, report.time_s, float(value))
-            if len(series.values) > self._most:
-                self._series[name] = series.take(extremes(series.values, range(len(series.values)), self._most // 2))
+    def _new(self, topic: str) -> Iterator[tuple[int, Report]]:
+        while page := self._board.read(topic, self._cursors[topic], _PAGE):
+            self._cursors[topic] = page[-1][0]
+            yield from ((number, _KINDS[topic].read(record)) for number, record in page)
+            if len(page) < _PAGE:
+                return
+
+    def _take(self, reports: list[tuple[int, Report]]) -> None:
+        rows: defaultdict[str, list[Row]] = defaultdict(list)
+        for number, report in reports:
+            for name, value in self._scalars.of(report).items():
+                rows[name].append((number, self._scalars.env_steps, report.time_s, value))
+        self.cursor = max(self.cursor, reports[-1][0])
+        for name, new in rows.items():
+            if name in self._series or len(self._series) < MOST_SERIES:
+                self._add(name, new)
+
+    def _add(self, name: str, rows: list[Row]) -> None:
+        series = self._series.setdefault(name, Series.empty())
+        series.add(rows)
+        length = len(series.values)
+        if length > self._most:
+            kept = extremes(series.values, range(length - 1), self._most // 2)
+            self._series[name] = series.take([*kept, length - 1])
 
     def points(self, name: str, since: int, most: int) -> tuple[list[Point], int]:
         """At most so many points of a curve after a cursor, with its peaks and troughs, and how many there are."""
@@ -110,15 +119,17 @@ def extremes(values: Sequence[float], rows: range, most: int) -> list[int]:
     if len(rows) <= most:
         return list(rows)
     parts = max(1, most // 2)
-    bounds = [part * len(rows) // parts for part in range(parts + 1)]
+    bounds = np.arange(parts + 1) * len(rows) // parts
+    part = np.repeat(np.arange(parts), np.diff(bounds))
     column = np.asarray(values, dtype=np.float64)[rows.start : rows.stop]
     known = np.isfinite(column)
-    least, greatest = np.where(known, column, np.inf), np.where(known, column, -np.inf)
-    found: list[int] = []
-    for start, end in pairwise(bounds):
-        if known[start:end].any():
-            found += sorted({start + int(least[start:end].argmin()), start + int(greatest[start:end].argmax())})
-    return [rows.start + row for row in found[:most]]
+    found = []
+    for ufunc, nothing in ((np.minimum, np.inf), (np.maximum, -np.inf)):
+        filled = np.where(known, column, nothing)
+        hits = np.flatnonzero(known & (filled == ufunc.reduceat(filled, bounds[:-1])[part]))
+        found.append(hits[np.unique(part[hits], return_index=True)[1]])
+    chosen: list[int] = (rows.start + np.unique(np.concatenate(found))[:most]).tolist()
+    return chosen
 
 
 def _finite(value: float) -> float | None:

@@ -9,11 +9,11 @@ import { Runs } from "./runs.js";
 import { Start } from "./start.js";
 import { clock } from "./words.js";
 
-const KEYS = [
-  ["n", "start a run"], ["r", "list of runs"], ["/", "search the list"], ["j  k", "move in the list"], ["Enter", "open the run"],
-  ["x", "choose it for comparing"], ["c", "compare what is chosen"], ["+  −", "add or remove an actor"], ["p", "pause, resume"],
-  ["s", "stop, after a question"], ["h", "change hyperparameters"], ["l", "logs"], ["d", "dark or light"], ["?", "these keys"],
-];
+const KEYS = {
+  n: "start a run", r: "list of runs", "/": "search the list", "j  k": "move in the list", Enter: "open the run",
+  x: "choose it for comparing", c: "compare what is chosen", "+  −": "add or remove an actor", p: "pause, resume",
+  s: "stop, after a question", h: "change hyperparameters", l: "logs", d: "dark or light", "?": "these keys",
+};
 
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -33,7 +33,7 @@ function Keys({ onClose }) {
   };
   return html`<dialog ref=${dialog} aria-labelledby="keys" onClose=${onClose}>
     <h2 id="keys">Keys</h2>
-    <dl class="keys">${KEYS.map(([key, words]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${words}</dd></div>`)}</dl>
+    <dl class="keys">${Object.entries(KEYS).map(([key, words]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${words}</dd></div>`)}</dl>
     <label class="check"><input type="checkbox" checked=${on} onChange=${turn} /> single keys do something</label>
     <div class="row end"><button autofocus onClick=${() => dialog.current.close()}>Close</button></div>
   </dialog>`;
@@ -41,16 +41,18 @@ function Keys({ onClose }) {
 
 function Banner({ signedOut }) {
   if (signedOut) {
-    return html`<p class="banner" role="alert">You are signed out. Open the link that <code>steppe serve</code> printed; started again, it prints a new one.</p>`;
+    return html`<p class="banner" role="alert">You are signed out. Open the link that <code>steppe serve</code> printed;
+      started again, it prints a new one.</p>`;
   }
   if (state.fresh || !state.known) return null;
-  return html`<p class="banner" role="alert">Connection lost: what you see is from ${clock(state.seen / 1000)}. Runs go on; trying again …</p>`;
+  const seen = clock(state.seen / 1000);
+  return html`<p class="banner" role="alert">Connection lost: what you see is from ${seen}. Runs go on; trying again …</p>`;
 }
 
 function View({ at }) {
   const [error, reset] = useErrorBoundary((found) => console.error(found));
   useEffect(() => reset(), [at.name, at.run]);
-  if (error) return html`<p class="nothing">This view broke: ${String(error.message || error)}. <a href="#/">All runs</a></p>`;
+  if (error) return html`<p class="nothing">This view broke: ${String(error.message)}. <a href="#/">All runs</a></p>`;
   if (at.name === "run") return html`<${RunView} key=${at.run} id=${at.run} />`;
   if (at.name === "new") return html`<${Start} from=${at.query.get("from")} />`;
   if (at.name === "compare") return html`<${Compare} ids=${(at.query.get("runs") || "").split(",").filter(Boolean)} />`;
@@ -78,16 +80,22 @@ function Page() {
     };
   }, []);
   useKeys({ n: () => go("/new"), r: () => go("/"), d: nextTheme, "?": () => setHelp(true) });
+  const skip = (event) => {
+    event.preventDefault();
+    main.current.focus();
+  };
   const here = (name) => (at.name === name ? "page" : null);
   return html`
-    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to content</a>
+    <a class="skip" href="#main" onClick=${skip}>Skip to content</a>
     <header class="bar">
-      <a class="brand" href="#/" aria-label="Steppe, all runs"><img src="/page/mark.svg" alt="" width="24" height="24" />Steppe</a>
+      <a class="brand" href="#/" aria-label="Steppe, all runs">
+        <img src="/page/mark.svg" alt="" width="24" height="24" />Steppe</a>
       <nav aria-label="Main">
         <a href="#/" aria-current=${here("runs")}>Runs</a>
         <a href="#/new" aria-current=${here("new")}>Start a run</a>
       </nav>
-      <span class=${`link ${state.fresh ? "fresh" : ""}`}><span class="glyph" aria-hidden="true">${state.fresh ? "●" : "○"}</span>${state.fresh ? "live" : "offline"}</span>
+      <span class=${state.fresh ? "link fresh" : "link"}>
+        <span class="glyph" aria-hidden="true">${state.fresh ? "●" : "○"}</span>${state.fresh ? "live" : "offline"}</span>
       <button class="plain icon" aria-label="Dark or light" title="Dark or light (d)" onClick=${nextTheme}>◐</button>
       <button class="plain icon" aria-label="Keys" title="Keys (?)" onClick=${() => setHelp(true)}>?</button>
     </header>

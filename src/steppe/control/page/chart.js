@@ -53,6 +53,7 @@ function markPlugin(marks) {
 
 function options(lines, size, small, xName, marks, hooks) {
   const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
+  const distance = (value) => (xName === "s" ? `${short(value)} s` : short(value));
   const font = "11px system-ui, sans-serif";
   return {
     ...size,
@@ -72,7 +73,7 @@ function options(lines, size, small, xName, marks, hooks) {
       })),
     ],
     axes: [
-      { ...axis, font, size: 26, space: small ? 70 : 90, values: (_, values) => values.map(xName === "s" ? (v) => `${short(v)} s` : short) },
+      { ...axis, font, size: 26, space: small ? 70 : 90, values: (_, values) => values.map(distance) },
       { ...axis, font, size: 46, space: small ? 26 : 34, values: (_, values) => values.map(tick) },
     ],
     plugins: [markPlugin(marks)],
@@ -102,7 +103,13 @@ function told(title, lines) {
   return `${title}: ${parts.join("; ") || "nothing yet"}`;
 }
 
-export function Chart({ title, lines, marks = [], height = 220, small = false, xLabel = "steps", stamp, hint, note }) {
+function Swatch({ index }) {
+  const dashes = DASHES[index % DASHES.length].join(" ");
+  return html`<svg class="swatch" width="18" height="8" aria-hidden="true">
+    <line x1="0" y1="4" x2="18" y2="4" style=${{ stroke: ink(index) }} stroke-width="2" stroke-dasharray=${dashes} /></svg>`;
+}
+
+export function Chart({ title, lines, marks = [], height = 220, small = false, xLabel = "steps", stamp, hint }) {
   const place = useRef(null);
   const plot = useRef(null);
   const markRef = useRef(marks);
@@ -127,7 +134,8 @@ export function Chart({ title, lines, marks = [], height = 220, small = false, x
       zoomed.current ||= u.select.width > 0;
     };
     const onMove = (u) => setAt(u.cursor.idx ?? null);
-    plot.current = new uPlot(options(drawn, size, small, xLabel, markRef, { setCursor: [onMove], setSelect: [onSelect] }), joined(drawn), place.current);
+    const hooks = { setCursor: [onMove], setSelect: [onSelect] };
+    plot.current = new uPlot(options(drawn, size, small, xLabel, markRef, hooks), joined(drawn), place.current);
     zoomed.current = false;
     plot.current.over.addEventListener("dblclick", () => {
       zoomed.current = false;
@@ -154,20 +162,19 @@ export function Chart({ title, lines, marks = [], height = 220, small = false, x
     }
     return line.points[line.points.length - 1]?.[2];
   };
+  const Key = (line, index) => html`<span class="key">
+    ${drawn.length > 1 && html`<${Swatch} index=${line.ink ?? index} /><span>${line.label}</span>`}
+    <b>${number(value(index, line))}</b></span>`;
   return html`<figure class="chart ${small ? "small" : ""}">
     <figcaption>
       <span class="title">${title}</span>
-      <span class="legend">${drawn.map((line, index) => html`<span class="key">
-        ${drawn.length > 1 && html`<svg class="swatch" width="18" height="8" aria-hidden="true"><line x1="0" y1="4" x2="18" y2="4"
-          style=${{ stroke: ink(line.ink ?? index) }} stroke-width="2" stroke-dasharray=${DASHES[(line.ink ?? index) % DASHES.length].join(" ")} /></svg>`}
-        ${drawn.length > 1 && html`<span>${line.label}</span>`}<b>${number(value(index, line))}</b></span>`)}
+      <span class="legend">${drawn.map(Key)}
         ${at !== null && data?.[0]?.[at] !== undefined && html`<span class="key quiet">at ${short(data[0][at])}</span>`}
       </span>
     </figcaption>
     <div class=${`plot ${small ? "low" : ""}`} ref=${place} role="img" aria-label=${told(title, drawn)}>
       ${!drawn.length && html`<p class="nothing">${hint || "Nothing measured yet."}</p>`}
     </div>
-    ${note}
     ${marks.length > 0 && html`<ol class="marks" aria-label=${`Marks on ${title}`}>${marks.map((mark) => html`<li>
       <span class="at">${count(mark.at)}</span> ${mark.word}</li>`)}</ol>`}
     ${drawn.length > 0 && html`<details onToggle=${(event) => setOpen(event.target.open)}><summary>Table</summary>

@@ -9,7 +9,8 @@ const MOST = 2400; // beyond it, ask for the whole curve again, thinned out by t
 
 export class Curves {
   constructor(run, wanted, changed) {
-    Object.assign(this, { run, wanted, changed, series: new Map(), names: [], cursor: 0, loaded: false, synced: false, busy: false });
+    Object.assign(this, { run, wanted, changed, series: new Map(), names: [], cursor: 0 });
+    Object.assign(this, { loaded: false, synced: false, busy: false });
     this.leave = follow(run, { points: (message) => this.take(message), again: () => this.again() });
   }
 

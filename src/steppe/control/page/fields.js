@@ -19,6 +19,11 @@ function bounds(kind) {
   return text && text[0].toUpperCase() + text.slice(1);
 }
 
+function wanted(kind) {
+  const bound = bounds(kind).toLowerCase();
+  return (kind.type === "integer" ? "A whole number" : "A number") + (bound && `, ${bound}`);
+}
+
 // undefined: left empty. Throws with the words for the reader.
 export function read(schema, text) {
   const kind = plain(schema);
@@ -30,7 +35,7 @@ export function read(schema, text) {
   const wrong = !Number.isFinite(value) || (kind.type === "integer" && !Number.isInteger(value)) ||
     value <= (kind.exclusiveMinimum ?? -Infinity) || value < (kind.minimum ?? -Infinity) ||
     value >= (kind.exclusiveMaximum ?? Infinity) || value > (kind.maximum ?? Infinity);
-  if (wrong) throw new Error(`${kind.type === "integer" ? "A whole number" : "A number"}${bounds(kind) ? `, ${bounds(kind).toLowerCase()}` : ""}`);
+  if (wrong) throw new Error(wanted(kind));
   return value;
 }
 
@@ -49,7 +54,7 @@ function Choice({ id, kind, value, onChange, about }) {
   </select>`;
 }
 
-export function Field({ id, name, schema, description, value = "", error, onChange, list }) {
+export function Field({ id, name, schema, description, value = "", error, onChange }) {
   const kind = plain(schema);
   const about = `${id}-about`;
   const numeric = kind.type === "integer" || kind.type === "number";
@@ -59,8 +64,11 @@ export function Field({ id, name, schema, description, value = "", error, onChan
     <label for=${id}>${spaced(name)}</label>
     ${choice
       ? html`<${Choice} id=${id} kind=${kind} value=${value} onChange=${onChange} about=${about} />`
-      : html`<input id=${id} aria-describedby=${about} aria-invalid=${error ? "true" : null} value=${value} list=${list} autocomplete="off" spellcheck=${false}
-          inputmode=${numeric ? "decimal" : null} placeholder=${standard(kind, description)} onInput=${(event) => onChange(event.target.value)} />`}
-    <p id=${about} class="about">${error ? html`<strong>${error}. </strong>` : ""}${description}${bound ? html` <span class="bound">${bound}.</span>` : ""}</p>
+      : html`<input id=${id} value=${value} autocomplete="off" spellcheck=${false} inputmode=${numeric ? "decimal" : null}
+          aria-describedby=${about} aria-invalid=${error ? "true" : null} placeholder=${standard(kind, description)}
+          onInput=${(event) => onChange(event.target.value)} />`}
+    <p id=${about} class="about">
+      ${error && html`<strong>${error}. </strong>`}${description}${bound && html` <span class="bound">${bound}.</span>`}
+    </p>
   </div>`;
 }

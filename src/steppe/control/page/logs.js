@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { get } from "./api.js";
+import { useAsking } from "./parts.js";
 
 const KEPT = 500;
 const FOLLOW_S = 2; // shorter than the service waits for requests when it is stopped
@@ -12,38 +13,40 @@ export function Logs({ run, live }) {
   const [lines, setLines] = useState([]);
   const [following, setFollowing] = useState(true);
   const place = useRef(null);
-  useEffect(() => {
-    let gone = false;
-    let cursor = 0;
-    let timer = 0;
+  const begin = () => {
+    let after = 0;
+    let waiting = 0;
     setLines([]);
-    const read = async (waiting) => {
-      try {
-        const query = new URLSearchParams({ after: cursor, max_bytes: 1048576, follow_s: waiting ? FOLLOW_S : 0 });
-        if (source) query.set("source", source);
-        const found = await get(`/runs/${run.id}/logs?${query}`);
-        if (gone) return;
-        setSources(found.sources);
-        const more = found.next > cursor;
-        cursor = found.next;
-        if (found.lines.length) setLines((known) => [...known, ...found.lines].slice(-KEPT));
-        if (more || (live && following)) timer = setTimeout(() => read(!more), more ? 0 : 500);
-      } catch {
-        if (!gone && live) timer = setTimeout(() => read(false), 2000);
-      }
+    return async (gone) => {
+      const query = new URLSearchParams({ after, max_bytes: 1048576, follow_s: waiting });
+      if (source) query.set("source", source);
+      const found = await get(`/runs/${run.id}/logs?${query}`);
+      if (gone()) return false;
+      const more = found.next > after;
+      after = found.next;
+      waiting = more ? 0 : FOLLOW_S;
+      setSources(found.sources);
+      if (found.lines.length) setLines((known) => [...known, ...found.lines].slice(-KEPT));
+      return more;
     };
-    read(false);
-    return () => {
-      gone = true;
-      clearTimeout(timer);
-    };
-  }, [run.id, source, following, live]);
+  };
+  useAsking(begin, live && following, 500, [run.id, source]);
   useEffect(() => {
     if (following && place.current) place.current.scrollTop = place.current.scrollHeight;
   }, [lines, following]);
-  return html`<section class="card" id="logs" aria-label="Logs"><div class="row"><h2>Logs</h2>
-      ${sources.length > 1 && html`<label class="inline">of <select value=${source} onChange=${(event) => setSource(event.target.value)}><option value="">supervisor</option>
-        ${sources.filter((name) => name !== "supervisor").map((name) => html`<option value=${name}>${name}</option>`)}</select></label>`}
-      <label class="check"><input type="checkbox" checked=${following} onChange=${(event) => setFollowing(event.target.checked)} /> follow</label></div>
-    <pre class="log" ref=${place} tabindex="0" role="log" aria-label="Log lines" aria-live="off">${lines.length ? lines.join("\n") : "Nothing printed yet."}</pre></section>`;
+  const others = sources.filter((name) => name !== "supervisor");
+  return html`<section class="card" id="logs" aria-label="Logs">
+    <div class="row"><h2>Logs</h2>
+      ${sources.length > 1 && html`<label class="inline">of
+        <select value=${source} onChange=${(event) => setSource(event.target.value)}>
+          <option value="">supervisor</option>${others.map((name) => html`<option value=${name}>${name}</option>`)}
+        </select></label>`}
+      <label class="check">
+        <input type="checkbox" checked=${following} onChange=${(event) => setFollowing(event.target.checked)} /> follow
+      </label>
+    </div>
+    <pre class="log" ref=${place} tabindex="0" role="log" aria-label="Log lines" aria-live="off">
+      ${lines.length ? lines.join("\n") : "Nothing printed yet."}
+    </pre>
+  </section>`;
 }

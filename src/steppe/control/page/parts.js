@@ -17,58 +17,53 @@ export function useLive() {
   useEffect(() => subscribe(again), []);
 }
 
-// What only answers when asked: again and again while the run goes on, once more when it has ended.
-export function useLook(path, live, every = LOOK_MS) {
-  const [found, setFound] = useState(null);
+// Ask at once, then again and again while `live`. `begin` gives the function that asks; it is told how to see that nobody
+// wants the answer any more, and says whether there is more to have right away. Failures show in the banner.
+export function useAsking(begin, live, every, dependencies) {
   useEffect(() => {
     let gone = false;
     let timer = 0;
+    const ask = begin();
     const look = async () => {
-      try {
-        const answer = await get(path);
-        if (!gone) setFound(answer);
-      } catch {
-        // the banner says when the service is away; what was seen stays
-      }
-      if (live && !gone) timer = setTimeout(look, every);
+      const more = await ask(() => gone).catch(() => false);
+      if (!gone && (more || live)) timer = setTimeout(look, more ? 0 : every);
     };
     look();
     return () => {
       gone = true;
       clearTimeout(timer);
     };
-  }, [path, live]);
+  }, [...dependencies, live]);
+}
+
+// What only answers when asked.
+export function useLook(path, live, every = LOOK_MS) {
+  const [found, setFound] = useState(null);
+  const begin = () => async (gone) => {
+    const answer = await get(path);
+    if (!gone()) setFound(answer);
+  };
+  useAsking(begin, live, every, [path]);
   return found;
 }
 
 // A list that only grows, read on from where the last answer ended.
 export function useTail(path, name, live, wanted = () => true) {
   const [found, setFound] = useState([]);
-  useEffect(() => {
-    let gone = false;
-    let timer = 0;
+  const begin = () => {
     let after = 0;
     setFound([]);
-    const look = async () => {
-      let more = false;
-      try {
-        const answer = await get(`${path}?after=${after}&limit=1000`);
-        if (gone) return;
-        more = answer.next > after;
-        after = answer.next;
-        const fresh = answer[name].filter(wanted);
-        if (fresh.length) setFound((known) => [...known, ...fresh]);
-      } catch {
-        // the banner says when the service is away
-      }
-      if (!gone && (more || live)) timer = setTimeout(look, more ? 0 : LOOK_MS);
+    return async (gone) => {
+      const answer = await get(`${path}?after=${after}&limit=1000`);
+      if (gone()) return false;
+      const more = answer.next > after;
+      after = answer.next;
+      const fresh = answer[name].filter(wanted);
+      if (fresh.length) setFound((known) => [...known, ...fresh]);
+      return more;
     };
-    look();
-    return () => {
-      gone = true;
-      clearTimeout(timer);
-    };
-  }, [path, live]);
+  };
+  useAsking(begin, live, LOOK_MS, [path]);
   return found;
 }
 
@@ -99,8 +94,10 @@ export function Notes() {
   useEffect(() => {
     listener = again;
   }, []);
-  return html`<div class="notes" role="status" aria-live="polite">${notes.map((note) => html`<p key=${note.id} class=${note.bad ? "bad" : ""}>
-    <span>${note.text}</span><button class="plain" aria-label="Dismiss" onClick=${() => dismiss(note.id)}>✕</button></p>`)}</div>`;
+  const Note = (note) => html`<p key=${note.id} class=${note.bad ? "bad" : ""}>
+    <span>${note.text}</span><button class="plain" aria-label="Dismiss" onClick=${() => dismiss(note.id)}>✕</button>
+  </p>`;
+  return html`<div class="notes" role="status" aria-live="polite">${notes.map(Note)}</div>`;
 }
 
 // Ask for a change, say so, and say what became of it.
@@ -142,7 +139,8 @@ export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose })
 
 export const keysOn = () => localStorage.getItem("steppe.keys") !== "off";
 
-const typing = (target) => target.closest("input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]");
+const TYPED = "input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]";
+const typing = (target) => target.closest(TYPED);
 
 // Single keys, unless somebody is typing, a dialog is open, or keys are switched off.
 export function useKeys(keys) {

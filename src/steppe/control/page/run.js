@@ -14,7 +14,7 @@ import { Tuning } from "./tuning.js";
 import { LIVE, count, lasting, number, short, shown, spaced } from "./words.js";
 
 const FIRST = ["train/return_mean", "time/steps_per_s", "train/updates"];
-const WANTED = /^(train\/(return_mean|updates)|time\/steps_per_s|lag\/(mean|max)|loss\/|memory\/samples_per_insert|custom\/)/;
+const WANTED = /^(train.(return_mean|updates)|time.steps_per_s|lag.mean|loss.+|memory.samples_per_insert|custom.+)$/;
 
 function useCurves(id) {
   const [stamp, again] = useReducer((n) => n + 1, 0);
@@ -45,7 +45,8 @@ const isMark = (event) => event.kind === "command" && event.details.obeyed && ev
 function marksOf(events, curves) {
   return events.map((event) => {
     const { values = {}, live = [], env_steps } = event.details;
-    const words = Object.entries(values).map(([name, value]) => `${name} → ${shown(value)}${live.includes(name) ? "" : " (on restart)"}`);
+    const when = (name) => (live.includes(name) ? "" : " (on restart)");
+    const words = Object.entries(values).map(([name, value]) => `${name} → ${shown(value)}${when(name)}`);
     return { at: env_steps ?? curves.stepsAt(event.time_s) ?? 0, word: words.join(", ") };
   });
 }
@@ -61,14 +62,15 @@ function Facts({ run, since }) {
     ["updates", short(progress.updates), `version ${count(progress.version)}`],
     ["time", since ?? "–", "since its start"],
   ];
-  return html`<dl class="facts">${facts.map(([name, value, more]) => html`<div key=${name}><dt>${name}</dt><dd data-fact=${name}>${value}</dd><dd class="sub">${more}</dd></div>`)}</dl>`;
+  return html`<dl class="facts">${facts.map(([name, value, more]) => html`<div key=${name}>
+    <dt>${name}</dt><dd data-fact=${name}>${value}</dd><dd class="sub">${more}</dd></div>`)}</dl>`;
 }
 
 function Buttons({ run, ask, toggle }) {
   const active = ["RUNNING", "PAUSED"].includes(run.state);
   const ended = !LIVE.includes(run.state);
   const waiting = run.state === "PENDING" && run.desired === "waiting";
-  const complete = run.state === "SUCCEEDED";
+  const startable = waiting || (ended && run.state !== "SUCCEEDED");
   const start = () => carryOut(ended ? "Going on" : "Starting", () => post(`/runs/${run.id}/start`));
   const choose = (kind) => (event) => {
     event.currentTarget.closest("details").open = false;
@@ -77,7 +79,7 @@ function Buttons({ run, ask, toggle }) {
   return html`<div class="row buttons">
     ${active && html`<button onClick=${toggle}>${run.state === "PAUSED" ? "Resume" : "Pause"}</button>`}
     ${!ended && html`<button class="danger" onClick=${() => ask("stop")}>Stop</button>`}
-    ${(waiting || (ended && !complete)) && html`<button class="primary" onClick=${start}>${ended ? "Go on" : "Start"}</button>`}
+    ${startable && html`<button class="primary" onClick=${start}>${ended ? "Go on" : "Start"}</button>`}
     <details class="menu"><summary class="button" aria-label="More">⋯</summary><div>
       <a class="button" href=${`#/new?from=${run.id}`}>Start one like it</a>
       <button disabled=${ended || waiting} onClick=${choose("kill")}>Kill</button>
@@ -87,9 +89,9 @@ function Buttons({ run, ask, toggle }) {
 }
 
 const QUESTIONS = {
-  stop: ["Stop this run?", "Stop it", "It writes a checkpoint first and can go on from there later. If it has not stopped after 30 s it is killed."],
+  stop: ["Stop this run?", "Stop it", "It writes a checkpoint first and can go on from there later. After 30 s it is killed."],
   kill: ["Kill this run?", "Kill it", "It ends at once, without a checkpoint: what it learned since the last one is lost."],
-  delete: ["Delete this run?", "Delete it", "Its weights, curves, logs and recordings are removed. This cannot be taken back."],
+  delete: ["Delete this run?", "Delete it", "Weights, curves, logs and films are removed. This cannot be taken back."],
 };
 
 function Question({ kind, run, onClose }) {
@@ -99,25 +101,47 @@ function Question({ kind, run, onClose }) {
     go("/");
     return carryOut(`Deleting ${run.id}`, () => remove(`/runs/${run.id}`));
   };
-  return html`<${Confirm} title=${title} yes=${yes} no=${kind === "delete" ? "Keep it" : "Let it run"} onYes=${act} onClose=${onClose}>
+  const no = kind === "delete" ? "Keep it" : "Let it run";
+  return html`<${Confirm} title=${title} yes=${yes} no=${no} onYes=${act} onClose=${onClose}>
     <p><b>${run.id}</b></p><p>${words}</p><//>`;
+}
+
+const Card = ({ name, wide = false, children }) =>
+  html`<section class=${wide ? "card wide" : "card"} aria-label=${name}>${children}</section>`;
+
+function Drawn({ points, algo, begun, stamp }) {
+  if (points.length) {
+    const line = { label: "drawn per step stored", points, ink: 3 };
+    return html`<${Chart} title="Samples per insert" stamp=${stamp} lines=${[line]} height=${170} />`;
+  }
+  const words = begun ? `${algo} learns from each segment as it comes and keeps no memory to draw from.` : "Nothing measured yet.";
+  return html`<h2>Samples per insert</h2><p class="nothing">${words}</p>`;
 }
 
 function Plots({ curves, stamp, marks, run, finding, judged }) {
   const of = (name) => curves.series.get(name) || [];
-  const losses = curves.names.filter((name) => name.startsWith("loss/") || name.startsWith("custom/"));
-  const drawn = of("memory/samples_per_insert");
+  const statistics = curves.names.filter((name) => /^(loss|custom)./.test(name));
+  const returns = [
+    { label: "training", points: of("train/return_mean"), ink: 0 },
+    { label: "evaluation", points: judged.map((one) => [one.env_steps, one.time_s, one.return_mean]), ink: 1, dots: true },
+  ];
+  const speed = { label: "steps/s", points: of("time/steps_per_s"), ink: 2 };
+  const Small = (name) => {
+    const label = name.slice(name.indexOf("/") + 1);
+    return html`<${Chart} key=${name} small=${true} title=${spaced(label)} stamp=${stamp} height=${120}
+      lines=${[{ label, points: of(name), ink: 4 }]} />`;
+  };
   return html`<div class="plots">
-    <section class="card wide" aria-label="Return"><${Chart} title="Return" stamp=${stamp} marks=${marks} height=${260} hint="The first episodes are under way."
-      lines=${[{ label: "training", points: of("train/return_mean"), ink: 0 }, { label: "evaluation", points: judged.map((one) => [one.env_steps, one.time_s, one.return_mean]), ink: 1, dots: true }]} /></section>
-    <section class="card" aria-label="Speed"><${Chart} title="Steps per second" stamp=${stamp} marks=${[]} lines=${[{ label: "steps/s", points: of("time/steps_per_s"), ink: 2 }]} height=${170} /></section>
-    <section class="card" aria-label="Policy lag"><${Lags} lags=${finding?.lags} mean=${of("lag/mean")} stamp=${stamp} /></section>
-    ${drawn.length > 0 && html`<section class="card" aria-label="Samples per insert"><${Chart} title="Samples per insert" stamp=${stamp} lines=${[{ label: "drawn per step stored", points: drawn, ink: 3 }]} height=${170} /></section>`}
-    ${!drawn.length && html`<section class="card" aria-label="Samples per insert"><h2>Samples per insert</h2><p class="nothing">${losses.length ? `${run.algo} learns from each segment as it comes and keeps no memory to draw from.` : "Nothing measured yet."}</p></section>`}
-    <section class="card wide" aria-label="Time"><${Shares} finding=${finding} /></section>
-    <section class="card wide" aria-label="Losses"><h2>Losses and statistics of the learner</h2>
-      <div class="smalls">${losses.map((name) => html`<${Chart} key=${name} small=${true} title=${spaced(name.split("/")[1])} stamp=${stamp} marks=${[]} height=${120} lines=${[{ label: name.split("/")[1], points: of(name), ink: 4 }]} />`)}
-      ${!losses.length && html`<p class="nothing">The learner has not reported yet.</p>`}</div></section>
+    <${Card} name="Return" wide><${Chart} title="Return" stamp=${stamp} marks=${marks} height=${260} lines=${returns}
+      hint="The first episodes are under way." /><//>
+    <${Card} name="Speed"><${Chart} title="Steps per second" stamp=${stamp} lines=${[speed]} height=${170} /><//>
+    <${Card} name="Policy lag"><${Lags} lags=${finding?.lags} mean=${of("lag/mean")} /><//>
+    <${Card} name="Samples per insert"><${Drawn} points=${of("memory/samples_per_insert")} algo=${run.algo}
+      begun=${statistics.length > 0} stamp=${stamp} /><//>
+    <${Card} name="Time" wide><${Shares} finding=${finding} /><//>
+    <${Card} name="Losses" wide><h2>Losses and statistics of the learner</h2>
+      <div class="smalls">${statistics.map(Small)}
+        ${!statistics.length && html`<p class="nothing">The learner has not reported yet.</p>`}</div><//>
   </div>`;
 }
 
@@ -144,12 +168,16 @@ export function RunView({ id }) {
     found?.querySelector("input, select, button, [tabindex]")?.focus();
   };
   useKeys({
-    "+": () => scale.current?.(1), "=": () => scale.current?.(1), "-": () => scale.current?.(-1), p: () => ["RUNNING", "PAUSED"].includes(run?.state) && toggle(),
-    s: () => live && setQuestion("stop"), h: to("tuning"), l: to("logs"),
+    "+": () => scale.current?.(1), "=": () => scale.current?.(1), "-": () => scale.current?.(-1),
+    p: () => ["RUNNING", "PAUSED"].includes(run?.state) && toggle(), s: () => live && setQuestion("stop"), h: to("tuning"), l: to("logs"),
   });
   if (!state.known) return html`<p class="loading">Looking for ${id} …</p>`;
-  if (!run) return html`<section class="empty"><h1>No such run</h1><p>There is no run ${id}, or it was deleted.</p><a class="button" href="#/">All runs</a></section>`;
-  const since = run.started_s ? lasting((live ? Date.now() / 1000 : run.heartbeat_s || run.started_s) - run.started_s) : null;
+  if (!run) {
+    return html`<section class="empty"><h1>No such run</h1><p>There is no run ${id}, or it was deleted.</p>
+      <a class="button" href="#/">All runs</a></section>`;
+  }
+  const until = live ? Date.now() / 1000 : run.heartbeat_s || run.started_s;
+  const since = run.started_s ? lasting(until - run.started_s) : null;
   return html`<article class="run">
     <div class="head"><div><p class="crumbs">${run.env} · ${run.algo}</p><h1>${id}</h1></div>
       <${State} state=${run.state} /><${Buttons} run=${run} ask=${setQuestion} toggle=${toggle} /></div>
@@ -157,7 +185,8 @@ export function RunView({ id }) {
     ${run.damage && html`<p class="reason failed">${run.damage}</p>`}
     <${Facts} run=${run} since=${since} />
     <div class="columns">
-      ${curves && html`<${Plots} curves=${curves} stamp=${stamp} marks=${marksOf(events, curves)} run=${run} finding=${finding} judged=${judged} />`}
+      ${curves && html`<${Plots} curves=${curves} stamp=${stamp} marks=${marksOf(events, curves)} run=${run}
+        finding=${finding} judged=${judged} />`}
       <div class="side">
         <${Actors} run=${run} live=${live} scaler=${scale} />
         <${Tuning} run=${run} />

@@ -3,17 +3,20 @@
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { get, post } from "./api.js";
 import { Field, read } from "./fields.js";
+import * as live from "./live.js";
 import { go, say } from "./parts.js";
 import { shown } from "./words.js";
 
 const FIRST = ["actors", "mode", "steps", "target_return", "seed", "name"];
+const ELSEWHERE = ["env", "algo", "agent", "start"];
 const SECTIONS = { environment: "Environment", flow: "Flow", evaluation: "Evaluation", checkpoint: "Checkpoints" };
 // The page is for watching and scaling, which these are for; everything else keeps the default of the schema.
 const BEGIN = { env: "CartPole-v1", algo: "ppo", mode: "async", actors: "2", "evaluation.record": "true" };
 
 async function load() {
-  const [document_, environments, algorithms] = await Promise.all([get("/openapi.json"), get("/environments"), get("/algorithms")]);
-  const schemas = document_.components.schemas;
+  const asked = ["/openapi.json", "/environments", "/algorithms"].map(get);
+  const [contract, environments, algorithms] = await Promise.all(asked);
+  const schemas = contract.components.schemas;
   const inner = (ref) => schemas[ref.split("/").pop()].properties;
   const request = schemas.RunRequest.properties;
   const sections = Object.keys(SECTIONS).map((name) => [name, inner(request[name].$ref)]);
@@ -39,9 +42,12 @@ function body(values, schemaOf) {
   return { made, errors };
 }
 
-function Section({ title, names, open, note }) {
-  return html`<details class="section" open=${open}><summary><h2>${title}</h2><span class="sub">${note}</span></summary><div class="fields">${names}</div></details>`;
+function Section({ title, fields, note }) {
+  return html`<details class="section">
+    <summary><h2>${title}</h2><span class="sub">${note}</span></summary><div class="fields">${fields}</div></details>`;
 }
+
+const placeOf = (key) => `f-${key.replace(".", "-")}`;
 
 function Form({ known, start }) {
   const [values, setValues] = useState(start);
@@ -56,8 +62,11 @@ function Form({ known, start }) {
     if (section === "agent") return tunable.find((one) => one.name === name)?.schema;
     return name ? sections[section]?.[name] : known.request[key];
   };
-  const field = (key, name, schema, description) => html`<${Field} key=${key} id=${`f-${key.replace(".", "-")}`} name=${name} schema=${schema} description=${description}
-    value=${values[key] || ""} error=${errors[key]} onChange=${(text) => setValues((now) => ({ ...now, [key]: text }))} />`;
+  const set = (key) => (text) => setValues((now) => ({ ...now, [key]: text }));
+  const typed = (key) => (event) => set(key)(event.target.value);
+  const field = (key, name, schema, description = schema.description) => html`<${Field} key=${key} id=${placeOf(key)} name=${name}
+    schema=${schema} description=${description} value=${values[key] || ""} error=${errors[key]} onChange=${set(key)} />`;
+  const asked = (name) => field(name, name, known.request[name]);
   const submit = async (event) => {
     event.preventDefault();
     const { made, errors: wrong } = body(values, schemaOf);
@@ -66,13 +75,14 @@ function Form({ known, start }) {
     const first = Object.keys(wrong)[0];
     if (first) {
       say(`${first}: ${wrong[first]}`, { bad: true });
-      const place = document.getElementById(`f-${first.replace(".", "-")}`);
+      const place = document.getElementById(placeOf(first));
       place?.closest("details")?.setAttribute("open", "");
       return place?.focus();
     }
     setBusy(true);
     try {
       const run = await post("/runs", made);
+      live.state.runs.set(run.id, run); // before the stream has told of it
       go(`/run/${run.id}`);
     } catch (problem) {
       say(problem.message, { bad: true });
@@ -80,25 +90,31 @@ function Form({ known, start }) {
     }
     return undefined;
   };
-  const others = Object.keys(known.request).filter((name) => !FIRST.includes(name) && !["env", "algo", "agent", "start", ...Object.keys(SECTIONS)].includes(name));
+  const others = Object.keys(known.request).filter((name) => ![...FIRST, ...ELSEWHERE, ...Object.keys(SECTIONS)].includes(name));
   return html`<form class="start" onSubmit=${submit} novalidate>
     <div class="head"><h1>Start a run</h1></div>
     <div class="choices">
       <div class=${`field ${errors.env ? "wrong" : ""}`}><label for="f-env">environment</label>
-        <input id="f-env" list="environments" value=${values.env} autocomplete="off" spellcheck=${false} aria-describedby="f-env-about" onInput=${(event) => setValues({ ...values, env: event.target.value })} />
+        <input id="f-env" list="environments" value=${values.env} autocomplete="off" spellcheck=${false}
+          aria-describedby="f-env-about" onInput=${typed("env")} />
         <datalist id="environments">${known.environments.map((one) => html`<option value=${one.id} />`)}</datalist>
-        <p id="f-env-about" class="about">${environment ? about(environment) : "An id from the list: type to search it."}</p></div>
+        <p id="f-env-about" class="about">${environment ? about(environment) : "An id from the list: type to search it."}</p>
+      </div>
       <div class="field"><label for="f-algo">algorithm</label>
-        <select id="f-algo" value=${values.algo} aria-describedby="f-algo-about" onChange=${(event) => setValues({ ...values, algo: event.target.value })}>
+        <select id="f-algo" value=${values.algo} aria-describedby="f-algo-about" onChange=${typed("algo")}>
           ${known.algorithms.map((one) => html`<option value=${one.name}>${one.name}</option>`)}</select>
         <p id="f-algo-about" class="about">${algorithm?.summary}</p></div>
     </div>
-    <div class="fields">${FIRST.map((name) => field(name, name, known.request[name], known.request[name].description))}</div>
-    <${Section} title="Hyperparameters" note=${`${tunable.length} of ${values.algo}; empty keeps the default`} open=${false}
-      names=${tunable.map((one) => field(`agent.${one.name}`, one.name, one.schema, one.description))} />
-    ${known.sections.map(([name, schemas]) => html`<${Section} key=${name} title=${SECTIONS[name]} names=${Object.entries(schemas).map(([inner, schema]) => field(`${name}.${inner}`, inner, schema, schema.description))} />`)}
-    <${Section} title="More" names=${others.map((name) => field(name, name, known.request[name], known.request[name].description))} />
-    <div class="row"><button class="primary" type="submit" disabled=${busy}>${busy ? "Starting …" : "Start"}</button><a class="button" href="#/">Cancel</a></div>
+    <div class="fields">${FIRST.map(asked)}</div>
+    <${Section} title="Hyperparameters" note=${`${tunable.length} of ${values.algo}; empty keeps the default`}
+      fields=${tunable.map((one) => field(`agent.${one.name}`, one.name, one.schema, one.description))} />
+    ${known.sections.map(([name, schemas]) => html`<${Section} key=${name} title=${SECTIONS[name]}
+      fields=${Object.entries(schemas).map(([inner, schema]) => field(`${name}.${inner}`, inner, schema))} />`)}
+    <${Section} title="More" fields=${others.map(asked)} />
+    <div class="row">
+      <button class="primary" type="submit" disabled=${busy}>${busy ? "Starting …" : "Start"}</button>
+      <a class="button" href="#/">Cancel</a>
+    </div>
   </form>`;
 }
 
@@ -113,8 +129,8 @@ function about(environment) {
 // The settings of another run as what one would have typed, where somebody asked for them.
 function likeThat(run) {
   const asked = Object.entries(run.sources).filter(([, source]) => source === "request").map(([key]) => key);
-  const typed = asked.filter((key) => run.config[key] !== null && key !== "name").map((key) => [key, shown(run.config[key])]);
-  return { env: run.env, algo: run.algo, ...Object.fromEntries(typed) };
+  const typed = asked.filter((key) => run.config[key] !== null && key !== "name");
+  return { env: run.env, algo: run.algo, ...Object.fromEntries(typed.map((key) => [key, shown(run.config[key])])) };
 }
 
 export function Start({ from }) {
@@ -125,5 +141,6 @@ export function Start({ from }) {
     load().then(setKnown, (problem) => say(problem.message, { bad: true }));
     if (from) get(`/runs/${from}`).then((run) => setStart(likeThat(run)), () => setStart(BEGIN));
   }, [from]);
-  return known && start ? html`<${Form} known=${known} start=${start} />` : html`<p class="loading">Reading what can be learned here …</p>`;
+  if (!known || !start) return html`<p class="loading">Reading what can be learned here …</p>`;
+  return html`<${Form} known=${known} start=${start} />`;
 }

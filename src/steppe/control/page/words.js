@@ -2,7 +2,8 @@
 
 export const LIVE = ["PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING"];
 const GLYPHS = {
-  PENDING: "○", STARTING: "◔", RUNNING: "●", PAUSED: "❚❚", STOPPING: "◑", SUCCEEDED: "✓", FAILED: "✕", STOPPED: "■", LOST: "?",
+  PENDING: "○", STARTING: "◔", RUNNING: "●", PAUSED: "❚❚", STOPPING: "◑",
+  SUCCEEDED: "✓", FAILED: "✕", STOPPED: "■", LOST: "?",
 };
 export const glyph = (state) => GLYPHS[state] || "·";
 export const titled = (state) => state[0] + state.slice(1).toLowerCase();
