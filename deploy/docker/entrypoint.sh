@@ -3,9 +3,9 @@
 # write, which a read-only root is not, and a password from a file.
 set -eu
 mkdir -p "$NUMBA_CACHE_DIR"
-cp -Rp "${STEPPE_KERNELS:-/opt/kernels}/." "$NUMBA_CACHE_DIR"
-if [ -s "${STEPPE_KAFKA_PASSWORD_FILE:-/dev/null}" ]; then
-    STEPPE_KAFKA_PASSWORD=$(cat "$STEPPE_KAFKA_PASSWORD_FILE")
+cp -Rp "${KERNELS:-/opt/kernels}/." "$NUMBA_CACHE_DIR"
+if [ -s "${KAFKA_PASSWORD_FILE:-/dev/null}" ]; then
+    STEPPE_KAFKA_PASSWORD=$(cat "$KAFKA_PASSWORD_FILE")
     export STEPPE_KAFKA_PASSWORD
 fi
 exec steppe "$@"

@@ -42,6 +42,9 @@ def serve(
     allow_env: Modules = None,
     max_actors: MaxActors = 16,
     max_runs: MaxRuns = 8,
+    kubernetes: Annotated[
+        str | None, typer.Option(metavar="NAMESPACE", help="Serve the run of this Kubernetes namespace instead.")
+    ] = None,
 ) -> None:
     """Start, stop, watch, scale and tune runs over HTTP.
 
@@ -49,7 +52,7 @@ def serve(
     where it was.
     """
     bounds = _bounds(allow_env, max_actors, max_runs)
-    _serving("steppe serve").serve(host, port, tuple(allow_host or ()), bounds)
+    _serving("steppe serve").serve(host, port, tuple(allow_host or ()), bounds, kubernetes)
 
 
 def mcp(

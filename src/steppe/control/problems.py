@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from steppe.control.ledger import KeyReused, Stale
-from steppe.core.errors import Conflict, DiskFull, RunExists, RunNotFound, SteppeError, UsageError
+from steppe.core.errors import Conflict, DiskFull, RunExists, RunNotFound, SteppeError, Unreachable, UsageError
 
 _STATUS: dict[type[SteppeError], int] = {
     RunNotFound: 404, RunExists: 409, Stale: 412, KeyReused: 422, Conflict: 409, UsageError: 422, DiskFull: 503,
+    Unreachable: 503,
 }  # fmt: skip
 
 
@@ -14,4 +15,6 @@ def explain(error: SteppeError) -> tuple[int, str, str]:
     """Status, code and detail."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     code = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(error).__name__).lstrip("_")
-    return status, code, str(error)[:1_000] if status < 500 else "something on this machine is not as it should be"
+    if status < 500 or isinstance(error, Unreachable):
+        return status, code, str(error)[:1_000]
+    return status, code, "something on this machine is not as it should be"

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from steppe.loops.resuming import COMPLETE, tuned
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
 from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
-from steppe.records.view import ENDED
+from steppe.records.view import ENDED, RunView
 
 SCOPES = ("read", "control", "admin")
 API = "v1"
@@ -348,6 +349,10 @@ class Service:
     def get_audit(self, limit: int = 100) -> model.Audit:
         """Who did what, newest first."""
         return model.Audit(entries=[model.AuditEntry(**row) for row in self.ledger.audited(limit)])
+
+    def picture(self, run: str) -> AbstractContextManager[RunView]:
+        """A run as it is now, the caller's alone until he leaves."""
+        return self._known.of(self._directory(run)).view()
 
     def tend(self) -> None:
         """Look after operations under way: finish them, and kill what did not stop in time."""

@@ -15,16 +15,22 @@ from steppe.control.page_files import MISSING, is_complete
 from steppe.control.resources import tell_changes
 from steppe.control.service import Bounds, Service
 from steppe.control.stream import Hub, Watcher
-from steppe.core.errors import UsageError
+from steppe.core.errors import MissingExtra, UsageError
 
 KEYS = "tokens.json"
 
 
-def serve(host: str, port: int, allowed: tuple[str, ...], bounds: Bounds) -> None:
-    """Blocks until SIGINT or SIGTERM; runs go on."""
+def serve(
+    host: str,
+    port: int,
+    allowed: tuple[str, ...],
+    bounds: Bounds,
+    namespace: str | None = None,
+) -> None:
+    """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace."""
     require_safe_bind(host, allowed)
     listener = bind(host, port)
-    service = Service(bounds)
+    service = Service(bounds) if namespace is None else _clustered(namespace, bounds)
     service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
     app = make_app(service, Gate(keys, allowed))
@@ -47,6 +53,23 @@ def serve(host: str, port: int, allowed: tuple[str, ...], bounds: Bounds) -> Non
         limit_concurrency=1_000,
     )
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _clustered(namespace: str, bounds: Bounds) -> Service:
+    from steppe.control.cluster import ClusterService
+
+    try:
+        from steppe.control.kubernetes import Namespace
+    except ImportError as error:
+        if error.name not in ("kubernetes", "aiohttp"):
+            raise
+        raise MissingExtra("steppe serve --kubernetes", "kube") from None
+    scaler = Namespace(namespace)
+    try:
+        return ClusterService(scaler, bounds)
+    except BaseException:
+        scaler.close()
+        raise
 
 
 def speak(scope: str, bounds: Bounds) -> None:

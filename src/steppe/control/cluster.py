@@ -1,0 +1,358 @@
+"""The operations of service.py for the run of a cluster: what a Scaler wants and sees stands in for processes of this machine.
+
+A namespace trains one run. Its settings are in the cluster; what is known of it is kept in a directory like any run's, so that
+lists, curves, events and diagnoses are read in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steppe.control import describing, model
+from steppe.control.scaling import ACTOR, LEARNER, ROLES, Described, Scaler, Seen
+from steppe.control.service import Bounds, Service, operation
+from steppe.core.config import Resolved, flat_keys, flatten, resolve
+from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
+from steppe.core.links import EVENTS, SCALE, SET
+from steppe.core.reports import EventReport
+from steppe.records.directory import RECORD, RunDirectory
+from steppe.records.store import HEARTBEAT_S, NOBODY, PENDING, RUNNING, STARTING, STOPPED, STOPPING, SUCCEEDED, Status
+
+ROLL_S = 600.0  # how long pods may take to come and go
+Verdict = tuple[str, str | None] | None
+
+
+@dataclass(frozen=True)
+class Current:
+    """The run that the cluster trains now."""
+
+    described: Described
+    resolved: Resolved
+    digest: str
+
+    @property
+    def run(self) -> str:
+        return self.described.run
+
+
+class ClusterService(Service):
+    """May be used by several threads. `tend` is to be called about twice a second."""
+
+    def __init__(self, scaler: Scaler, bounds: Bounds | None = None) -> None:
+        super().__init__(bounds)
+        self._scaler = scaler
+        self._current: Current | None = None
+        self._looked_s = 0.0
+        self._wanted = dict.fromkeys((ACTOR, LEARNER), 0)
+        self._look()
+
+    def close(self) -> None:
+        super().close()
+        self._scaler.close()
+
+    @operation("read")
+    def get_readiness(self) -> model.Health:
+        """Whether runs can be read, and the cluster answers."""
+        if self._scaler.lost is not None:
+            return model.Health(status="unavailable", detail=f"no news of the cluster: {self._scaler.lost}")
+        return super().get_readiness()
+
+    @operation("control")
+    def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:
+        """Let the cluster train another run: its settings go there, and everybody reads them anew."""
+        settings = _settings_of(self._configured(request)[0], model.settings_of(request))
+        with self._lock:
+            current = self._look()
+            if self._scaler.wanted(LEARNER):
+                raise Conflict(f"{current.run} is under way, and a cluster trains one run at a time: stop it first")
+            run = settings.pop("name", None) or f"{request.env.rpartition('/')[2]}-{int(time.time()):x}".lower()
+            if (self.root / run / RECORD).exists():
+                raise Conflict(f"there is a run {run} already: choose another name")
+            made = self._describe(current, run, settings, ROLES)
+            self._note("settings", issuer, f"{run}: {request.env}; actors and manager are replaced", made)
+            if request.start:
+                self.start_run(run, issuer)
+        return self.get_run(run)
+
+    @operation("control")
+    def start_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Have a learner, which goes on from the newest checkpoint."""
+        return self._scaled("start", run, LEARNER, 1, issuer, expected, desired="running")
+
+    @operation("control")
+    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Have no learner: it makes a checkpoint before it goes."""
+        return self._scaled("stop", run, LEARNER, 0, issuer, expected, desired="stopped")
+
+    @operation("control")
+    def pause_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Refused: a cluster's run is stopped, and started again."""
+        raise UsageError(
+            "a run of a cluster cannot be paused: scale its learner to 0, which keeps a checkpoint, and to 1 again"
+        )
+
+    @operation("control")
+    def resume_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Refused: see pause_run."""
+        raise UsageError("a run of a cluster cannot be paused: scale its learner to 1 to go on")
+
+    @operation("admin")
+    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Refused: the service may not kill pods."""
+        raise UsageError("this service may not kill pods: scale the learner to 0, or ask the cluster's administrator")
+
+    @operation("admin")
+    def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
+        """Forget a run that the cluster no longer trains; its checkpoints stay on their volume."""
+        if run == self._look().run:
+            raise Conflict(f"{run} is the run of this cluster: create another one first")
+        super().delete_run(run, issuer, expected)
+
+    @operation("read")
+    def get_actors(self, run: str) -> model.Actors:
+        """Actors wanted and seen."""
+        if not self._is_current(run):
+            return super().get_actors(run)
+        wanted, seen = self._scaler.wanted(ACTOR), self._seen(ACTOR)
+        with self.picture(run) as view:
+            told = describing.actors(view).actors
+        return model.Actors(desired=wanted, ready=seen.ready, most=self._most(), actors=told)
+
+    @operation("control")
+    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+        """Have so many actors; those that go hand over what they have."""
+        if not 0 <= count <= self._most():
+            raise UsageError(f"actors={count}: this run has room for 0 to {self._most()}")
+        return self._scaled(SCALE, run, ACTOR, count, issuer, expected)
+
+    @operation("read")
+    def get_learner(self, run: str) -> model.Learner:
+        """The learner wanted and seen."""
+        if not self._is_current(run):
+            return super().get_learner(run)
+        wanted, seen = self._scaler.wanted(LEARNER), self._seen(LEARNER)
+        counts = {"desired": min(1, wanted), "ready": min(1, seen.ready)}
+        with self.picture(run) as view:
+            return model.Learner(**counts, version=view.version, updates=view.updates)
+
+    @operation("control")
+    def set_hyperparameters(
+        self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
+    ) -> model.Effects:
+        """Change settings: they go to the cluster, and the learner is replaced by one that has them."""
+        self._require_current(run)
+        with self._lock:
+            current = self._look()
+            agent = current.resolved.config.agent
+            before = agent.model_dump(mode="json")
+            changed = describing.checked(type(agent), before, values)
+            effects = describing.effects(before, changed, ())
+            if dry_run:
+                return model.Effects(effects=effects, operation=None)
+            self.ledger.change(run, None, expected)
+            settings = _flat(current.described) | {f"agent.{name}": value for name, value in changed.items()}
+            made = self._describe(current, run, settings, (LEARNER,))
+            record = self.ledger.new_operation(SET, run, issuer, deadline_s=ROLL_S, values=changed, digest=made.digest)
+            words = ", ".join(f"{effect.name} {effect.before} → {effect.after}" for effect in effects)
+            self._note("settings", issuer, f"{words}; the learner is replaced", made)
+            return model.Effects(effects=effects, operation=self._settled(record))
+
+    @operation("read")
+    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
+        """Where the lines are: with the pods."""
+        self._directory(run)
+        words = "the cluster keeps them: kubectl logs --selector steppe.dev/role=learner (or actor, manager) --follow"
+        return model.Logs(source="cluster", sources=["cluster"], lines=[] if after else [words], next=max(after, 1))
+
+    def tend(self) -> None:
+        """Take over what the cluster says, and finish operations."""
+        if time.monotonic() - self._looked_s < HEARTBEAT_S / 2:
+            return
+        try:
+            with self._lock:
+                current = self._look()
+                self._tell_state(current)
+                super().tend()
+        except (Unreachable, Conflict, UsageError):
+            return  # readiness says so; the next look may find it well again
+
+    def _look(self) -> Current:
+        """The run as the cluster has it now, with a directory here."""
+        with self._lock:
+            described = self._scaler.described()
+            if self._current is None or self._current.described != described:
+                self._current = _read(described)
+                self._adopt(self._current)
+            for role in self._wanted:
+                self._wanted[role] = self._scaler.wanted(role)
+            self._looked_s = time.monotonic()
+            return self._current
+
+    def _adopt(self, current: Current) -> None:
+        path = self.root / current.run
+        config = current.resolved.config.model_copy(update={"name": current.run, "run_dir": None})
+        if not (path / RECORD).exists():
+            directory = RunDirectory.create(config, current.resolved.sources)
+            directory.store.set_status(PENDING, "created", "waits for its learner", owner=NOBODY)
+        else:
+            directory = RunDirectory(path)
+            directory.acquire()
+            directory.settle(config)
+        directory.release()
+        self._known.forget(current.run)
+
+    def _describe(self, current: Current, run: str, settings: dict[str, Any], roles: tuple[str, ...]) -> Current:
+        """Write settings down in the cluster and replace who has read the old ones."""
+        text = _written(settings)
+        resolve(("settings", flat_keys(tomllib.loads(text))))  # what cannot be read must not be written
+        self._scaler.describe(run, text, current.described.version)
+        made = self._look()
+        for role in roles:
+            self._scaler.roll(role, made.digest)
+        return made
+
+    def _scaled(
+        self, kind: str, run: str, role: str, count: int, issuer: str, expected: int | None, desired: str | None = None
+    ) -> model.Operation:
+        self._require_current(run)
+        with self._lock:
+            self.ledger.change(run, desired, expected)
+            self._scaler.scale(role, count)
+            self._wanted[role] = count
+            details = {"deadline_s": ROLL_S, "role": role, role if role == LEARNER else "actors": count}
+            return self._settled(self.ledger.new_operation(kind, run, issuer, **details))
+
+    def _settled(self, record: dict[str, Any]) -> model.Operation:
+        if record["state"] != "pending" or not self._is_current(record["run"]):
+            return super()._settled(record)
+        with self._lock:
+            verdict = self._verdict(record)
+            if verdict is None and time.time() - record["created_s"] > record["details"].get("deadline_s", ROLL_S):
+                trouble = self._seen(record["details"].get("role", LEARNER)).trouble
+                verdict = "failed", f"not within {ROLL_S:g} s{f': {trouble}' if trouble else ''}"
+            if verdict is not None:
+                record |= {"state": verdict[0], "message": verdict[1], "finished_s": time.time()}
+                self.ledger.keep_operation(record)
+        return model.Operation(**record)
+
+    def _verdict(self, record: dict[str, Any]) -> Verdict:
+        if self._scaler.lost is not None:
+            return None  # what is known may be old
+        if record["kind"] == SET:
+            return self._rolled(record["details"]["digest"])
+        role = record["details"]["role"]
+        count = record["details"][LEARNER if role == LEARNER else "actors"]
+        if self._wanted[role] != count:
+            return "failed", "another number was asked for before this one was reached"
+        seen = self._seen(role)
+        if seen.ready != count or seen.there != count:
+            return None
+        return "succeeded", _farewell(seen) if role == LEARNER and not count else None
+
+    def _rolled(self, digest: str) -> Verdict:
+        if self._current is None or self._current.digest != digest:
+            return "failed", "other settings were asked for before these were read"
+        seen = self._seen(LEARNER)
+        if not self._wanted[LEARNER] and not seen.there:
+            return "succeeded", "takes effect when the learner is started"
+        done = seen.ready == seen.there == self._wanted[LEARNER] and not seen.old
+        return ("succeeded", "the learner has been replaced") if done else None
+
+    def _tell_state(self, current: Current) -> None:
+        """Keep the run's state in its store what the cluster's is."""
+        store = self._directory(current.run).store
+        before, wanted, seen = store.status(), self._wanted[LEARNER], self._seen(LEARNER)
+        if self._scaler.lost is not None:
+            store.heartbeat()
+            return
+        state, reason, message = _state(before, wanted, seen)
+        if state == SUCCEEDED and wanted:
+            self._finish(current)
+        if (state, reason, message) != (before.state, before.reason, before.message):
+            store.set_status(state, reason, message)
+        store.heartbeat()
+
+    def _finish(self, current: Current) -> None:
+        """A Deployment would start a run that has come to its end again and again."""
+        for role in (LEARNER, ACTOR):
+            self._scaler.scale(role, 0)
+        self._note("scale", "steppe", "the run has come to its end: no learner and no actors any more", current)
+
+    def _note(self, kind: str, issuer: str, words: str, current: Current) -> None:
+        details = {"what": kind, "issuer": issuer, "message": words, "digest": current.digest}
+        event = EventReport(run=current.run, kind="note", role="cluster", details=details)
+        self._directory(current.run).board.post(EVENTS, event.record())
+
+    def _seen(self, role: str) -> Seen:
+        return self._scaler.seen(role, self._current.digest if self._current else "")
+
+    def _most(self) -> int:
+        current = self._current or self._look()
+        return min(self.bounds.actors, current.resolved.config.actors)
+
+    def _is_current(self, run: str) -> bool:
+        return self._current is not None and run == self._current.run
+
+    def _require_current(self, run: str) -> None:
+        self._directory(run)
+        if not self._is_current(run):
+            raise Conflict(f"the cluster trains {self._look().run} now, not {run}")
+
+    def _config(self, directory: RunDirectory) -> Any:
+        if self._is_current(directory.path.name):
+            assert self._current is not None
+            return self._current.resolved.config
+        return super()._config(directory)
+
+
+def _read(described: Described) -> Current:
+    try:
+        resolved = resolve(("cluster", _flat(described)))
+    except (tomllib.TOMLDecodeError, SteppeError) as error:
+        raise ConfigError(f"the cluster's settings of {described.run} cannot be read: {error}") from None
+    text = json.dumps([described.run, described.settings])
+    return Current(described, resolved, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _flat(described: Described) -> dict[str, Any]:
+    return {"name": described.run} | flat_keys(tomllib.loads(described.settings))
+
+
+def _settings_of(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, as a learner over Kafka takes it: places for as many actors as there may be."""
+    if config.mode not in ("async", "sync"):
+        raise ConfigError(f"mode={config.mode!r}: a cluster trains in mode 'async' or 'sync'")
+    flat = flatten(config)
+    return {key: flat[key] for key in asked if key in flat and key not in ("runtime", "flow.max_actors")}
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    """Flat dotted keys as TOML; JSON's words for strings, numbers, booleans and lists are TOML's too."""
+    kept = {key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir")}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in kept.items())
+
+
+def _state(before: Status, wanted: int, seen: Seen) -> tuple[str, str | None, str | None]:
+    if not wanted:
+        if before.state == SUCCEEDED or (before.state == PENDING and not seen.there):
+            return before.state, before.reason, before.message
+        if seen.there:
+            return STOPPING, "stop_requested", "its learner makes a checkpoint and goes"
+        return STOPPED, "stop_requested", _farewell(seen)
+    if seen.complete:
+        return SUCCEEDED, "completed", None
+    if seen.ready:
+        return RUNNING, None, None
+    return STARTING, "waiting", seen.trouble or "its learner is starting"
+
+
+def _farewell(seen: Seen) -> str | None:
+    if seen.exit_code in (None, 0):
+        return "the learner ended in good order, with a checkpoint"
+    return f"the learner ended with exit code {seen.exit_code}: its newest checkpoint may be older"

@@ -1,0 +1,271 @@
+"""The Scaler of a Kubernetes namespace: the scale subresource, one ConfigMap, and a watch on the pods.
+
+`replicas` belongs to whoever says so first: another owner (an autoscaler, `kubectl scale`) is reported, never overruled.
+The client's calls live on a loop of their own thread, where the watch is too; callers wait for theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import aiohttp
+from kubernetes.aio import client, config, watch
+from kubernetes.aio.client.exceptions import ApiException
+
+from steppe.control.scaling import ROLES, Described, Seen
+from steppe.core.errors import ConfigError, Conflict, Unreachable, UsageError
+
+NAMES = {role: f"steppe-{role}" for role in ROLES}
+RUN = "steppe-run"  # the ConfigMap that says which run the namespace trains
+ROLE, DIGEST = "steppe.dev/role", "steppe.dev/settings"  # label, annotation
+OWNER = "steppe"  # the name under which fields are ours
+COMPLETE = "complete"  # what a learner leaves as its last word when the run has come to its end
+NOBODY = "before-first-apply"  # what the API server calls the owner of what nobody has said yet
+CALL_S = 20.0
+WATCH_S = 60  # a watch is begun anew after so long: a connection that died silently is noticed
+AGAIN_S = (0.2, 5.0)  # between attempts, at first and at most
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+
+Result = TypeVar("Result")
+
+
+class Namespace:
+    """May be used by several threads until `close`. Needs what deploy/k8s/base/rbac.yaml allows, and no more."""
+
+    def __init__(self, namespace: str) -> None:
+        """In a pod by its service account, otherwise by kubeconfig."""
+        self.name = namespace
+        self.lost: str | None = "the watch has not begun"
+        self._pods: dict[str, Any] = {}
+        self._exits: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes", daemon=True)
+        self._thread.start()
+        self._watching: asyncio.Task[None] | None = None
+        try:
+            self._wait(self._open())
+        except BaseException:
+            self._end()
+            raise
+
+    async def _open(self) -> None:
+        settings = client.Configuration()
+        try:
+            if os.environ.get("KUBERNETES_SERVICE_HOST"):
+                config.load_incluster_config(settings)
+            else:
+                await config.load_kube_config(client_configuration=settings)
+        except config.ConfigException as error:
+            raise UsageError(f"no way into a cluster: {error}; set KUBECONFIG, or run in a pod") from None
+        self._client = client.ApiClient(settings)
+        self._core, self._apps = client.CoreV1Api(self._client), client.AppsV1Api(self._client)
+        self._watching = asyncio.ensure_future(self._watch())
+
+    def close(self) -> None:
+        """End the watch and let go of the connection."""
+        with contextlib.suppress(Unreachable):
+            self._wait(self._shut())
+        self._end()
+
+    async def _shut(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+        await self._client.close()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wanted(self, role: str) -> int:
+        return int(self._call(self._apps.read_namespaced_deployment_scale, NAMES[role]).spec.replicas or 0)
+
+    def scale(self, role: str, count: int) -> None:
+        about = {"name": NAMES[role], "namespace": self.name}
+        body = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": about, "spec": {"replicas": count}}
+        try:
+            self._apply_scale(role, body, force=False)
+        except Conflict as error:
+            if set(re.findall(r'conflict with "([^"]+)"', str(error))) != {NOBODY}:
+                raise Conflict(f"somebody else decides how many {NAMES[role]} there are: {error}") from None
+            self._apply_scale(role, body, force=True)
+
+    def _apply_scale(self, role: str, body: dict[str, Any], *, force: bool) -> None:
+        patch = self._apps.patch_namespaced_deployment_scale
+        self._call(patch, NAMES[role], body, field_manager=OWNER, force=force, _content_type=APPLY)
+
+    def described(self) -> Described:
+        found = self._call(self._core.read_namespaced_config_map, RUN)
+        data = found.data or {}
+        for key in ("run", "run.toml"):
+            if not data.get(key):
+                raise ConfigError(f"the ConfigMap {RUN} in {self.name} has no {key!r}: apply deploy/k8s anew")
+        return Described(data["run"], data["run.toml"], found.metadata.resource_version)
+
+    def describe(self, run: str, settings: str, version: str) -> None:
+        body = {"metadata": {"resourceVersion": version}, "data": {"run": run, "run.toml": settings}}
+        patch = self._core.patch_namespaced_config_map
+        try:
+            self._call(patch, RUN, body, field_manager=OWNER, _content_type=MERGE)
+        except Conflict:
+            raise Conflict(
+                f"somebody else has changed the ConfigMap {RUN} just now: look at it, and ask again"
+            ) from None
+
+    def roll(self, role: str, digest: str) -> None:
+        body = {"spec": {"template": {"metadata": {"annotations": {DIGEST: digest}}}}}
+        patch = self._apps.patch_namespaced_deployment
+        self._call(patch, NAMES[role], body, field_manager=OWNER, _content_type=MERGE)
+
+    def seen(self, role: str, digest: str) -> Seen:
+        with self._lock:
+            pods = [pod for pod in self._pods.values() if (pod.metadata.labels or {}).get(ROLE) == role]
+            exit_code = self._exits.get(role)
+        ending = [pod for pod in pods if pod.metadata.deletion_timestamp is not None]
+        staying = [pod for pod in pods if pod.metadata.deletion_timestamp is None and pod.status.phase != "Failed"]
+        ready = [pod for pod in staying if _condition(pod, "Ready") == "True"]
+        troubles = sorted({words for pod in staying if pod not in ready and (words := _trouble(pod))})
+        return Seen(
+            ready=len(ready),
+            starting=len(staying) - len(ready),
+            ending=len(ending),
+            old=sum((pod.metadata.annotations or {}).get(DIGEST, "") != digest for pod in staying),
+            restarts=sum(_restarts(pod) for pod in staying),
+            trouble="; ".join(troubles) or None,
+            exit_code=exit_code,
+            complete=any(end.message == COMPLETE for pod in staying for end in _ends(pod)),
+        )
+
+    async def _watch(self) -> None:
+        """Keep `_pods` what the cluster says. After any loss everything is listed anew: nothing is missed, nothing kept."""
+        pause_s = AGAIN_S[0]
+        while True:
+            try:
+                await self._follow()
+                pause_s = AGAIN_S[0]
+            except (TimeoutError, ApiException, aiohttp.ClientError, OSError) as error:
+                self.lost = _words(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, AGAIN_S[1])
+
+    async def _follow(self) -> None:
+        selected = {"namespace": self.name, "label_selector": ROLE}
+        listed = await self._core.list_namespaced_pod(**selected, _request_timeout=CALL_S)
+        with self._lock:
+            self._pods = {pod.metadata.name: pod for pod in listed.items}
+            for pod in listed.items:
+                self._note_exit(pod)
+        self.lost = None
+        version = listed.metadata.resource_version
+        while True:
+            stream = watch.Watch().stream(
+                self._core.list_namespaced_pod,
+                **selected,
+                resource_version=version,
+                timeout_seconds=WATCH_S,
+                allow_watch_bookmarks=True,
+                _request_timeout=WATCH_S + CALL_S,
+            )
+            async with contextlib.aclosing(_events(stream)) as events:
+                async for kind, pod in events:
+                    version = self._take(kind, pod)
+
+    def _take(self, kind: str, pod: Any) -> str:
+        if kind == "BOOKMARK":
+            return str(pod["metadata"]["resourceVersion"])
+        with self._lock:
+            if kind == "DELETED":
+                self._pods.pop(pod.metadata.name, None)
+            else:
+                self._pods[pod.metadata.name] = pod
+            self._note_exit(pod)
+        return str(pod.metadata.resource_version)
+
+    def _note_exit(self, pod: Any) -> None:
+        for end in _ends(pod):
+            self._exits[pod.metadata.labels[ROLE]] = int(end.exit_code)
+
+    def _call(self, method: Callable[..., Awaitable[Any]], name: str, *arguments: Any, **options: Any) -> Any:
+        async def called() -> Any:
+            return await method(name, self.name, *arguments, _request_timeout=CALL_S, **options)
+
+        try:
+            return self._wait(called())
+        except ApiException as error:
+            raise _refusal(error, name, self.name) from None
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"the cluster does not answer: {_words(error)}") from None
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * CALL_S)
+
+
+async def _events(stream: Any) -> Any:
+    """What a watch says, with its connection closed behind it."""
+    try:
+        async for event in stream:
+            yield event["type"], event["object"]
+    finally:
+        await stream.close()
+
+
+def _condition(pod: Any, kind: str) -> str | None:
+    return next((one.status for one in pod.status.conditions or () if one.type == kind), None)
+
+
+def _ends(pod: Any) -> list[Any]:
+    """How the pod's containers ended last, of those that have."""
+    found = [
+        status.state.terminated or (status.last_state and status.last_state.terminated)
+        for status in pod.status.container_statuses or ()
+    ]
+    return [end for end in found if end]
+
+
+def _restarts(pod: Any) -> int:
+    return sum(status.restart_count for status in pod.status.container_statuses or ())
+
+
+def _trouble(pod: Any) -> str | None:
+    """Why a pod is not ready, where the cluster says so."""
+    for status in pod.status.container_statuses or ():
+        waiting, before = status.state.waiting, status.last_state and status.last_state.terminated
+        if waiting and waiting.reason not in (None, "ContainerCreating", "PodInitializing"):
+            code = f" after exit code {before.exit_code}" if before else ""
+            return f"{waiting.reason}{code}: {waiting.message or ''}".rstrip(": ")
+    for one in pod.status.conditions or ():
+        if one.type == "PodScheduled" and one.status == "False":
+            return f"{one.reason}: {one.message}"
+    return None
+
+
+def _refusal(error: ApiException, name: str, namespace: str) -> Exception:
+    message = _words(error)
+    if error.status == 404:
+        return UsageError(f"{namespace} has no {name}: apply deploy/k8s there first")
+    if error.status == 403:
+        return UsageError(f"the cluster does not allow it: {message}")
+    if error.status == 409:
+        return Conflict(message)
+    if error.status in (400, 422):
+        return UsageError(f"the cluster refuses it: {message}")
+    return Unreachable(f"the cluster does not answer as it should: {message}")
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, ApiException):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return str(json.loads(error.body)["message"])
+        return f"{error.status} {error.reason}"
+    return str(error) or type(error).__name__

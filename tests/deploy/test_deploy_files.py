@@ -1,0 +1,132 @@
+"""The images' files without an engine: scripts are run, Dockerfiles and compose are read by parsers that are not ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.unit
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+DIGEST = "sha256:" + "ab" * 32
+
+
+def run(*words, **options):
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Where a test may put programs that are found first."""
+    place = tmp_path / "bin"
+    place.mkdir()
+
+    def put(name, text):
+        (place / name).write_text(text)
+        (place / name).chmod(0o755)
+
+    put.path = f"{place}:{os.environ['PATH']}"
+    return put
+
+
+def test_digests_are_written_where_they_belong_and_renewed(tmp_path, programs):
+    copy = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, copy)
+    programs("docker", f"#!/bin/sh\necho {DIGEST}\n")
+    environ = os.environ | {"PATH": programs.path}
+    pin = [sys.executable, ROOT / "scripts" / "pin-images", "--root", copy]
+    assert run(*pin, "--check").returncode == 1
+    for _ in range(2):
+        done = run(*pin, env=environ)
+        assert done.returncode == 0, done.stderr
+    assert run(*pin, "--check").stdout.strip() == "every base image is pinned"
+    for name in ("actor", "learner", "api"):
+        assert f"ARG PYTHON_DIGEST=@{DIGEST}\n" in (copy / "docker" / f"Dockerfile.{name}").read_text()
+    compose = yaml.safe_load((copy / "docker-compose.yaml").read_text())
+    assert compose["services"]["kafka"]["image"] == f"${{KAFKA_IMAGE:-apache/kafka:4.1.0@{DIGEST}}}"
+    kafka = list(yaml.safe_load_all((copy / "k8s" / "base" / "kafka.yaml").read_text()))
+    [container] = next(one for one in kafka if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"apache/kafka:4.1.0@{DIGEST}"
+
+
+def test_what_docker_says_wrongly_is_not_written(tmp_path, programs):
+    copy = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, copy)
+    programs("docker", "#!/bin/sh\necho nonsense\n")
+    done = run(sys.executable, ROOT / "scripts" / "pin-images", "--root", copy, env=os.environ | {"PATH": programs.path})
+    assert done.returncode == 1
+    assert "no digest" in done.stderr
+    assert "nonsense" not in (copy / "docker" / "Dockerfile.actor").read_text()
+
+
+def test_the_entry_point_prepares_and_hands_over(tmp_path, programs):
+    programs("steppe", '#!/bin/sh\ntrap "exit 7" TERM\necho "$@" "$STEPPE_KAFKA_PASSWORD" $$\nwhile :; do sleep 0.05; done\n')
+    kernels, secret = tmp_path / "kernels", tmp_path / "secret"
+    kernels.mkdir()
+    (kernels / "one.nbi").write_text("compiled")
+    secret.write_text("hush\n")
+    environ = {
+        "PATH": programs.path, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "KERNELS": str(kernels),
+        "KAFKA_PASSWORD_FILE": str(secret),
+    }  # fmt: skip
+    line = [DEPLOY / "docker" / "entrypoint.sh", "role", "actor"]
+    process = subprocess.Popen(line, env=environ, stdout=subprocess.PIPE, text=True)
+    said = process.stdout.readline().split()
+    assert said == ["role", "actor", "hush", str(process.pid)]  # the same process: signals reach it
+    assert (tmp_path / "cache" / "one.nbi").read_text() == "compiled"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 7
+    process.stdout.close()
+
+
+def test_health_is_asked_without_curl(tmp_path):
+    import http.server
+    import threading
+
+    class Healthy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/healthz" else 404)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        assert run(sys.executable, DEPLOY / "docker" / "healthy.py", server.server_port).returncode == 0
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert run(sys.executable, DEPLOY / "docker" / "healthy.py", server.server_port).returncode != 0
+
+
+def test_compose_restricts_and_orders_its_containers():
+    services = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())["services"]
+    for name in ("learner", "manager", "actor"):
+        service = services[name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["depends_on"]["kafka"]["condition"] == "service_healthy"
+        assert "STEPPE_KAFKA_PASSWORD" not in service["environment"]  # from a file alone
+    assert services["kafka"]["healthcheck"]["test"]
+    assert "container_name" not in services["actor"]  # or there could be one only
+
+
+@pytest.mark.parametrize("name", ["actor", "learner", "api"])
+def test_lines_that_an_image_must_have(name):
+    text = (DEPLOY / "docker" / f"Dockerfile.{name}").read_text()
+    assert text.count("\nFROM ") == 2
+    final = text.rpartition("\nFROM ")[2]
+    assert "\nUSER 10001:10001\n" in final
+    assert "\nHEALTHCHECK " in final
+    assert "uv pip install" not in final
