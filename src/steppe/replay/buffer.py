@@ -51,7 +51,6 @@ class ReplayBuffer:
         """Append one experience, over the oldest one when full."""
         self.add_batch([experience])
 
-    @checked
     def add_batch(self, experiences: Experiences) -> None:
         """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
         self._writing(self._part, experiences)
@@ -119,7 +118,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append one experience; a priority of 0 keeps it from being drawn."""
         self._writing(self._part, [experience], np.array([priority], np.float64))
 
-    @checked
     def add_batch(self, experiences: Experiences, priorities: Numbers | None = None) -> None:
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
         self._writing(self._part, experiences, priorities)
