@@ -41,19 +41,21 @@ class Person:
 
 
 @asynccontextmanager
-async def connected(served: Served, door: str, scope: str, person: Person | None = None) -> AsyncIterator[Client]:
+async def connected(
+    served: Served, door: str, scope: str, person: Person | None = None, mode: str = "auto"
+) -> AsyncIterator[Client]:
     if door == "stdio":
         environ = {"STEPPE_RUNS": str(served.root / "runs"), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
         command = StdioServerParameters(
             command=sys.executable, args=["-c", SERVE, "mcp", "--scope", scope], env=environ, cwd=str(served.root)
         )
-        async with Client(command, elicitation_callback=person, read_timeout_seconds=90) as client:
+        async with Client(command, elicitation_callback=person, read_timeout_seconds=90, mode=mode) as client:
             yield client
         return
     headers = {"Authorization": f"Bearer {served.token(scope)}"}
     async with httpx2.AsyncClient(headers=headers, timeout=90) as http:
         transport = streamable_http_client(f"{served.address}/mcp", http_client=http)
-        async with Client(transport, elicitation_callback=person, read_timeout_seconds=90) as client:
+        async with Client(transport, elicitation_callback=person, read_timeout_seconds=90, mode=mode) as client:
             yield client
 
 
@@ -151,6 +153,27 @@ def test_where_nobody_can_be_asked_nothing_is_ended(served: Served, api: httpx.C
 
     anyio.run(scenario)
     assert run_of(api, run)["state"] == "PENDING"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("door", DOORS)
+def test_clients_of_the_protocol_before(served: Served, api: httpx.Client, door: str) -> None:
+    """They shake hands first. Over HTTP, where nothing is kept between requests, there is no way to ask their person."""
+    run, person = make(api, SHORT, start=False), Person("yes")
+
+    async def scenario() -> None:
+        async with connected(served, door, "admin", person, mode="legacy") as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == set(operations())
+            assert [found["id"] for found in (await told(client, "list_runs"))["runs"]] == [run]
+            if door == "stdio":
+                await told(client, "delete_run", run=run)
+            else:
+                with pytest.raises(MCPError):
+                    await client.call_tool("delete_run", {"run": run})
+
+    anyio.run(scenario)
+    assert len(person.questions) == (1 if door == "stdio" else 0)
+    assert len(api.get("/api/v1/runs").json()["runs"]) == (0 if door == "stdio" else 1)
 
 
 @pytest.mark.integration
