@@ -7,7 +7,7 @@ import base64
 import functools
 import hashlib
 import http.server
-import importlib.util
+import importlib
 import io
 import tarfile
 import threading
@@ -80,13 +80,9 @@ def test_a_service_without_the_parts_says_what_to_do(tmp_path: Path, monkeypatch
 
 
 @pytest.fixture
-def fetching() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fetch_page_parts", ROOT / "scripts" / "fetch_page_parts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def fetching(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("fetch_page_parts")
 
 
 @pytest.fixture
