@@ -45,8 +45,11 @@ class Series(NamedTuple):
         return cls(array("q"), array("q"), array("d"), array("d"))
 
     def add(self, rows: Iterable[Row]) -> None:
-        for column, new in zip(self, zip(*rows, strict=True), strict=True):
-            column.extend(new)
+        numbers, steps, times, values = zip(*rows, strict=True)
+        self.numbers.extend(numbers)
+        self.steps.extend(steps)
+        self.times.extend(times)
+        self.values.extend(values)
 
     def take(self, rows: Sequence[int]) -> Series:
         numbers, steps = (array("q", [column[row] for row in rows]) for column in (self.numbers, self.steps))

@@ -7,9 +7,8 @@ import base64
 import functools
 import hashlib
 import http.server
-import importlib.util
+import importlib
 import io
-import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -82,13 +81,8 @@ def test_a_service_without_the_parts_says_what_to_do(tmp_path: Path, monkeypatch
 
 @pytest.fixture
 def fetching(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fetch_page_parts", ROOT / "scripts" / "fetch_page_parts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where its dataclasses look for their module
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("fetch_page_parts")
 
 
 @pytest.fixture
