@@ -28,7 +28,7 @@ KILL_S = 0.2  # what they have when that time is used up
 BEAT_S = 2.0
 FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
 
-HEARING = ("inline", "processes")  # runtimes whose learner reads commands itself
+HEARING = ("inline", "processes", "kafka")  # runtimes whose learner reads commands itself
 
 Observer = Callable[[RunView], object]
 
