@@ -173,27 +173,22 @@ def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
     assert not (tmp_path / "actor-a" / "run" / "checkpoints" / "00000001").exists()
 
 
-def test_a_second_learner_ends_the_first(kafka, tmp_path, monkeypatch):
-    """Of two learners of one run only the later can publish; the earlier one says why it ends."""
+def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path, monkeypatch):
+    """On another machine it would fence the first: test_kafka_transport.py."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
     prefix = settings(kafka).prefix
-    first_line = [
-        *alone("learner", kafka, prefix, "CartPole-v1"),
-        *described({k: v for k, v in given.items() if k != "env"}),
-    ]
-    with ExitStack() as stack:
-        monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "first"))
-        first = stack.enter_context(under_way(first_line))
-        stack.enter_context(under_way(alone("actor", kafka, prefix)))
-        wait_until(lambda: (tmp_path / "first" / "run" / "run.json").exists(), first)
+    about = {key: value for key, value in given.items() if key != "env"}
+    with under_way([*alone("learner", kafka, prefix, "CartPole-v1"), *described(about)]) as first:
         config = settings(kafka).model_copy(update={"prefix": prefix})
-        wait_until(lambda: _reports(config), first)
-        monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "second"))
-        second = stack.enter_context(under_way(alone("learner", kafka, prefix)))
-        _, errors = first.communicate(timeout=PATIENCE_S)
-        assert first.returncode != 0
-        assert "another learner has taken over" in errors
-        assert second.poll() is None
+        wait_until(lambda: (tmp_path / "runs" / "run" / "run.json").exists() and _reports(config), first)
+        done = subprocess.run(
+            alone("learner", kafka, prefix), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 4
+        assert "is in use by process" in done.stderr
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(PATIENCE_S) == 0
+        assert Checkpoints(opened().checkpoints).latest() is not None
 
 
 def _reports(config):

@@ -109,7 +109,10 @@ class _Alone:
         place = f"actor-{self._free() if index is None else index}" if self._kind == "actor" else self._kind
         turns = Turns([])
         stay = Stay(self._charter, self._plan, place, 0, directory, lambda: None, stopped=lambda: self._signals.stopped)
-        commands = stay.live(turns)
+        try:
+            commands = stay.live(turns)
+        except Overtaken as error:
+            turns.faults.append(Fault.of(place, error))
         if turns.faults and turns.faults[0].reason == Overtaken.reason:
             if self._kind == "actor" and index is None:
                 return False

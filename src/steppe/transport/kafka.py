@@ -28,6 +28,7 @@ from steppe.core.links import TOPICS
 EXPERIENCES, PROGRESS, REJECTED = "experiences", "experiences.progress", "experiences.rejected"
 UPDATES = "model_updates"
 REACH_S = 10.0
+SILENT_S = 5.0  # after which a reader looks whether its topics are still there
 GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted
 HOUR_MS = 3_600_000
 QUEUE_KB = 64 << 10  # of messages that have come and were not asked for yet
@@ -95,7 +96,7 @@ class Connection:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 500,
+            "fetch.wait.max.ms": 100,
             "fetch.queue.backoff.ms": 5,
             "fetch.error.backoff.ms": 50,
             "fetch.message.max.bytes": max(1 << 20, self.max_bytes),
@@ -349,6 +350,7 @@ class Feed:
         self._places: list[Any] = []
         self._read: dict[tuple[str, int], int] = {}  # the offset up to which everything was handed on
         self.failure: str | None = None  # what the broker said last, while it does not answer
+        self._seen_s = time.monotonic()  # when something came last, or was looked for
 
     def follow(self, topic: str, partition: int, offset: int, take: Callable[[Message], None]) -> None:
         """Hand every message from this offset on to `take`."""
@@ -362,7 +364,9 @@ class Feed:
         """Hand on the next message, waiting for it if asked to; whether there was something."""
         message = self._consumer.poll(timeout_s)
         if message is None:
+            self._look_for_topics()
             return False
+        self._seen_s = time.monotonic()
         where = (message.topic(), message.partition())
         error = message.error()
         if error is not None:
@@ -425,6 +429,17 @@ class Feed:
         ):
             raise RunFailed(f"{where[0] or 'the broker'} cannot be read: {error.str()}")
         self.failure = error.str()
+
+    def _look_for_topics(self) -> None:
+        """Where nothing comes for long: a topic that was deleted is not an error to the client, only silent."""
+        if time.monotonic() - self._seen_s < SILENT_S:
+            return
+        self._seen_s = time.monotonic()
+        for topic in dict.fromkeys(topic for topic, _ in self._takers):
+            with contextlib.suppress(self._kafka.KafkaException):
+                known = self._consumer.list_topics(topic, timeout=1.0).topics.get(topic)
+                if known is None or known.error is not None:
+                    self._require(topic)
 
     def _require(self, topic: str) -> None:
         """RunFailed unless the topic is there; a broker that has just started may not know of it at once."""

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -274,9 +275,12 @@ def _cluster_id() -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the system gives to clients: one that tries to reach a broker which is away could get its port."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _require_free(host: str, port: int) -> None:

@@ -61,6 +61,7 @@ from steppe.transport.kafka import (
 SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
 WORD = struct.Struct("<q")
 ACK_S = 60.0  # how long a message that must arrive before anything else may take
+LEAST_HELD = 16  # segments of a partition that the reader may have in memory, at the least
 LOOK_BACK = 16  # messages
 KEPT_CLAIMS = 4  # files of weights that are left for readers who are late
 UNREADABLE_S = 30.0  # how long a reader without any weights tries to read some
@@ -294,7 +295,7 @@ class KafkaInlet:
         self.homes: dict[int, _Home] = {}
         for partition, (offset, done) in marks.items():
             here = sum(home_of(self._run, actor, len(marks)) == partition for actor in range(num_actors))
-            self.homes[partition] = _Home(offset, tuple(done), max(1, here) * (slots + 2))
+            self.homes[partition] = _Home(offset, tuple(done), max(LEAST_HELD, here * (slots + 2)))
             feed.follow(self._topic, partition, offset, self._take)
 
     def blank(self, actor: int) -> Segment | None:
@@ -317,7 +318,7 @@ class KafkaInlet:
         del home.held[offset]
         home.done.add(offset)
         home.done = {one for one in home.done if one > home.low or one >= home.next}
-        if home.paused and len(home.held) < home.limit:
+        if home.paused and len(home.held) <= home.limit // 2:  # not for each one: it takes a moment
             home.paused = False
             self._feed.hold(self._topic, partition, on=False)
         known = self._reads[actor]
