@@ -12,7 +12,7 @@ from steppe.core.config import KafkaConfig
 from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_broker import Broker, cache_directory, fetch_jars
 
-PATIENCE_S = 120.0  # only bounds how long a failure takes
+PATIENCE_S = 240.0  # only bounds how long a failure takes
 
 
 def own_broker(home: Path) -> Broker:

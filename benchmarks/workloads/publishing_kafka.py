@@ -17,7 +17,8 @@ from steppe.core.config import KafkaConfig
 from steppe.core.weights import Weights
 from steppe.testing.channel import SPEC
 from steppe.transport.kafka import Connection, Feed, ensure_topics
-from steppe.transport.kafka_links import KafkaInlet, KafkaWeights, Press, beginning
+from steppe.transport.kafka_links import KafkaInlet, beginning
+from steppe.transport.kafka_weights import KafkaWeights, Press
 
 POLICY, WARM_UPS = "policy", 10
 

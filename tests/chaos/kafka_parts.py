@@ -20,7 +20,8 @@ from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.core.weights import Weights
 from steppe.roles.gates import Window
 from steppe.transport.kafka import Connection, Feed, partitions_of
-from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, KafkaWeights, Press, beginning
+from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
+from steppe.transport.kafka_weights import KafkaWeights, Press
 
 SPEC = SegmentSpec(4, 2, FieldSpec("obs", (16,), "float32"), FieldSpec("action", (), "int64"))
 SLOTS, ACTORS, SAVE_EVERY = 2, 2, 5
@@ -49,7 +50,7 @@ def write(words: dict, actor: int) -> None:
         segment.state = b"%d" % sequence
         channel.offer(segment)
         sequence += 1
-    channel.close(60.0)
+    assert channel.close(60.0)
     write_json(room / f"sent-{actor}.json", sequence)
     feed.close()
 

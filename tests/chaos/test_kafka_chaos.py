@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,8 @@ from steppe.core.errors import Unreachable
 from steppe.transport.kafka import Connection, ends, ensure_topics, headers_of, library, newest, span
 
 KILLS = int(os.environ.get("KILLS", "10"))
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120 + 30 * KILLS)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600 + 60 * KILLS)]
+AWAY_S = 20.0
 PARTS = Path(__file__).with_name("kafka_parts.py")
 PATHS = os.pathsep.join([str(PARTS.parent), str(PARTS.parents[1]), *sys.path])
 
@@ -29,8 +32,9 @@ PATHS = os.pathsep.join([str(PARTS.parent), str(PARTS.parents[1]), *sys.path])
 class Troupe:
     """Two writers and a reader under way, each started again when it is killed."""
 
-    def __init__(self, connection, room):
+    def __init__(self, connection, room, **environ):
         self.connection, self.room, self.words = connection, room, begin(connection, room)
+        self.environ = {**os.environ, "PYTHONPATH": PATHS, **environ}
         self.processes = {}
         for name in ("reader", *(f"writer-{actor}" for actor in range(ACTORS))):
             self.start(name)
@@ -40,8 +44,7 @@ class Troupe:
         more = [] if kind == "reader" else [actor]
         command = [sys.executable, PARTS, "read" if kind == "reader" else "write", json.dumps(self.words), *more]
         with (self.room / f"{name}.log").open("a") as log:
-            environ = {**os.environ, "PYTHONPATH": PATHS}
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=self.environ)
 
     def kill(self, name):
         process = self.processes[name]
@@ -61,6 +64,10 @@ class Troupe:
         (self.room / "finish").touch()
         for name, process in self.processes.items():
             assert process.wait(PATIENCE_S) == 0, self.log(name)
+
+    def require_alive(self):
+        for name, process in self.processes.items():
+            assert process.poll() is None, self.log(name)
 
     def close(self):
         for process in self.processes.values():
@@ -114,54 +121,91 @@ def test_killed_again_and_again(victims, troupe):
     troupe.account()
 
 
-def test_the_broker_is_killed_again_and_again(kafka, tmp_path):
-    """A broker of this test's own; what it had acknowledged is there when it comes back."""
+@pytest.fixture
+def broker(kafka, tmp_path):
+    """A broker of the test's own; what it had acknowledged is there when it comes back."""
     broker = own_broker(tmp_path / "broker")
-    troupe = None
+    yield broker
+    broker.down()
+
+
+@contextmanager
+def performing(broker, room, **environ):
+    connection = Connection(settings(broker.up(0).address), "chaos~1")
+    ensure_topics(connection)
+    troupe = Troupe(connection, room, **environ)
     try:
-        connection = Connection(settings(broker.up(0).address), "chaos~1")
-        ensure_topics(connection)
-        troupe = Troupe(connection, tmp_path)
+        yield troupe
+        some_time(random.Random(2), troupe)
+        troupe.finish()
+        troupe.account()
+    finally:
+        troupe.close()
+
+
+def test_the_broker_is_killed_again_and_again(broker, tmp_path):
+    with performing(broker, tmp_path) as troupe:
         stream = random.Random(5)
         for _ in range(KILLS):
             some_time(stream, troupe)
             broker.kill()
             broker.up(0)
-        some_time(stream, troupe)
-        troupe.finish()
-        troupe.account()
-    finally:
-        if troupe is not None:
-            troupe.close()
-        broker.down()
 
 
-def test_a_broker_that_is_away(kafka, tmp_path):
+def test_a_broker_that_is_away(broker, tmp_path):
     """Writers wait with a bounded number of segments, then everybody goes on. Who comes meanwhile says that nobody answers."""
-    broker = own_broker(tmp_path / "broker")
-    troupe = None
-    try:
-        address = broker.up(0).address
-        connection = Connection(settings(address), "chaos~2")
-        ensure_topics(connection)
-        troupe = Troupe(connection, tmp_path)
+    with performing(broker, tmp_path) as troupe:
         some_time(random.Random(1), troupe)
         broker.down()
         with pytest.raises(Unreachable, match="no Kafka broker answers"):
-            connection.reach(1.0)
+            troupe.connection.reach(1.0)
         sizes = {name: _size(process.pid) for name, process in troupe.processes.items()}
-        time.sleep(5.0)  # as long as it is away: nothing else can be waited for
+        time.sleep(AWAY_S)  # nothing else can be waited for
+        troupe.require_alive()
         for name, process in troupe.processes.items():
-            assert process.poll() is None, troupe.log(name)
             assert _size(process.pid) < sizes[name] + (64 << 20), f"{name} grew while nobody took its messages"
-        assert broker.up(0).address == address
-        some_time(random.Random(2), troupe)
-        troupe.finish()
-        troupe.account()
+        broker.up(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
+def test_a_broker_whose_disk_is_full(broker, tmp_path):
+    """It ends, and its words say why; everybody waits, and goes on once there is room and somebody has started it again."""
+    data = broker.home / "data"
+    data.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", data], check=True)
+    try:
+        with performing(broker, tmp_path) as troupe:
+            some_time(random.Random(1), troupe)
+            filler = data / "filler"
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(1 << 16)):
+                    pass
+            wait_until(lambda: broker.running() is None, "the broker's end")
+            assert "No space left on device" in broker.last_words()
+            troupe.require_alive()
+            filler.unlink()
+            broker.up(0)
     finally:
-        if troupe is not None:
-            troupe.close()
         broker.down()
+        subprocess.run(["umount", "--lazy", data], check=True)
+
+
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="needs Debian's package libfaketime")
+def test_clocks_that_jump(broker, tmp_path):
+    """Those of the writers and the reader, by hours, ahead and back; what a clock says decides about no message."""
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    environ = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    with performing(broker, tmp_path, **environ, FAKETIME_DONT_FAKE_MONOTONIC="1") as troupe:
+        for jump in ("+3h", "-40d", "+0"):
+            some_time(random.Random(jump), troupe)
+            clock.write_text(jump)
+        some_time(random.Random(1), troupe)
+        troupe.kill("writer-0")
+        troupe.kill("reader")
 
 
 def _size(pid):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 import pytest
-from kafka_kit import connected, settings
+from kafka_kit import PATIENCE_S, connected, settings
 
 from steppe.runtimes import kafka as runtime
 from steppe.testing.board import BoardConformance
@@ -16,9 +16,10 @@ from steppe.testing.runtime import RuntimeConformance
 from steppe.testing.weights import WeightStoreConformance
 from steppe.transport.kafka import Feed, partitions_of
 from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, KafkaWeights, Press, beginning
+from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
+from steppe.transport.kafka_weights import KafkaWeights, Press
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 class TestKafkaBoard(BoardConformance):
@@ -42,22 +43,22 @@ class TestKafkaBoard(BoardConformance):
 
 class PatientInlet(KafkaInlet):
     def poll(self):
-        self._feed.catch_up()
+        assert self._feed.catch_up(PATIENCE_S)
         return super().poll()
 
     def release(self, segment):
         super().release(segment)
-        assert self.close() is None
+        assert self.close(PATIENCE_S)
 
 
 class PatientOutlet(KafkaOutlet):
     def blank(self, actor):
-        self._feed.catch_up()
+        assert self._feed.catch_up(PATIENCE_S)
         return super().blank(actor)
 
     def offer(self, segment):
         offered = super().offer(segment)
-        self.close()
+        assert self.close(PATIENCE_S)
         return offered
 
 
@@ -111,7 +112,7 @@ class PatientWeights(KafkaWeights):
 
     def newer_than(self, policy, version):
         assert self.behind.flush(60)
-        self._feed.catch_up()
+        assert self._feed.catch_up(PATIENCE_S)
         return super().newer_than(policy, version)
 
 

@@ -15,7 +15,7 @@ from steppe.core.errors import DamagedFile, UsageError
 from steppe.transport import kafka_broker
 from steppe.transport.kafka_broker import Broker, differences, fetch_jars, find_java, locked
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")
 
 

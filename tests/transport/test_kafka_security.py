@@ -20,7 +20,7 @@ from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, _free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")
 PASSWORD = "a secret of this test"
 

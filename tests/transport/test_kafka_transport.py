@@ -21,9 +21,10 @@ from steppe.core.weights import Weights
 from steppe.testing.channel import SPEC, send
 from steppe.testing.weights import some_weights
 from steppe.transport.kafka import Feed, ensure_topics, headers_of, library, newest, security, span
-from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, KafkaWeights, Press, beginning, last_of
+from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
+from steppe.transport.kafka_weights import KafkaWeights, Press
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUN = "conformance"
 
 

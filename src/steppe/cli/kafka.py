@@ -61,6 +61,6 @@ def status(as_json: AsJson = False) -> None:
     elif running is not None:
         print(f"a broker answers at {running.address} (process {running.pid}); its files are in {broker.home}")
     else:
-        print("no broker runs here: steppe kafka up")
+        print(f"no broker runs here{broker.death()}: steppe kafka up")
     if running is None:
         raise typer.Exit(3)

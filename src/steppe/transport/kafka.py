@@ -6,7 +6,7 @@
     model_updates         1, compacted    key run/policy   weights; written in transactions with the offsets behind them
     metrics.* events commands.control     1 partition each: a Board (kafka_board.py)
 
-Segments and weights are in kafka_links.py. Nothing here subscribes: every reader says itself which offsets it is at.
+Segments are in kafka_links.py, weights in kafka_weights.py. Nothing here subscribes: every reader says itself which offsets it is at.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import struct
 import time
 import uuid
 import zlib
@@ -27,6 +28,7 @@ from steppe.core.links import TOPICS
 
 EXPERIENCES, PROGRESS, REJECTED = "experiences", "experiences.progress", "experiences.rejected"
 UPDATES = "model_updates"
+WORD = struct.Struct("<q")  # a number in a header
 REACH_S = 10.0
 SILENT_S = 5.0  # after which a reader looks whether its topics are still there
 GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted
@@ -86,7 +88,7 @@ class Connection:
             "message.timeout.ms": MESSAGE_TIMEOUT_MS,
             "queue.buffering.max.kbytes": max(QUEUE_KB, 4 * self.max_bytes >> 10),
         }
-        return library().Producer({**self._client(), **settings, **more}, logger=_log())
+        return library().Producer({**self._client(), **settings, **more}, logger=log())
 
     def consumer(self, group: str | None = None) -> Any:
         """Reads what is committed, from offsets that the caller sets; a group is only a name to commit under."""
@@ -105,10 +107,10 @@ class Connection:
             "receive.message.max.bytes": max(16 << 20, 2 * self.max_bytes),
             "allow.auto.create.topics": False,
         }
-        return library().Consumer({**self._client(), **settings}, logger=_log())
+        return library().Consumer({**self._client(), **settings}, logger=log())
 
     def admin(self) -> Any:
-        return library().admin.AdminClient(self._client(), logger=_log())
+        return library().admin.AdminClient(self._client(), logger=log())
 
     @property
     def max_bytes(self) -> int:
@@ -127,9 +129,11 @@ class Connection:
     def _client(self) -> dict[str, Any]:
         if self.config.address is None:
             raise ConfigError("runtime 'kafka' needs the brokers' address: --kafka HOST:PORT, or kafka.address")
-        quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 500, "log_level": 4}
+        # Not "rebootstrap": while all brokers are away the client would give up those it knows, and a transaction's offsets
+        # go on to the group's coordinator among them for a minute after it is back.
+        quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 500, "metadata.recovery.strategy": "none"}
         known = {"bootstrap.servers": self.config.address, "client.id": "steppe", "error_cb": _noted}
-        return {**known, **quick, "topic.metadata.propagation.max.ms": 5_000, **security(self.config)}
+        return {**known, **quick, "log_level": 2, "topic.metadata.propagation.max.ms": 5_000, **security(self.config)}
 
 
 def security(config: KafkaConfig) -> dict[str, Any]:
@@ -179,9 +183,11 @@ def ensure_topics(connection: Connection, timeout_s: float = 30.0) -> list[str]:
 
 
 def _wanted(connection: Connection) -> dict[str, tuple[int, dict[str, str]]]:
-    config, most = connection.config, {"max.message.bytes": str(connection.max_bytes + (64 << 10))}
+    # The brokers' clock counts: what a sender with a wrong one wrote would be refused, or deleted at once.
+    ours = {"message.timestamp.type": "LogAppendTime"}
+    config, most = connection.config, {"max.message.bytes": str(connection.max_bytes + (64 << 10)), **ours}
     compact = {"cleanup.policy": "compact", "segment.ms": str(HOUR_MS), **most}
-    kept = {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * HOUR_MS)}
+    kept = {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * HOUR_MS), **ours}
     plan: dict[str, tuple[int, dict[str, str]]] = {
         EXPERIENCES: (
             config.partitions,
@@ -197,7 +203,7 @@ def _wanted(connection: Connection) -> dict[str, tuple[int, dict[str, str]]]:
         UPDATES: (1, compact),
     }
     for name in TOPICS:
-        plan[name] = (1, kept if name.startswith("metrics") else {"cleanup.policy": "delete", "retention.ms": "-1"})
+        plan[name] = (1, kept if name.startswith("metrics") else {**kept, "retention.ms": "-1"})
     return {connection.topic(name): what for name, what in plan.items()}
 
 
@@ -347,7 +353,6 @@ class Feed:
         self._kafka = library()
         self._consumer = connection.consumer(group)
         self._takers: dict[tuple[str, int], Callable[[Message], None]] = {}
-        self._places: list[Any] = []
         self._read: dict[tuple[str, int], int] = {}  # the offset up to which everything was handed on
         self.failure: str | None = None  # what the broker said last, while it does not answer
         self._seen_s = time.monotonic()  # when something came last, or was looked for
@@ -356,9 +361,8 @@ class Feed:
         """Hand every message from this offset on to `take`."""
         self._takers[topic, partition] = take
         self._read[topic, partition] = offset
-        self._places.append(self._kafka.TopicPartition(topic, partition, offset))
-        current = {(place.topic, place.partition): self._read[place.topic, place.partition] for place in self._places}
-        self._consumer.assign([self._kafka.TopicPartition(*where, offset) for where, offset in current.items()])
+        # Not all of them anew: a partition that is taken away and given back while it is being fetched may never come again.
+        self._consumer.incremental_assign([self._kafka.TopicPartition(topic, partition, offset)])
 
     def one(self, timeout_s: float = 0.0) -> bool:
         """Hand on the next message, waiting for it if asked to; whether there was something."""
@@ -385,13 +389,16 @@ class Feed:
             pass
         return True
 
-    def catch_up(self, timeout_s: float = REACH_S) -> None:
-        """Hand on everything that was committed before this call."""
+    def catch_up(self, timeout_s: float = REACH_S) -> bool:
+        """Hand on everything that was committed before this call; whether that was done in time."""
         until = time.monotonic() + timeout_s
         for topic, partition in self._takers:
             _, high = ends(self._consumer, topic, partition)
-            while self._read[topic, partition] < high and time.monotonic() < until:
+            while self._read[topic, partition] < high:
+                if time.monotonic() > until:
+                    return False
                 self.one(0.1)
+        return True
 
     def hold(self, topic: str, partition: int, *, on: bool) -> None:
         """Bring no more of a partition for now; or again."""
@@ -442,13 +449,15 @@ class Feed:
                     self._require(topic)
 
     def _require(self, topic: str) -> None:
-        """RunFailed unless the topic is there; a broker that has just started may not know of it at once."""
+        """RunFailed when brokers say for a while that there is no such topic; one that does not answer says nothing."""
         until = time.monotonic() + GONE_S
         while time.monotonic() < until:
-            with contextlib.suppress(self._kafka.KafkaException):
+            try:
                 known = self._consumer.list_topics(topic, timeout=GONE_S).topics.get(topic)
-                if known is not None and known.error is None:
-                    return
+            except self._kafka.KafkaException:
+                return  # it is away: its topics are looked for when it is back
+            if known is not None and known.error is None:
+                return
             time.sleep(0.25)
         raise RunFailed(f"the topic {topic} is gone: somebody deleted it, and what it held is lost")
 
@@ -464,8 +473,9 @@ def _words(error: BaseException) -> str:
 
 def _noted(error: Any) -> None:
     """Clients reconnect by themselves; what they say about it goes to the log."""
-    _log().info("kafka: %s", error)
+    log().info("kafka: %s", error)
 
 
-def _log() -> logging.Logger:
+def log() -> logging.Logger:
+    """Where clients say what happens to their connections."""
     return logging.getLogger("steppe.kafka")

@@ -14,6 +14,15 @@ from steppe.transport.kafka import Connection, Message, ends, headers_of, librar
 POST_S = 5.0  # how long a post waits to hear its number
 
 
+def record_of(message: Message) -> dict[str, Any]:
+    """What a message says; nothing, where it is none of a Board's."""
+    try:
+        record = json.loads(message.value() or b"")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 class KafkaBoard:
     """The records of one run; those of others on the same topics are passed over. Not for several threads at once."""
 
@@ -59,7 +68,8 @@ class KafkaBoard:
             stop = min(high, start + limit)
             messages = span(self._consumer, name, 0, start, stop)
             own = [message for message in messages if headers_of(message).get("run") == run]
-            found += [(message.offset() + 1, json.loads(message.value())) for message in own]
+            told = [(message.offset() + 1, record_of(message)) for message in own]
+            found += [one for one in told if one[1]]
             start = stop
         return found[:limit]
 

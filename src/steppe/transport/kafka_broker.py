@@ -34,7 +34,7 @@ VERSION = "4.1.0"
 COORDINATES = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 LOCK = Path(__file__).with_name("kafka-jars.lock")
 LEAST_JAVA = 17
-START_S, STOP_S, FETCH_S = 60.0, 15.0, 600.0
+START_S, STOP_S, FETCH_S = 180.0, 15.0, 600.0
 HEAP_MB = 256
 
 
@@ -86,6 +86,12 @@ class Broker:
         self._await(pid, port)
         return running
 
+    def death(self) -> str:
+        """In words, that it ended without being asked to; nothing where it did not."""
+        if self.running() is not None or not (self.home / "broker.json").exists():
+            return ""
+        return f", and the last one was not stopped ({self.last_words()})"
+
     def down(self, timeout_s: float = STOP_S) -> bool:
         """Stop it, by force after `timeout_s`; whether there was one."""
         known = self.running()
@@ -96,6 +102,7 @@ class Broker:
         while self.running() is not None and time.monotonic() < until:
             time.sleep(0.05)
         self.kill()
+        (self.home / "broker.json").unlink(missing_ok=True)
         return True
 
     def kill(self) -> None:
@@ -134,6 +141,8 @@ class Broker:
             "advertised.listeners": f"PLAINTEXT://{self.host}:{port}",
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "broker.heartbeat.interval.ms": 500,
+            "broker.session.timeout.ms": 2_000,  # as long, after a crash, the controller waits for who is dead
             "log.dirs": self.home / "data",
             "auto.create.topics.enable": "false",
             "offsets.topic.replication.factor": 1,
@@ -179,15 +188,18 @@ class Broker:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if _started(pid) is None:
-                raise Unreachable(f"the broker ended at once: {self._last_words()}")
+                raise Unreachable(f"the broker ended at once: {self.last_words()}")
             with contextlib.suppress(OSError), socket.create_connection((self.host, port), 0.5):
                 return
             time.sleep(0.05)
         self.kill()
-        raise Unreachable(f"the broker did not answer within {START_S:g} s: {self._last_words()}")
+        raise Unreachable(f"the broker did not answer within {START_S:g} s: {self.last_words()}")
 
-    def _last_words(self) -> str:
-        return f"its output is in {self.home / 'broker.log'}: …{self._text('broker.log').strip()[-300:]}"
+    def last_words(self) -> str:
+        """Where its output is, and of that the last line that says what went wrong."""
+        lines = self._text("broker.log").splitlines()
+        wrong = [line for line in lines if "Exception: " in line] or [line for line in lines if "ERROR" in line]
+        return f"its output is in {self.home / 'broker.log'}: {wrong[-1].strip()[:300] if wrong else 'no errors'}"
 
 
 def cache_directory() -> Path:
@@ -271,7 +283,8 @@ def _pom(coordinates: Sequence[str]) -> str:
 
 
 def _cluster_id() -> str:
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    """The tool that takes it reads one that begins with a dash as an option."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""Segments and weights through Kafka.
+"""Segments through Kafka. Weights are in kafka_weights.py.
 
     actor ── begin ─ segment 0 ─ segment 1 ─ …  ▶ experiences[home of the actor] ▶ learner
     actor ◀ experiences.progress: the learner has read up to n, and still holds these ◀ learner
@@ -14,14 +14,9 @@ learned from. That is what a transaction commits and a checkpoint names, and whe
 
 from __future__ import annotations
 
-import hashlib
-import math
-import struct
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,22 +24,17 @@ import msgspec
 from steppe.core.agent import Tree
 from steppe.core.codec import (
     SEGMENT_SCHEMA,
-    WEIGHTS_SCHEMA,
     decode_segment,
-    decode_weights,
     encode_segment,
-    encode_weights,
 )
-from steppe.core.durable import write_atomic
 from steppe.core.errors import DamagedFile, Overtaken, RunFailed
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
-from steppe.core.weights import Layout, Weights
 from steppe.transport.kafka import (
     EXPERIENCES,
     PROGRESS,
     REJECTED,
-    UPDATES,
+    WORD,
     Connection,
     Feed,
     Message,
@@ -59,12 +49,9 @@ from steppe.transport.kafka import (
 )
 
 SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
-WORD = struct.Struct("<q")
 ACK_S = 60.0  # how long a message that must arrive before anything else may take
 LEAST_HELD = 16  # segments of a partition that the reader may have in memory, at the least
 LOOK_BACK = 16  # messages
-KEPT_CLAIMS = 4  # files of weights that are left for readers who are late
-UNREADABLE_S = 30.0  # how long a reader without any weights tries to read some
 Last = tuple[int, bytes | None]
 Marks = dict[int, tuple[int, list[int]]]  # partition → its low mark, and what was learned from behind that
 
@@ -111,7 +98,7 @@ class Sender:
         """Hear what became of messages; RunFailed when one will never arrive."""
         self._producer.poll(0)
         if self.failure is not None:
-            raise RunFailed(f"a message could not be written to Kafka: {self.failure}")
+            raise RunFailed(f"a message could not be written {self.failure}")
 
     def flush(self, timeout_s: float) -> int:
         """Wait until everything is written down; returns how many messages are not."""
@@ -119,7 +106,7 @@ class Sender:
 
     def _delivered(self, error: Any, message: Message) -> None:
         if error is not None:
-            self.failure = error.str()
+            self.failure = f"to {message.topic()}: {error.str()}"
         else:
             self.written.append(message.offset())
 
@@ -188,9 +175,9 @@ class KafkaOutlet:
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
         self._last = (sequence, state)
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Wait for what is under way."""
-        self._sender.flush(timeout_s)
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Wait for what is under way; whether all of it was written down."""
+        return self._sender.flush(timeout_s) == 0
 
     def _begin_reading(self) -> Read:
         topic, key = self._connection.topic(PROGRESS), self._key
@@ -285,11 +272,13 @@ class KafkaInlet:
         self._num_actors = num_actors
         self._topic, self._run, self._id = connection.topic(EXPERIENCES), connection.run, topic_id(connection)
         self._sender = Sender(connection)
+        self.metadata = feed.metadata()  # whose offsets these are; without subscriptions it never changes
         self._ready: deque[Segment] = deque()
         self._slots: dict[int, tuple[int, int]] = {}  # segment's slot → partition, offset
         self._next_slot = 0
         self._lives: dict[int, int] = {}
         self._reads: dict[int, Read] = {}
+        self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # who began, and whether in the place of another
         self.dropped: Counter[str] = Counter()
         self._came = [0, 0, 0.0]  # segments, their bytes, and the newest one's age in seconds
         self.homes: dict[int, _Home] = {}
@@ -348,8 +337,6 @@ class KafkaInlet:
         place = library().TopicPartition
         return [place(self._topic, number, home.low) for number, home in self.homes.items()]
 
-    def metadata(self) -> Any:
-        return self._feed.metadata()
 
     def stats(self) -> dict[str, float]:
         segments, size, age_s = self._came
@@ -359,9 +346,9 @@ class KafkaInlet:
         """How many messages wait in the topic behind what was read, as far as is known here; those of other runs included."""
         return sum(max(0, self._feed.end(self._topic, number) - home.next) for number, home in self.homes.items())
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Wait for what is under way."""
-        self._sender.flush(timeout_s)
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Wait for what is under way; whether all of it was written down."""
+        return self._sender.flush(timeout_s) == 0
 
     def _home(self, actor: int) -> int:
         return home_of(self._run, actor, len(self.homes))
@@ -386,6 +373,7 @@ class KafkaInlet:
             self._reject(message, about, str(error))
 
     def _begin(self, actor: int, life: int) -> None:
+        self.joined.append((actor, actor in self._lives))
         self._lives[actor] = life
         self._tell(actor, msgspec.structs.replace(self._reads.get(actor, Read(-1)), refused=None))
 
@@ -394,8 +382,10 @@ class KafkaInlet:
         if life < self._lives.get(actor, -1):
             self.dropped["overtaken"] += 1
             return
-        self._lives[actor] = life
         segment = self._decoded(message, about, actor)
+        if life >= message.offset():
+            raise DamagedFile(f"its header 'life' is {life}, and no life began there before offset {message.offset()}")
+        self._lives[actor] = life  # not before: a forged one would end the actor's own
         assert segment.header is not None
         partition, home = message.partition(), self.homes[message.partition()]
         segment.slot, self._next_slot = self._next_slot, self._next_slot + 1
@@ -490,226 +480,3 @@ def beginning(connection: Connection, partitions: int) -> Marks:
     topic = connection.topic(EXPERIENCES)
     with reading(connection) as consumer:
         return {number: (ends(consumer, topic, number)[1], []) for number in range(partitions)}
-
-
-class KafkaWeights:
-    """A WeightStore, as a reader holds it; the learner's has a press, which writes."""
-
-    def __init__(self, connection: Connection, feed: Feed | None, claims: Path, press: Press | None = None) -> None:
-        self._connection, self._claims, self._press = connection, claims, press
-        self._newest: dict[str, Weights] = {}
-        self._came: dict[str, Message] = {}
-        self.damaged: str | None = None  # why the newest message was not taken
-        self._damaged_s = math.inf  # since when
-        self._sought: set[str] = set()
-        self._feed = feed
-        self._published: dict[str, tuple[int, Layout]] = {}
-        with reading(connection) as consumer:
-            _, self._begun = ends(consumer, connection.topic(UPDATES))
-        if feed is not None:
-            feed.follow(connection.topic(UPDATES), 0, self._begun, self._take)
-
-    def publish(self, policy: str, weights: Weights) -> None:
-        if self._press is None:
-            raise ValueError("only the learner publishes weights")
-        version, layout = self._published.get(policy, (-1, weights.layout))
-        if policy in self._published and weights.version <= version:
-            raise ValueError(f"version {weights.version} is not newer than {version}")
-        weights.require(layout, "those published before")
-        copy = weights.copy()
-        self._press.put(policy, copy)
-        self._newest[policy], self._published[policy] = copy, (weights.version, layout)
-        self._came.pop(policy, None)
-
-    def newer_than(self, policy: str, version: int) -> Weights | None:
-        if self._feed is not None:
-            self._feed.progress()
-            self._seek(policy)
-        if policy in self._came:
-            self._decode(policy, self._came.pop(policy))
-        found = self._newest.get(policy)
-        if found is None and time.monotonic() - self._damaged_s > UNREADABLE_S:
-            raise RunFailed(f"no weights can be read: {self.damaged}")
-        return found.copy() if found is not None and found.version > version else None
-
-    def earlier(self, policy: str) -> int:
-        """The newest version that an earlier learner of this run has published; -1 when there was none."""
-        found = self._before(policy)
-        word = b"" if found is None else headers_of(found).get("version", b"")
-        return int(WORD.unpack(word)[0]) if len(word) == WORD.size else -1
-
-    def _seek(self, policy: str) -> None:
-        """The first time that somebody asks for a policy: what was published before this reader came."""
-        if policy in self._sought:
-            return
-        self._sought.add(policy)
-        if policy not in self._came and (found := self._before(policy)) is not None:
-            self._take(found)
-
-    def _before(self, policy: str) -> Message | None:
-        key = self._connection.key(policy)
-        wanted = lambda message: message.key() == key  # noqa: E731
-        return newest(self._connection, self._connection.topic(UPDATES), 0, wanted, self._begun)[0]
-
-    def _take(self, message: Message) -> None:
-        about = headers_of(message)
-        if about.get("run") == self._connection.run.encode() and "policy" in about and "version" in about:
-            self._came[about["policy"].decode(errors="replace")] = message  # read only if somebody wants it
-
-    def _decode(self, policy: str, message: Message) -> None:
-        """Keep the old weights where the new ones are not what they claim."""
-        about = headers_of(message)
-        try:
-            if len(about.get("schema", b"")) != WORD.size or WORD.unpack(about["schema"])[0] > WEIGHTS_SCHEMA:
-                raise DamagedFile("weights of a schema that is not known here")
-            data = message.value() or b""
-            if "sha256" in about:
-                data = self._claimed(about)
-            self._newest[policy] = decode_weights(data)
-            self.damaged, self._damaged_s = None, math.inf
-        except DamagedFile as error:
-            self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
-
-    def _claimed(self, about: Mapping[str, bytes]) -> bytes:
-        name = about["sha256"].hex()
-        try:
-            data = (self._claims / f"{name}.weights").read_bytes()
-        except OSError as error:
-            raise DamagedFile(f"the weights' file {name} cannot be read in {self._claims}: {error.strerror}") from None
-        if hashlib.sha256(data).digest() != about["sha256"]:
-            raise DamagedFile(f"the weights' file {name} does not match its name")
-        return data
-
-
-class Press:
-    """Writes weights, each with the offsets of what was learned from by then, in one transaction, in a thread of its own.
-
-    A press that is begun fences the one before it: of two learners of one run only the later can publish.
-    """
-
-    def __init__(self, connection: Connection, inlet: KafkaInlet | None, claims: Path) -> None:
-        self._connection, self._inlet, self._claims = connection, inlet, claims
-        self._kafka = library()
-        name = f"steppe/{connection.config.prefix}{connection.run}/learner"
-        self._producer = connection.producer(
-            **{"transactional.id": name, "transaction.timeout.ms": 60_000, "message.timeout.ms": 55_000}
-        )
-        self._waiting: dict[str, tuple[Weights, list[Any]]] = {}
-        self._error: BaseException | None = None
-        self._busy = self._closed = False
-        self._changed = threading.Condition()
-        self._again(lambda: self._producer.init_transactions(30.0))
-        self._thread = threading.Thread(target=self._work, name="press", daemon=True)
-        self._thread.start()
-
-    def put(self, policy: str, weights: Weights) -> None:
-        """Write this next; one that waits for its turn is replaced. Raises what went wrong before."""
-        with self._changed:
-            self.require()
-            self._waiting[policy] = (weights, self._inlet.offsets() if self._inlet is not None else [])
-            self._changed.notify_all()
-
-    def require(self) -> None:
-        """Raise what went wrong, if something did."""
-        if self._error is not None:
-            raise self._error
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is written; whether it is."""
-        with self._changed:
-            done = self._changed.wait_for(lambda: (not self._waiting and not self._busy) or self._error, timeout_s)
-            self.require()
-            return bool(done)
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, and end."""
-        with self._changed:
-            self._changed.wait_for(lambda: (not self._waiting and not self._busy) or self._error, timeout_s)
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join(timeout_s)
-
-    def _work(self) -> None:
-        while (due := self._due()) is not None:
-            try:
-                self._print(*due)
-            except BaseException as error:  # noqa: BLE001 - raised again where the learner publishes next
-                with self._changed:
-                    self._error = error
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-
-    def _due(self) -> tuple[str, Weights, list[Any]] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or (self._waiting and self._error is None))
-            if self._closed and not self._waiting:
-                return None
-            if self._closed and self._error is not None:
-                return None
-            policy = next(iter(self._waiting))
-            self._busy = True
-            return (policy, *self._waiting.pop(policy))
-
-    def _print(self, policy: str, weights: Weights, offsets: list[Any]) -> None:
-        data = encode_weights(weights)
-        about = {
-            "schema": WORD.pack(WEIGHTS_SCHEMA),
-            "run": self._connection.run.encode(),
-            "policy": policy.encode(),
-            "version": WORD.pack(weights.version),
-        }
-        if len(data) > self._connection.config.claim_mb * (1 << 20):
-            about["sha256"], data = self._claim(data), b""
-        topic, key = self._connection.topic(UPDATES), self._connection.key(policy)
-        while True:
-            try:
-                self._transact(topic, data, key, about, offsets)
-                return
-            except _Again:
-                continue
-
-    def _transact(self, topic: str, data: bytes, key: bytes, about: Mapping[str, bytes], offsets: list[Any]) -> None:
-        self._again(self._producer.begin_transaction)
-        self._producer.produce(topic, data, key, 0, headers=list(about.items()))
-        if self._inlet is not None and offsets:
-            metadata = self._inlet.metadata()
-            self._again(lambda: self._producer.send_offsets_to_transaction(offsets, metadata, 30.0))
-        self._again(lambda: self._producer.commit_transaction(30.0))
-
-    def _again(self, act: Any) -> None:
-        """Do it until it is done: a broker that is away comes back. _Again when the transaction has to begin anew."""
-        while True:
-            try:
-                act()
-                return
-            except self._kafka.KafkaException as error:
-                inner = error.args[0]
-                if inner.code() in (
-                    self._kafka.KafkaError._FENCED,
-                    self._kafka.KafkaError.INVALID_PRODUCER_EPOCH,
-                    self._kafka.KafkaError.PRODUCER_FENCED,
-                ):
-                    raise Overtaken(f"another learner has taken over {self._connection.run}: this one ends") from None
-                if inner.txn_requires_abort():
-                    self._again(lambda: self._producer.abort_transaction(30.0))
-                    raise _Again from None
-                if self._closed or (not inner.retriable() and inner.code() != self._kafka.KafkaError._TIMED_OUT):
-                    raise RunFailed(f"weights could not be published: {inner.str()}") from None
-
-    def _claim(self, data: bytes) -> bytes:
-        """Put weights into a file of their own, and remove those that nobody will ask for any more."""
-        digest = hashlib.sha256(data).digest()
-        self._claims.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._claims / f"{digest.hex()}.weights", data)
-        for old in list(_by_age(self._claims))[:-KEPT_CLAIMS]:
-            old.unlink(missing_ok=True)
-        return digest
-
-
-class _Again(Exception):
-    """A transaction was given up, and is to be begun anew."""
-
-
-def _by_age(claims: Path) -> Iterator[Path]:
-    yield from sorted(claims.glob("*.weights"), key=lambda path: path.stat().st_mtime_ns)
