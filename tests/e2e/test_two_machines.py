@@ -19,7 +19,7 @@ from steppe.records.directory import RunDirectory
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces"),
 ]
 STEPPE = Path(sys.executable).with_name("steppe")

@@ -6,28 +6,22 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from command_kit import PATIENCE_S, family, opened, status, trained, under_way, wait_until
 from kafka_kit import settings
+from kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, words
 
 from steppe.core.config import resolve
-from steppe.core.links import COMMANDS, EVENTS, TRAINING
+from steppe.core.links import EVENTS, TOPICS, TRAINING
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
-from steppe.runtimes.kafka_charter import command, find_charter, wire_name
-from steppe.transport.kafka import Connection
-from steppe.transport.kafka_board import KafkaBoard
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-STEPPE = Path(sys.executable).with_name("steppe")
-SMALL = {"steps": 1500, "envs": 4, "hidden": (16, 16), "evaluation.episodes": 5, "evaluation.every_steps": 400}
-PPO = {"algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "epochs": 2}
 DQN = {
     "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
     "samples_per_insert": 8.0, "prioritized": True, "n_step": 3,
@@ -37,11 +31,6 @@ FIGURES = ("weights_sha256", "env_steps", "updates", "version", "eval_return_mea
 
 def figures(result):
     return {name: result.summary[name] for name in FIGURES}
-
-
-def on(kafka, **more):
-    found = settings(kafka)
-    return {"runtime": "kafka", "kafka.address": kafka, "kafka.prefix": found.prefix, "kafka.partitions": 2, **more}
 
 
 def run(tmp_path, name, **given):
@@ -72,14 +61,6 @@ def test_async_learns_from_what_comes(kafka, tmp_path):
     assert result.env_steps >= 1500
     assert result.updates > 0
     assert result.summary["eval_episodes"] == 5
-
-
-def words(kafka, **more):
-    given = on(kafka, **{**SMALL, **PPO, "mode": "sync", "actors": 2, "seed": 7, "checkpoint.every_s": 0.2, **more})
-    pairs = {key: value for key, value in given.items() if key not in ("env", "runtime", "kafka.address")}
-    named = [f"{key}={json.dumps(value) if not isinstance(value, str) else value}" for key, value in pairs.items()]
-    sets = [word for pair in named for word in ("-s", pair)]
-    return ["CartPole-v1", "--runtime", "kafka", "--kafka", kafka, "--name", "run", *sets], given
 
 
 def expected(tmp_path, given):
@@ -139,15 +120,6 @@ def test_everything_killed_and_resumed_at_brokers_that_know_nothing(kafka, tmp_p
     assert result.summary["weights_sha256"] == expected(tmp_path, given).summary["weights_sha256"]
 
 
-def alone(kind, kafka, prefix, *more):
-    return [STEPPE, "role", kind, *more, "--kafka", kafka, "--run", "run", "-s", f"kafka.prefix={prefix}"]
-
-
-def described(given):
-    pairs = [f"{key}={json.dumps(value)}" for key, value in given.items() if key != "kafka.address"]
-    return [word for pair in pairs for word in ("-s", pair.replace('"', ""))]
-
-
 def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
     """Actors first, each with a directory of its own, as on other machines; then the manager, then the learner."""
     given = {**SMALL, **PPO, "mode": "sync", "actors": 2, "seed": 7}
@@ -173,14 +145,11 @@ def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
     assert not (tmp_path / "actor-a" / "run" / "checkpoints" / "00000001").exists()
 
 
-def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path, monkeypatch):
-    """On another machine it would fence the first: test_kafka_transport.py."""
+def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path):
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
     prefix = settings(kafka).prefix
-    about = {key: value for key, value in given.items() if key != "env"}
-    with under_way([*alone("learner", kafka, prefix, "CartPole-v1"), *described(about)]) as first:
-        config = settings(kafka).model_copy(update={"prefix": prefix})
-        wait_until(lambda: (tmp_path / "runs" / "run" / "run.json").exists() and _reports(config), first)
+    with under_way(alone("learner", kafka, prefix, "CartPole-v1", *described(given))) as first:
+        wait_until(lambda: reports(kafka, prefix), first)
         done = subprocess.run(
             alone("learner", kafka, prefix), capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
@@ -191,56 +160,77 @@ def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path, monk
         assert Checkpoints(opened().checkpoints).latest() is not None
 
 
-def _reports(config):
-    charter = find_charter(config, "run")
-    if charter is None:
-        return []
-    board = KafkaBoard(Connection(config, charter.run))
-    try:
-        return board.read(TRAINING)
-    finally:
-        board.close()
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may hide a directory")
+def test_a_second_learner_elsewhere_ends_the_first(kafka, tmp_path, monkeypatch):
+    """Of two learners of one run only the later can publish; the earlier one says why it ends."""
+    given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
+    prefix, hidden = settings(kafka).prefix, f'mount -t tmpfs none {tmp_path / "first"} && exec "$@"'
+    lines = {
+        "first": alone("learner", kafka, prefix, "CartPole-v1", *described(given)),
+        "actor": alone("actor", kafka, prefix),
+        "second": ["unshare", "-m", "sh", "-c", hidden, "sh", *alone("learner", kafka, prefix)],
+    }
+    with ExitStack() as stack:
+        processes = {}
+        for name, line in lines.items():
+            wait_until(lambda: not processes or reports(kafka, prefix), processes.get("first"))
+            monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
+            processes[name] = stack.enter_context(under_way(line))
+        _, errors = processes["first"].communicate(timeout=PATIENCE_S)
+        assert processes["first"].returncode != 0
+        assert "another learner has taken over" in errors
+        assert processes["second"].poll() is None
 
 
-def test_commands_are_carried_out_once_and_told(kafka, tmp_path):
+def test_a_topic_that_is_deleted_ends_the_run_and_a_fresh_one_goes_on(kafka, tmp_path):
+    line, given = words(kafka, steps=10**8, mode="async")
+    with under_way([STEPPE, "train", *line]) as process:
+        wait_until(lambda: trained() and Checkpoints(opened().checkpoints).latest() is not None, process)
+        connection = connection_to(kafka, given["kafka.prefix"])
+        admin = connection.admin()
+        for answer in admin.delete_topics([connection.topic("experiences")]).values():
+            answer.result()
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert connection.topic("experiences") in errors
+    assert (status().state, connection.topic("experiences") in status().message) == ("FAILED", True)
+    steps = opened().store.read(TRAINING)[-1][1]["env_steps"]
+    result = resume("run", steps=steps + 1000)
+    assert result.state == "SUCCEEDED", result.message
+    assert result.env_steps >= steps + 1000
+
+
+def test_messages_that_are_none_of_ours_do_not_matter(kafka, tmp_path):
+    """Of a schema from the future, or nobody's, on every topic that the run reads."""
     line, given = words(kafka, steps=10**8, mode="async")
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
-        connection = Connection(
-            settings(kafka).model_copy(update={"prefix": given["kafka.prefix"]}), wire_name(opened())
-        )
-        board = KafkaBoard(connection)
-        change = command("set", "test", values={"learning_rate": 1e-5, "entropy_coef": 0.125})
-        stale = {**command("set", "test", values={"learning_rate": 1.0}), "expires_s": 1.0}
-        wrong = command("set", "test", values={"hidden": [3]})
-        for record in (change, change, stale, wrong):
-            board.post(COMMANDS, record)
+        connection = connection_to(kafka, given["kafka.prefix"])
+        about = [
+            ("run", connection.run.encode()),
+            ("kind", b"segment"),
+            ("actor", bytes(8)),
+            ("life", b"\xff" * 7 + b"\x00"),
+        ]
+        producer = connection.producer()
+        for topic in ("experiences", "model_updates", "experiences.progress", *TOPICS):
+            for value in (b"not a record", b"[]", b"\x00\xff"):
+                producer.produce(
+                    connection.topic(topic), value, b"key", 0, headers=[*about, ("schema", b"\x63" + bytes(7))]
+                )
+        assert producer.flush(PATIENCE_S) == 0
+        wait_until(lambda: newest_report()["dropped"].get("rejected", 0) >= 3, process)
+        steps = newest_report()["env_steps"]
+        wait_until(lambda: newest_report()["env_steps"] > steps + 500, process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert status().state == "STOPPED", errors
+    warned = [event["details"]["message"] for _, event in opened().store.read(EVENTS) if event["kind"] == "warning"]
+    assert any("a message that is no record" in words for words in warned)
 
-        def answers():
-            found = [event["details"] for _, event in opened().store.read(EVENTS) if event["kind"] == "command"]
-            return [one for one in found if one["command"] == "set"]
 
-        wait_until(lambda: len(answers()) == 4, process)
-        (first,) = [one for one in answers() if one["obeyed"]]
-        refused = " ".join(one["message"] for one in answers() if not one["obeyed"])
-        assert first["values"] == change["values"]
-        assert first["version"] >= 0
-        assert first["updates"] > 0
-        assert "it was carried out before" in refused
-        assert "it has expired" in refused
-        assert "hidden cannot change" in refused
-
-        def rates():
-            reports = [report for _, report in opened().store.read(TRAINING) if report["updates"] > first["updates"]]
-            return [report["stats"].get("learning_rate") for report in reports[2:]]
-
-        wait_until(lambda: len(rates()) > 2, process)
-        assert rates() == pytest.approx([1e-5] * len(rates()))
-        for word, state in (("pause", "PAUSED"), ("resume", "RUNNING"), ("stop", "STOPPED")):
-            board.post(COMMANDS, command(word, "test"))
-            wait_until(lambda state=state: status().state == state)
-        board.close()
-        process.communicate(timeout=PATIENCE_S)
+def newest_report():
+    return opened().store.read(TRAINING)[-1][1]
 
 
 def test_no_broker_is_one_sentence(tmp_path):

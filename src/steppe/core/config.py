@@ -97,7 +97,7 @@ class FlowConfig(Frozen):
     )
     max_actors: Positive | None = Field(
         None,
-        description="Async on processes: room for this many actors, so that some can be added while the run goes on; "
+        description="Async on processes or kafka: room for this many actors, so that some can be added while the run goes on; "
         "as many as `actors` if absent.",
     )
     replay_roles: Annotated[int, Field(ge=0)] = Field(
@@ -400,8 +400,8 @@ class RunConfig(Frozen):
             raise ConfigError(f"flow.replay_roles={roles} is more than buffer_size: lower it")
 
     def _require_seats(self, seats: int) -> None:
-        if self.mode != "async" or self.runtime != "processes":
-            raise ConfigError("flow.max_actors is for mode 'async' on runtime 'processes': leave it out")
+        if self.mode != "async" or self.runtime not in ("processes", "kafka"):
+            raise ConfigError("flow.max_actors is for mode 'async' on runtime 'processes' or 'kafka': leave it out")
         if seats < self.actors:
             raise ConfigError(f"flow.max_actors={seats} is less than actors={self.actors}")
 

@@ -306,7 +306,7 @@ class Supervisor:
     def _scale(self, num_actors: object) -> str | None:
         seats = self.handle.num_seats if isinstance(self.handle, Scaler) else 0
         if not seats:
-            return "the number of actors can change in mode 'async' on runtime 'processes' only"
+            return "the number of actors can change in mode 'async' on runtimes 'processes' and 'kafka' only"
         if not isinstance(num_actors, int) or not 0 <= num_actors <= seats:
             return f"actors={num_actors!r}: must be from 0 to {seats}, the room that flow.max_actors made"
         assert isinstance(self.handle, Scaler)

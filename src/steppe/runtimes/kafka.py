@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import time
 from typing import Any
 
 import msgspec
 
 from steppe.core.errors import ConfigError, MissingExtra, RunFailed, Unreachable
-from steppe.core.links import COMMANDS, EVENTS, TOPICS
+from steppe.core.links import COMMANDS, EVENTS, SCALE, TOPICS
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH
 from steppe.runtimes import kafka_seat
-from steppe.runtimes.kafka_charter import CHARTER, Charter, Vetting, find_charter, taken, wire_name
+from steppe.runtimes.kafka_charter import CHARTER, WORDS, Charter, Vetting, answer, find_charter, taken, wire_name
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.processes import ProcessHandle, warm_up
 from steppe.runtimes.resuming import prime
 from steppe.transport.kafka import Connection, Feed, Message, ends, ensure_topics, headers_of, partitions_of, reading
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka_board import KafkaBoard, record_of
 from steppe.transport.kafka_links import Primer
 from steppe.transport.shm import Control
 
@@ -64,10 +63,10 @@ class KafkaHandle(ProcessHandle):
         self._connection = Connection(plan.config.kafka, wire_name(self._directory))
         for words in ensure_topics(self._connection):
             self._note("warning", "kafka", {"message": words})
-        self._mirror = Mirror(self._connection, self._directory)
-        self._links = [self._mirror]
         earlier = find_charter(plan.config.kafka, self._connection.run)
         self._charter = earlier.renewed(plan, self._directory) if earlier else Charter.of(plan, self._directory)
+        self._mirror = Mirror(self._connection, self._directory, self._charter)
+        self._links = [self._mirror]
         self._charter.post(self._mirror.board)
         connection = self._charter.connection(plan.config.kafka)
         prime(Primer(connection, partitions_of(connection)), plan, self._directory)
@@ -82,11 +81,12 @@ class KafkaHandle(ProcessHandle):
         self._mirror.progress()
 
     def ended(self, kind: str) -> bool:
-        ended = super().ended(kind)
-        if ended and kind not in self._caught:
+        """Whether it has, and everything that it said is here: while no broker answers, nobody has come to an end."""
+        if not super().ended(kind):
+            return False
+        if kind not in self._caught and self._mirror.catch_up():
             self._caught.add(kind)
-            self._mirror.catch_up()
-        return ended
+        return kind in self._caught
 
     def ask(self, kind: str, what: int) -> None:
         if kind == "manager" and what == FINISH:  # it has all reports before it hears that there will be no more
@@ -97,7 +97,7 @@ class KafkaHandle(ProcessHandle):
 class Mirror:
     """Copies what a run's roles say on Kafka into its store, and what its supervisor says there to Kafka."""
 
-    def __init__(self, connection: Connection, directory: RunDirectory) -> None:
+    def __init__(self, connection: Connection, directory: RunDirectory, charter: Charter) -> None:
         self.board = KafkaBoard(connection, SUPERVISOR)
         self._run, self._directory = connection.run.encode(), directory
         self._feed = Feed(connection)
@@ -105,7 +105,7 @@ class Mirror:
         earlier = directory.store.read(EVENTS, limit=1 << 40)
         self._told = earlier[-1][0] if earlier else 0
         self._copied: set[int] = set()
-        self._vetting = Vetting(directory.config().agent)
+        self._vetting = Vetting(charter, directory.config().agent, (*WORDS, SCALE))
         with reading(connection) as consumer:
             starts = {topic: ends(consumer, topic)[1] for topic in self._names}
         for topic, start in starts.items():
@@ -120,14 +120,18 @@ class Mirror:
                 self.board.post(EVENTS, record)
             self._copied.discard(number)
 
-    def catch_up(self) -> None:
-        """Copy everything that was said before this call."""
-        self._feed.catch_up()
+    def catch_up(self) -> bool:
+        """Copy everything that was said before this call; whether brokers answered in time."""
+        try:
+            whole = self._feed.catch_up()
+        except Unreachable:
+            whole = False
         self.progress()
+        return whole
 
     def close(self) -> None:
         """Copy what there still is, if a broker answers."""
-        with contextlib.suppress(Unreachable, RunFailed):
+        with contextlib.suppress(RunFailed):
             self.catch_up()
         self.board.close()
         self._feed.close()
@@ -136,9 +140,13 @@ class Mirror:
         about = headers_of(message)
         if about.get("run") != self._run or about.get("origin") == SUPERVISOR.encode():
             return
-        topic, record = self._names[message.topic()], json.loads(message.value())
+        topic, record = self._names[message.topic()], record_of(message)
         if topic == COMMANDS:
             self._pass_on(record)
+            return
+        if not record:
+            details = {"message": f"{message.topic()} has a message that is no record, at offset {message.offset()}"}
+            self._say("warning", details)
             return
         number = self._directory.store.post(topic, record)
         if topic == EVENTS:
@@ -152,7 +160,8 @@ class Mirror:
         if reason is None:
             self._directory.store.post(COMMANDS, taken(record))
             return
-        about = {name: record.get(name) for name in ("id", "command", "issuer")}
-        details = {**about, "obeyed": False, "message": reason}
-        event = EventReport(run=self._directory.id, kind="command", role=SUPERVISOR, details=details)
+        self._say("command", answer(record, reason))
+
+    def _say(self, kind: str, details: dict[str, Any]) -> None:
+        event = EventReport(run=self._directory.id, kind=kind, role=SUPERVISOR, details=details)
         self._directory.board.post(EVENTS, event.record())

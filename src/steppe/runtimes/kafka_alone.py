@@ -89,6 +89,7 @@ class _Alone:
         own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in OWN})
         self._plan = replace(plan, config=plan.config.model_copy(update={"kafka": own}))
         self._connection = charter.connection(own)
+        self._lost: dict[int, float] = {}  # places that another took from this process, and when
 
     def live(self, index: int | None) -> None:
         directory = _directory(self._charter, self._plan, self._kind)
@@ -106,7 +107,10 @@ class _Alone:
 
     def _once(self, directory: RunDirectory, index: int | None) -> bool:
         """Live one life; False when the place was taken by another, and there is one more to try."""
-        place = f"actor-{self._free() if index is None else index}" if self._kind == "actor" else self._kind
+        actor = self._free() if self._kind == "actor" and index is None else index
+        if self._signals.stopped:
+            return True
+        place = f"actor-{actor}" if self._kind == "actor" else self._kind
         turns = Turns([])
         stay = Stay(self._charter, self._plan, place, 0, directory, lambda: None, stopped=lambda: self._signals.stopped)
         try:
@@ -114,7 +118,8 @@ class _Alone:
         except Overtaken as error:
             turns.faults.append(Fault.of(place, error))
         if turns.faults and turns.faults[0].reason == Overtaken.reason:
-            if self._kind == "actor" and index is None:
+            if self._kind == "actor" and index is None and actor is not None:
+                self._lost[actor] = time.monotonic()
                 return False
             raise Overtaken(turns.faults[0].message)
         if turns.faults:
@@ -125,18 +130,26 @@ class _Alone:
         return True
 
     def _free(self) -> int:
-        """The first actor of whom nothing was heard lately."""
+        """The first actor of whom nothing was heard lately; waits as long as somebody who was killed counts as alive."""
+        until = time.monotonic() + 2 * ALIVE_S
+        while True:
+            taken = self._alive() | {actor for actor, at_s in self._lost.items() if time.monotonic() - at_s < ALIVE_S}
+            free = [actor for actor in range(self._plan.num_writers) if actor not in taken]
+            if free or self._signals.stopped:
+                return free[0] if free else 0
+            if time.monotonic() > until:
+                count = self._plan.num_writers
+                raise Conflict(f"{self._connection.name} has {count} actors already: all places are taken")
+            time.sleep(LOOK_S)
+
+    def _alive(self) -> set[int]:
         board, now = KafkaBoard(self._connection), time.time()
         try:
             recent = board.read(ACTORS, max(0, board.end(ACTORS) - RECENT))
-            told = [record for _, record in recent if now - float(record.get("time_s", 0)) < ALIVE_S]
         finally:
             board.close()
-        states = {int(record["actor"]): record["state"] for record in told}
-        for actor in range(self._plan.config.actors):
-            if states.get(actor, "stopped") == "stopped":
-                return actor
-        raise Conflict(f"{self._connection.name} has {self._plan.config.actors} actors already: all places are taken")
+        states = {int(told["actor"]): told["state"] for _, told in recent if now - float(told["time_s"]) < ALIVE_S}
+        return {actor for actor, state in states.items() if state != "stopped"}
 
     def _tell(self, directory: RunDirectory, faults: list[Fault]) -> None:
         for fault in faults:

@@ -5,7 +5,6 @@ Both go over the topic commands.control: whoever creates a run puts its charter 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 import uuid
@@ -19,7 +18,7 @@ from steppe.core import factory
 from steppe.core.algorithms import AgentConfig
 from steppe.core.config import KafkaConfig
 from steppe.core.errors import ConfigError
-from steppe.core.links import COMMANDS, SET
+from steppe.core.links import COMMANDS, SCALE, SET
 from steppe.core.validating import validated
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
@@ -39,7 +38,7 @@ from steppe.transport.kafka import (
     reading,
     topic_id,
 )
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka_board import KafkaBoard, record_of
 from steppe.transport.kafka_links import Marks, beginning
 
 CHARTER = "charter"  # the command that says what a run is
@@ -57,6 +56,7 @@ class Charter(msgspec.Struct, frozen=True):
     marks: list[tuple[int, int, list[int]]]  # by partition, where they begin
     since: list[tuple[str, int]]  # where the run begins in the topics of one partition
     time_s: float  # the wall clock when order.clock_s was the run's
+    generation: int = 1  # how often the run was begun or gone on with: commands for an earlier one are stale
 
     @classmethod
     def of(cls, plan: Plan, directory: RunDirectory) -> Charter:
@@ -79,7 +79,7 @@ class Charter(msgspec.Struct, frozen=True):
     def renewed(self, plan: Plan, directory: RunDirectory) -> Charter:
         """The same run with what may have changed since: steps, addresses, the checkpoint to go on from."""
         order = Order.of(plan, directory, factory.main_script()).stamped()
-        return msgspec.structs.replace(self, order=order, time_s=time.time())
+        return msgspec.structs.replace(self, order=order, time_s=time.time(), generation=self.generation + 1)
 
     def here(self) -> Order:
         """The order with the run's clock as it is now, on whichever host."""
@@ -128,10 +128,11 @@ def command(word: str, issuer: str, **more: Any) -> dict[str, Any]:
 
 
 class Vetting:
-    """Which commands are still good: each once, in time, and with values that can be taken over."""
+    """Which commands are still good: each once, in time, for this run as it is now, and with values that can be taken over."""
 
-    def __init__(self, agent: AgentConfig) -> None:
-        self._agent = agent
+    def __init__(self, charter: Charter, agent: AgentConfig, words: tuple[str, ...] = WORDS) -> None:
+        self._agent, self._words = agent, words
+        self._run, self.generation = charter.order.run, charter.generation
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def refusal(self, record: Mapping[str, Any], now_s: float) -> str | None:
@@ -144,9 +145,15 @@ class Vetting:
             self._known.popitem(last=False)
         if isinstance(expires_s, int | float) and now_s > expires_s:
             return "it has expired"
+        if record.get("run", self._run) != self._run:
+            return f"it is for the run {record['run']!r}, not for this one"
+        if record.get("generation", self.generation) != self.generation:
+            return f"it is for generation {record['generation']!r} of this run, which is at {self.generation}"
         if record.get("command") == SET:
             return self._refused_values(record.get("values"))
-        return None if record.get("command") in WORDS else "nobody knows this command"
+        if record.get("command") == SCALE and SCALE not in self._words:
+            return "nobody supervises this run: start and stop actors where they run"
+        return None if record.get("command") in self._words else "nobody knows this command"
 
     def _refused_values(self, values: object) -> str | None:
         if not isinstance(values, dict) or not values:
@@ -161,6 +168,12 @@ class Vetting:
         return None
 
 
+def answer(record: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
+    """What the event log says of a command: carried out, or why not."""
+    about = {name: record.get(name) for name in ("id", "command", "issuer")}
+    return {**about, "obeyed": reason is None, "message": reason}
+
+
 def taken(record: Mapping[str, Any]) -> dict[str, Any]:
     """A command as roles take it: what is set takes effect at once."""
     more = {"live": sorted(record["values"])} if record.get("command") == SET else {}
@@ -170,8 +183,8 @@ def taken(record: Mapping[str, Any]) -> dict[str, Any]:
 class Commands:
     """What the roles of a process are told that nobody supervises; `tell` hears what became of each command."""
 
-    def __init__(self, run: str, agent: AgentConfig, tell: Callable[[dict[str, Any]], object]) -> None:
-        self._run, self._tell, self._vetting = run, tell, Vetting(agent)
+    def __init__(self, charter: Charter, agent: AgentConfig, tell: Callable[[dict[str, Any]], object]) -> None:
+        self._run, self._tell, self._vetting = charter.run, tell, Vetting(charter, agent)
         self.asked = dict.fromkeys(KINDS, RUN)
         self.heard_from = 0  # the offset of the first command that was given while this process was there
         self._settings: list[tuple[int, dict[str, Any]]] = []
@@ -184,20 +197,16 @@ class Commands:
         """Carry out what is for this run and still good. What is older than this process is known to have been told."""
         if headers_of(message).get("run") != self._run.encode():
             return
-        with contextlib.suppress(ValueError):
-            record = json.loads(message.value() or b"")
-            if not isinstance(record, dict):
-                return
-            if record.get("command") == CHARTER:
-                self.asked |= dict.fromkeys(KINDS, RUN)
-                return
-            old = message.offset() < self.heard_from
-            reason = self._vetting.refusal(record, message.timestamp()[1] / 1000 if old else time.time())
-            if reason is None:
-                self._carry_out(record, message.offset() + 1)
-            if not old and (reason is not None or record["command"] != SET):
-                about = {name: record.get(name) for name in ("id", "command", "issuer")}
-                self._tell({**about, "obeyed": reason is None, "message": reason})
+        record, old = record_of(message), message.offset() < self.heard_from
+        if record.get("command") == CHARTER:
+            self.asked |= dict.fromkeys(KINDS, RUN)
+            self._vetting.generation = record["charter"]["generation"]
+            return
+        reason = self._vetting.refusal(record, message.timestamp()[1] / 1000 if old else time.time())
+        if reason is None:
+            self._carry_out(record, message.offset() + 1)
+        if not old and (reason is not None or record["command"] != SET):
+            self._tell(answer(record, reason))
 
     def _carry_out(self, record: dict[str, Any], number: int) -> None:
         word = record["command"]

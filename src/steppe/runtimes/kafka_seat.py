@@ -4,6 +4,7 @@ container or on another machine (kafka_alone.py)."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from steppe.records.directory import RunDirectory
 from steppe.records.sampling import sampled
 from steppe.records.store import HEARTBEAT_S
 from steppe.roles.actor import Actor
-from steppe.roles.context import FINISH, POLICY, STOP
+from steppe.roles.context import FINISH, PAUSE, POLICY, STOP
+from steppe.roles.gates import Rounds
 from steppe.roles.learner import Learner
 from steppe.runtimes.kafka_charter import Charter, Commands
 from steppe.runtimes.order import build_roles
@@ -26,12 +28,14 @@ from steppe.runtimes.plan import Plan
 from steppe.runtimes.turns import Turns, prepare_torch
 from steppe.transport.kafka import Feed, ends, partitions_of, reading
 from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, KafkaWeights, Press
+from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet
+from steppe.transport.kafka_weights import KafkaWeights, Press
 from steppe.transport.local import LocalChannel
 from steppe.transport.shm import Control
 
 IDLE_S = 0.02  # at most: messages wake a place, words of the supervisor do not
 DELIVER_S = 10.0  # how long last messages may take
+MISSED_S = 30.0  # how long a round waits for a member before that is told
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Links:
 
     def _inlet(self, charter: Charter, plan: Plan, directory: RunDirectory) -> KafkaInlet | None:
         """Where actor and learner share a place, segments never leave its memory."""
-        actors, slots = plan.config.actors, plan.slots_per_actor
+        actors, slots = plan.num_writers, plan.slots_per_actor
         if any(role.kind == "actor" for role in plan.places()["learner"]):
             self.channel = LocalChannel(plan.segment, actors, slots)
             if plan.resume is not None:
@@ -141,7 +145,7 @@ class Stay:
             board: Board = links.board
             if self.asked is not None:
                 board = PostedAndRead(links.board, self.directory.store)
-            commands = Commands(self.charter.run, self.plan.config.agent, self._teller(links.board))
+            commands = Commands(self.charter, self.plan.config.agent, self._teller(links.board))
             asked = _Catching(self.asked or self._told_by(commands), links)
             order, ends_of = self.charter.here(), (links.channel, links.weights)
             roles = build_roles(
@@ -157,6 +161,7 @@ class Stay:
                 commands=commands.since if self.asked is None else self._copied,
             )
             self._prepare(roles, links, commands)
+            members = Members(roles, links.channel, time.monotonic)
             into = self.directory.profile if self.plan.config.flow.profile else None
             with sampled(roles, into, waiting=self.place) as turns.live:
                 host = next(role for role in turns.live if role.name == self.place)  # its guests end with it
@@ -164,6 +169,7 @@ class Stay:
                     self.beat()
                     if not turns.once():
                         _show_life(roles)
+                        members.look()
                         links.rest(IDLE_S)
                 turns.close()
             return commands
@@ -197,6 +203,36 @@ def _show_life(roles: list[Role]) -> None:
             role.report_if_silent(HEARTBEAT_S)
 
 
+class Members:
+    """Writes into the event log who joins a run, takes another's place in it, or is missing in a round."""
+
+    def __init__(self, roles: Sequence[Role], channel: Channel, clock: Callable[[], float]) -> None:
+        self._learner = next((role for role in roles if isinstance(role, Learner)), None)
+        self._channel, self._clock = channel, clock
+        self._missing: list[int] = []
+        self._since_s: float | None = None  # None: told
+
+    def look(self) -> None:
+        """When there is nothing else to do."""
+        if self._learner is None or not isinstance(self._channel, KafkaInlet):
+            return
+        while self._channel.joined:
+            actor, replaced = self._channel.joined.popleft()
+            self._learner.context.event("member", actor=actor, replaced=replaced, version=self._learner.version)
+        intake = self._learner.intake
+        if isinstance(intake, Rounds) and self._learner.context.asked() != PAUSE:
+            self._watch(self._learner, intake.missing())
+
+    def _watch(self, learner: Learner, missing: list[int]) -> None:
+        if missing != self._missing:
+            self._missing, self._since_s = missing, self._clock()
+        elif missing and self._since_s is not None and self._clock() - self._since_s > MISSED_S:
+            self._since_s = None
+            names = ", ".join(f"actor-{actor}" for actor in missing)
+            words = f"the round after version {learner.version} has waited {MISSED_S:g} s for {names}"
+            learner.context.event("warning", message=f"{words}: whoever takes that place is in it")
+
+
 class _Catching:
     """What a role is asked; before it hears of the end, it has everything that was published until then."""
 
@@ -218,4 +254,5 @@ def work(order: Order, run: RunDirectory, turns: Turns) -> None:
     plan = replace(charter.order.plan(), resume=order.resume)
     prepare_torch(plan.config)
     control = Control(Path(order.room) / "control")
-    Stay(charter, plan, order.place, order.epoch, run, lambda: control.beat(order.number), control.get).live(turns)
+    asked = lambda kind: STOP if control.dismissed(order.number) else control.get(kind)  # noqa: E731
+    Stay(charter, plan, order.place, order.epoch, run, lambda: control.beat(order.number), asked).live(turns)
