@@ -40,7 +40,7 @@ def resume(
     With `steps`, a run goes on to that many environment steps in total instead of those it was made for; with
     `ray_address`, on another Ray cluster than the one it was on; with `kafka`, by other brokers.
     """
-    return continued(RunDirectory.open(run), steps=steps, ray_address=ray_address, observers=observers)
+    return continued(RunDirectory.open(run), steps=steps, ray_address=ray_address, kafka=kafka, observers=observers)
 
 
 def continued(
@@ -48,6 +48,7 @@ def continued(
     *,
     steps: int | None = None,
     ray_address: str | None = None,
+    kafka: str | None = None,
     observers: Sequence[Observer] = (),
     commands_after: int | None = None,
 ) -> RunResult:

@@ -99,8 +99,7 @@ def build_roles(
     roles = []
     for spec in plan.places()[place]:
         about = (run.id, spec.name, *links, board or run.board, _asker(asked, spec.kind), clock, spans)
-        more = {"shelves": shelves, "desk": desk, "commands": commands}
-        context = Context(*about, epoch=epoch, beat=beat, table=table, **more)
+        context = Context(*about, epoch=epoch, beat=beat, table=table, shelves=shelves, desk=desk, commands=commands)
         roles.append(build_role(plan, spec, run, context))
     return roles
 
