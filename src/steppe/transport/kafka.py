@@ -361,7 +361,7 @@ class Feed:
         """Hand every message from this offset on to `take`."""
         self._takers[topic, partition] = take
         self._read[topic, partition] = offset
-        # Not all of them anew: a partition that is taken away and given back while it is being fetched may never come again.
+        # Not all of them anew: what is held stays so, and nothing is fetched twice.
         self._consumer.incremental_assign([self._kafka.TopicPartition(topic, partition, offset)])
 
     def one(self, timeout_s: float = 0.0) -> bool:

@@ -133,12 +133,11 @@ class KafkaOutlet:
         self._outstanding = set(range(max(self._read.next, sent - slots + 1), sent + 1)) | set(self._read.held)
 
     def blank(self, actor: int) -> Segment | None:
-        if self._held is None:
-            self._feed.progress()
-            self._sender.progress()
-            self._require_accepted()
-            if self._free and len(self._outstanding) < self._slots:
-                self._held = self._free.popleft()
+        self._feed.progress()
+        self._sender.progress()
+        self._require_accepted()
+        if self._held is None and self._free and len(self._outstanding) < self._slots:
+            self._held = self._free.popleft()
         return self._held
 
     def offer(self, segment: Segment) -> bool:
