@@ -30,7 +30,7 @@ def words(kafka, **more):
     pairs = {key: value for key, value in given.items() if key not in ("env", "runtime", "kafka.address")}
     named = [f"{key}={json.dumps(value) if not isinstance(value, str) else value}" for key, value in pairs.items()]
     sets = [word for pair in named for word in ("-s", pair)]
-    return ["CartPole-v1", "--runtime", "kafka", "--kafka", kafka, "--name", "run", *sets], given
+    return [given["env"], "--runtime", "kafka", "--kafka", kafka, "--name", "run", *sets], given
 
 
 def alone(kind, kafka, prefix, *more):

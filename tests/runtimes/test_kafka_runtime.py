@@ -92,10 +92,14 @@ def test_a_killed_role_costs_nothing(victim, kafka, tmp_path):
     assert json.loads(out)["weights_sha256"] == expected(tmp_path, given).summary["weights_sha256"]
     kinds = [event["kind"] for _, event in opened().store.read(EVENTS)]
     assert ("resume" if victim == "learner" else "restart") in kinds
+    members = [event["details"] for _, event in opened().store.read(EVENTS) if event["kind"] == "member"]
+    assert {(one["actor"], one["replaced"]) for one in members} >= {(0, False), (1, False)}
+    assert victim != "actor-1" or (1, True) in [(one["actor"], one["replaced"]) for one in members]
 
 
 def test_stopped_and_resumed(kafka, tmp_path):
-    line, given = words(kafka, steps=8000)
+    """With a buffer that learns from what it held: what the checkpoint has of it, and what was in the topic behind that."""
+    line, given = words(kafka, steps=8000, **DQN)
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
         subprocess.run([STEPPE, "stop", "run", "--wait"], check=True, timeout=PATIENCE_S, capture_output=True)
