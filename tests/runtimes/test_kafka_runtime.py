@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_kit import PATIENCE_S, family, opened, status, trained, under_way, wait_until
-from kafka_kit import settings
+from kafka_kit import own_broker, settings
 from kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, words
 
 from steppe.core.config import resolve
@@ -95,6 +95,22 @@ def test_a_killed_role_costs_nothing(victim, kafka, tmp_path):
     members = [event["details"] for _, event in opened().store.read(EVENTS) if event["kind"] == "member"]
     assert {(one["actor"], one["replaced"]) for one in members} >= {(0, False), (1, False)}
     assert victim != "actor-1" or (1, True) in [(one["actor"], one["replaced"]) for one in members]
+
+
+def test_a_killed_broker_costs_nothing(kafka, tmp_path):
+    """One of this run's own, which is started again."""
+    broker = own_broker(tmp_path / "broker")
+    try:
+        line, given = words(broker.up(0).address, steps=6000)
+        with under_way([STEPPE, "train", *line, "--json"]) as process:
+            wait_until(trained, process)
+            broker.kill()
+            broker.up(0)
+            out, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, errors
+    finally:
+        broker.down()
+    assert json.loads(out)["weights_sha256"] == expected(tmp_path, given).summary["weights_sha256"]
 
 
 def test_stopped_and_resumed(kafka, tmp_path):
@@ -226,6 +242,13 @@ def test_messages_that_are_none_of_ours_do_not_matter(kafka, tmp_path):
         wait_until(lambda: newest_report()["dropped"].get("rejected", 0) >= 3, process)
         steps = newest_report()["env_steps"]
         wait_until(lambda: newest_report()["env_steps"] > steps + 500, process)
+        flow = newest_report()["stats"]
+        assert flow["kafka/segments"] > 3
+        assert flow["kafka/bytes"] > flow["kafka/segments"] * 4 * 32 * 4 * 4, (
+            "an observation has four numbers of four bytes"
+        )
+        assert flow["kafka/lag"] >= 0
+        assert flow["kafka/age_s"] >= 0
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert status().state == "STOPPED", errors

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
-from kafka_kit import connected, wait_until
+from kafka_kit import PATIENCE_S, connected, wait_until
 
 from steppe.core.codec import encode_segment
 from steppe.core.config import KafkaConfig
@@ -20,7 +20,7 @@ from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.weights import Weights
 from steppe.testing.channel import SPEC, send
 from steppe.testing.weights import some_weights
-from steppe.transport.kafka import Feed, ensure_topics, headers_of, library, newest, security, span
+from steppe.transport.kafka import Feed, ends, ensure_topics, headers_of, library, newest, security, span
 from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
 from steppe.transport.kafka_weights import KafkaWeights, Press
 
@@ -279,6 +279,45 @@ def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(ka
         feed.close()
         press.close()
         second.close()
+
+
+class Hasty(Press):
+    """Brokers give up its transactions after a second."""
+
+    def _settings(self):
+        return {**super()._settings(), "transaction.timeout.ms": 1000, "message.timeout.ms": 900}
+
+
+class Dawdling:
+    """A producer whose first commit comes when the broker has given up the transaction."""
+
+    def __init__(self, producer, given_up):
+        self._producer, self._given_up = producer, given_up
+
+    def __getattr__(self, name):
+        return getattr(self._producer, name)
+
+    def commit_transaction(self, timeout_s):
+        assert self._producer.flush(30) == 0
+        wait_until(self._given_up, "the broker's patience")
+        self._producer.commit_transaction(timeout_s)
+
+
+def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
+    """As after a long pause of the machine: nobody else has taken over, and the learner goes on."""
+    connection = connected(kafka)
+    press, consumer = Hasty(connection, None, tmp_path), connection.consumer()
+    store, topic = KafkaWeights(connection, None, tmp_path, press), connection.topic("model_updates")
+    before = ends(consumer, topic)[1]  # as far as everything is decided
+    press._producer = Dawdling(press._producer, lambda: ends(consumer, topic)[1] > before)
+    store.publish("policy", some_weights(0))
+    assert press.flush(PATIENCE_S)
+    store.publish("policy", some_weights(1))
+    assert press.flush(PATIENCE_S)
+    versions = [headers_of(message).get("version") for message in span(consumer, topic, 0, 0, ends(consumer, topic)[1])]
+    assert versions == [None, None, word(0), word(1)], "what was given up, or not published once"
+    consumer.close()
+    press.close()
 
 
 def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):

@@ -150,6 +150,7 @@ class Broker:
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "transaction.state.log.num.partitions": 4,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 2_000,
             "group.initial.rebalance.delay.ms": 0,
             "message.max.bytes": 64 << 20,
             "replica.fetch.max.bytes": 64 << 20,
