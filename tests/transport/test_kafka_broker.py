@@ -99,3 +99,18 @@ def test_jars_that_maven_brings_are_checked(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no way to the repository"):
         fetch_jars(tmp_path / "jars")
     assert kafka_broker.COORDINATES
+
+
+def test_the_last_words_of_a_broker_that_died(tmp_path):
+    broker = Broker(tmp_path, tmp_path)
+    assert broker.death() == ""
+    (tmp_path / "broker.json").write_text('{"pid": 999999999, "started": 1, "address": "127.0.0.1:1"}')
+    lines = [
+        "java.io.IOException: No space left on device",
+        "\tat java.base/Write",
+        "[main] ERROR kafka - all log dirs failed",
+    ]
+    (tmp_path / "broker.log").write_text("\n".join(lines))
+    assert "the last one was not stopped" in broker.death()
+    assert broker.death().endswith("java.io.IOException: No space left on device)")
+    assert not broker.down()
