@@ -24,9 +24,10 @@ def on(kafka, **more):
     return {"runtime": "kafka", "kafka.address": kafka, "kafka.prefix": found.prefix, "kafka.partitions": 2, **more}
 
 
-def words(kafka, **more):
+def words(kafka, agent=None, **more):
     """Of `steppe train`, and the same as settings."""
-    given = on(kafka, **{**SMALL, **PPO, "mode": "sync", "actors": 2, "seed": 7, "checkpoint.every_s": 0.2, **more})
+    usual = {"mode": "sync", "actors": 2, "seed": 7, "checkpoint.every_s": 0.2}
+    given = on(kafka, **{**SMALL, **(agent or PPO), **usual, **more})
     pairs = {key: value for key, value in given.items() if key not in ("env", "runtime", "kafka.address")}
     named = [f"{key}={json.dumps(value) if not isinstance(value, str) else value}" for key, value in pairs.items()]
     sets = [word for pair in named for word in ("-s", pair)]

@@ -115,7 +115,7 @@ def test_a_killed_broker_costs_nothing(kafka, tmp_path):
 
 def test_stopped_and_resumed(kafka, tmp_path):
     """With a buffer that learns from what it held: what the checkpoint has of it, and what was in the topic behind that."""
-    line, given = words(kafka, steps=8000, **DQN)
+    line, given = words(kafka, DQN, steps=8000)
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
         subprocess.run([STEPPE, "stop", "run", "--wait"], check=True, timeout=PATIENCE_S, capture_output=True)
