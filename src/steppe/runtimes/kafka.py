@@ -142,9 +142,9 @@ class Mirror:
             return
         topic, record = self._names[message.topic()], record_of(message)
         if topic == COMMANDS:
-            self._pass_on(record)
+            self._pass_on(record or {})
             return
-        if not record:
+        if record is None:
             details = {"message": f"{message.topic()} has a message that is no record, at offset {message.offset()}"}
             self._say("warning", details)
             return

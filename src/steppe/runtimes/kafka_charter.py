@@ -197,7 +197,7 @@ class Commands:
         """Carry out what is for this run and still good. What is older than this process is known to have been told."""
         if headers_of(message).get("run") != self._run.encode():
             return
-        record, old = record_of(message), message.offset() < self.heard_from
+        record, old = record_of(message) or {}, message.offset() < self.heard_from
         if record.get("command") == CHARTER:
             self.asked |= dict.fromkeys(KINDS, RUN)
             self._vetting.generation = record["charter"]["generation"]

@@ -14,13 +14,13 @@ from steppe.transport.kafka import Connection, Message, ends, headers_of, librar
 POST_S = 5.0  # how long a post waits to hear its number
 
 
-def record_of(message: Message) -> dict[str, Any]:
-    """What a message says; nothing, where it is none of a Board's."""
+def record_of(message: Message) -> dict[str, Any] | None:
+    """What a message says; None where it is none of a Board's."""
     try:
         record = json.loads(message.value() or b"")
     except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+        return None
+    return record if isinstance(record, dict) else None
 
 
 class KafkaBoard:
@@ -69,7 +69,7 @@ class KafkaBoard:
             messages = span(self._consumer, name, 0, start, stop)
             own = [message for message in messages if headers_of(message).get("run") == run]
             told = [(message.offset() + 1, record_of(message)) for message in own]
-            found += [one for one in told if one[1]]
+            found += [(number, record) for number, record in told if record is not None]
             start = stop
         return found[:limit]
 
