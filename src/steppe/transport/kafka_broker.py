@@ -308,12 +308,17 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _started(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks; None when there is none, or only its zombie."""
+    """When a process began, in the kernel's ticks; None when there is none, or only its zombie.
+
+    One whose first thread has ended is there until the others have: so long it holds its port.
+    """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        threads = len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return None
-    if state == b"Z":
+    if state == b"Z" and threads == 1:
         with contextlib.suppress(ChildProcessError):  # another's child
             os.waitpid(pid, os.WNOHANG)
-    return None if state in (b"Z", b"X") else int(rest[18])
+        return None
+    return None if state == b"X" else int(rest[18])

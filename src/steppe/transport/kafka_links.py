@@ -336,7 +336,6 @@ class KafkaInlet:
         place = library().TopicPartition
         return [place(self._topic, number, home.low) for number, home in self.homes.items()]
 
-
     def stats(self) -> dict[str, float]:
         segments, size, age_s = self._came
         return {"kafka/lag": self.lag(), "kafka/segments": segments, "kafka/bytes": size, "kafka/age_s": age_s}
