@@ -48,7 +48,7 @@ soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py soak
 
 fuzz: $(VENV)/.ready
-	$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==2.3.0
+	$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
 	$(BIN)/python scripts/fuzz_codec.py -max_total_time=$(or $(SECONDS_EACH),300)
 
 check: $(VENV)/.ready
