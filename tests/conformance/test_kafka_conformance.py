@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 import pytest
-from kafka_kit import PATIENCE_S, connected, settings
+from kafka_kit import PATIENCE_S, connected, settings, wait_until
 
 from steppe.runtimes import kafka as runtime
 from steppe.testing.board import BoardConformance
@@ -106,14 +106,19 @@ class TestKafkaChannel(ChannelConformance):
 
 
 class PatientWeights(KafkaWeights):
-    def __init__(self, connection, feed, claims, press):
+    def __init__(self, connection, feed, claims, store):
         super().__init__(connection, feed, claims)
-        self.behind = press
+        self.store = store
 
     def newer_than(self, policy, version):
-        assert self.behind.flush(60)
-        assert self._feed.catch_up(PATIENCE_S)
-        return super().newer_than(policy, version)
+        """A commit is acknowledged before readers see what it committed."""
+        assert self.store._press.flush(PATIENCE_S)
+        due, found = self.store._published.get(policy, (-1, None))[0], []
+        come = super().newer_than
+        wait_until(
+            lambda: found.append(come(policy, version)) or due <= version or found[-1] and found[-1].version >= due
+        )
+        return found[-1]
 
 
 class TestKafkaWeights(WeightStoreConformance):
@@ -137,7 +142,7 @@ class TestKafkaWeights(WeightStoreConformance):
 
     def beside(self, store):
         self.feeds.append(Feed(self.connection))
-        return PatientWeights(self.connection, self.feeds[-1], self.claims, self.press)
+        return PatientWeights(self.connection, self.feeds[-1], self.claims, store)
 
 
 class TestClaimedWeights(TestKafkaWeights):

@@ -275,6 +275,7 @@ def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(ka
         assert second.flush(30)
         feed = Feed(connection)
         reader = KafkaWeights(connection, feed, tmp_path)
+        wait_until(lambda: reader.newer_than("policy", 1) is not None)
         assert reader.newer_than("policy", -1).version == 2
         feed.close()
         press.close()
@@ -314,8 +315,13 @@ def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
     assert press.flush(PATIENCE_S)
     store.publish("policy", some_weights(1))
     assert press.flush(PATIENCE_S)
-    versions = [headers_of(message).get("version") for message in span(consumer, topic, 0, 0, ends(consumer, topic)[1])]
-    assert versions == [None, None, word(0), word(1)], "what was given up, or not published once"
+
+    def versions():  # a commit is acknowledged before readers see what it committed
+        end = ends(consumer, topic)[1]
+        return [headers_of(message).get("version") for message in span(consumer, topic, 0, 0, end)]
+
+    wait_until(lambda: word(1) in versions(), "the second version")
+    assert versions() == [None, None, word(0), word(1)], "what was given up, or not published once"
     consumer.close()
     press.close()
 
@@ -327,14 +333,14 @@ def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
     reader = KafkaWeights(connection, feed, tmp_path)
     store.publish("policy", some_weights(0))
     assert press.flush(30)
-    feed.catch_up()
+    wait_until(lambda: reader.newer_than("policy", -1) is not None)
     assert reader.newer_than("policy", -1).version == 0
     before = set(tmp_path.glob("*.weights"))
     store.publish("policy", some_weights(1))
     assert press.flush(30)
     (fresh,) = set(tmp_path.glob("*.weights")) - before
     fresh.write_bytes(_flipped(fresh.read_bytes()))
-    feed.catch_up()
+    wait_until(lambda: reader.newer_than("policy", 0) is not None or reader.damaged)
     assert reader.newer_than("policy", 0) is None
     assert "does not match" in reader.damaged
     assert reader.newer_than("policy", -1).version == 0, "the old weights are gone"
