@@ -116,7 +116,7 @@ class PatientWeights(KafkaWeights):
         due, found = self.store._published.get(policy, (-1, None))[0], []
         come = super().newer_than
         wait_until(
-            lambda: found.append(come(policy, version)) or due <= version or found[-1] and found[-1].version >= due
+            lambda: found.append(come(policy, version)) or due <= version or (found[-1] and found[-1].version >= due)
         )
         return found[-1]
 
