@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve page test test-kube bench chaos soak check format pictures lock clean
+.PHONY: demo serve page test test-kube bench chaos soak fuzz check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -42,9 +42,14 @@ bench-%: $(VENV)/.ready
 
 chaos: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py kills
+	KILLS=100 $(BIN)/python -m pytest tests/chaos/test_kafka_chaos.py
 
 soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py soak
+
+fuzz: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
+	$(BIN)/python scripts/fuzz_codec.py -max_total_time=$(or $(SECONDS_EACH),300)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .

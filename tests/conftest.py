@@ -29,6 +29,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         forget_stale(PACKAGE)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop the session's broker, if a test had it started; once, after all workers have ended."""
+    factory = getattr(session.config, "_tmp_path_factory", None)
+    if factory is not None and not hasattr(session.config, "workerinput"):
+        from kafka_kit import own_broker, session_home
+
+        own_broker(session_home(factory)).down()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a real Kafka broker."""
+    from kafka_kit import session_home, started
+
+    return started(session_home(tmp_path_factory))
+
+
 @pytest.fixture(autouse=True)
 def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))

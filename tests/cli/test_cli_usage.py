@@ -38,7 +38,7 @@ def test_help_names_every_command(steppe):
     assert done.returncode == 0
     listed = done.stdout.split("Commands:")[1]
     commands = ("train", "eval", "runs", "watch", "stop", "algos", "envs", "doctor", "config")
-    for command in (*commands, "resume", "checkpoints", "rerun", "reproduce", "diff", "params", "node"):
+    for command in (*commands, "resume", "checkpoints", "rerun", "reproduce", "diff", "params", "node", "kafka", "role"):
         assert f"\n  {command} " in listed
     assert "..." not in listed
 
@@ -49,7 +49,7 @@ def test_flags_are_explained_by_the_fields(steppe, words):
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
     assert "--actors N Actors that collect experience, or workers; auto tries what suits. [default: 1]" in text
-    assert "--runtime NAME Where the roles live: inline, processes, mpi, ray, or" in text
+    assert "--runtime NAME Where the roles live: inline, processes, mpi, ray, kafka, or" in text
     assert "One of single, sync, async, workers." in text
     assert "--record-arrivals Async: write down which segments were learned from" in text
     assert "--init-from RUN Begin with the weights of another run" in text

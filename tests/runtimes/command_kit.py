@@ -13,7 +13,7 @@ from steppe.core.errors import SteppeError
 from steppe.core.links import TRAINING
 from steppe.records.directory import RunDirectory
 
-PATIENCE_S = 120.0  # only bounds how long a failure takes
+PATIENCE_S = 240.0  # only bounds how long a failure takes
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import bench, doctor, info, params, recovery, runs, serve, train, warm
+from steppe.cli import bench, doctor, info, kafka, params, recovery, role, runs, serve, train, warm
 from steppe.cli.options import FieldHelp
 from steppe.core.errors import SteppeError
 
@@ -41,6 +41,8 @@ app.add_typer(config, name="config")
 config.command("show", cls=FieldHelp)(info.show_config)
 app.add_typer(params.params, name="params")
 app.command()(params.node)
+app.add_typer(kafka.app, name="kafka")
+app.add_typer(role.app, name="role")
 app.command()(doctor.doctor)
 app.command()(warm.warm)
 app.command()(bench.bench)

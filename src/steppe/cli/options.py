@@ -25,6 +25,7 @@ WORDS = {
     "mode",
     "init_from",
     "ray.address",
+    "kafka.address",
 }  # taken as they are; the rest are TOML values
 
 
@@ -56,6 +57,9 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
         mode: Annotated[Text, typer.Option(metavar="NAME")] = None,
         ray_address: Annotated[
             Text, typer.Option(metavar="ADDR", help="A running Ray cluster, host:port or auto, for --runtime ray.")
+        ] = None,
+        kafka: Annotated[
+            Text, typer.Option(metavar="ADDR", help="Kafka brokers, host:port, for --runtime kafka.")
         ] = None,
         actors: Annotated[Text, typer.Option(metavar="N")] = None,
         envs: Annotated[Text, typer.Option(metavar="N")] = None,
@@ -89,6 +93,7 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
             "seed": seed, "target_return": target_return, "restarts": restarts, "init_from": init_from,
             "flow.record_arrivals": "true" if record_arrivals else None, "flow.profile": "true" if profile else None,
             "device": device, "run_dir": run_dir, "name": name, "ray.address": ray_address,
+            "kafka.address": kafka,
         }  # fmt: skip
         command(layers({key: text for key, text in given.items() if text is not None}, pairs or [], config), as_json)
 

@@ -26,8 +26,18 @@ RayAddress = Annotated[
     str | None, typer.Option(metavar="ADDR", help="A Ray cluster to go on at, in place of where the run was.")
 ]
 
+KafkaAddress = Annotated[
+    str | None, typer.Option(metavar="ADDR", help="Kafka brokers to go on at, in place of those the run was at.")
+]
 
-def resume(run: Run, steps: Steps = None, ray_address: RayAddress = None, as_json: AsJson = False) -> None:
+
+def resume(
+    run: Run,
+    steps: Steps = None,
+    ray_address: RayAddress = None,
+    kafka: KafkaAddress = None,
+    as_json: AsJson = False,
+) -> None:
     """Go on with a run from its newest whole checkpoint.
 
     After Ctrl-C, a fault, a kill or a power cut. Checkpoints that are damaged are named on stderr.
@@ -35,7 +45,7 @@ def resume(run: Run, steps: Steps = None, ray_address: RayAddress = None, as_jso
     from steppe.loops import resuming
 
     result = shown(
-        lambda observers: resuming.resume(run, steps=steps, ray_address=ray_address, observers=observers),
+        lambda observers: resuming.resume(run, steps=steps, ray_address=ray_address, kafka=kafka, observers=observers),
         as_json=as_json,
     )
     complain(result)

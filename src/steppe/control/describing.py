@@ -79,7 +79,7 @@ def _summarized(summary: Mapping[str, Any]) -> model.Progress:
 
 def seats(config: RunConfig) -> int:
     """How many actors a run has room for; 0 where their number cannot change."""
-    if config.mode != "async" or config.runtime != "processes":
+    if config.mode != "async" or config.runtime not in ("processes", "kafka"):
         return 0
     return config.flow.max_actors or config.actors
 

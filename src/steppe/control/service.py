@@ -226,7 +226,7 @@ class Service:
         """Have so many actors while the run goes on; what they have handed over is learned from."""
         room = describing.seats(self._config(self._directory(run)))
         if not room:
-            raise UsageError("the number of actors can change in mode 'async' on runtime 'processes' only")
+            raise UsageError("the number of actors can change in mode 'async' on runtimes 'processes' and 'kafka' only")
         if not 0 <= count <= min(room, self.bounds.actors):
             raise UsageError(f"actors={count}: this run has room for 0 to {min(room, self.bounds.actors)}")
         return self._command(run, SCALE, issuer, expected, of=(RUNNING, PAUSED), actors=count, deadline_s=180.0)
@@ -429,7 +429,7 @@ class Service:
         ):
             if settings.get(key, 0) > most:
                 raise ConfigError(f"{key}={settings[key]}: at most {most} here")
-        if settings.get("mode") == "async" and settings.get("runtime", "processes") == "processes":
+        if settings.get("mode") == "async" and settings.get("runtime", "processes") in ("processes", "kafka"):
             settings.setdefault("flow.max_actors", self.bounds.actors)
         resolved = resolve(("request", settings))
         return resolved.config, resolved.sources

@@ -26,8 +26,12 @@ from steppe.core.validating import read_toml, validated
 
 PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
-RUNTIMES = ("inline", "processes", "mpi", "ray")
-RESERVED = {"STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"}  # where things are kept, and secrets: no configuration
+RUNTIMES = ("inline", "processes", "mpi", "ray", "kafka")
+# Where things are kept, and secrets: no part of a run's configuration.
+RESERVED = {
+    *("STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"),
+    *("STEPPE_KAFKA_PASSWORD", "STEPPE_KAFKA_KEY_PASSWORD", "STEPPE_KAFKA_HOME"),
+}
 
 
 def known_device(value: str) -> str:
@@ -93,7 +97,7 @@ class FlowConfig(Frozen):
     )
     max_actors: Positive | None = Field(
         None,
-        description="Async on processes: room for this many actors, so that some can be added while the run goes on; "
+        description="Async on processes or kafka: room for this many actors, so that some can be added while the run goes on; "
         "as many as `actors` if absent.",
     )
     replay_roles: Annotated[int, Field(ge=0)] = Field(
@@ -193,6 +197,66 @@ class RayConfig(Frozen):
         return value
 
 
+class KafkaConfig(Frozen):
+    """How roles reach each other through Apache Kafka. Passwords come from the environment alone (docs/kafka.md)."""
+
+    address: str | None = Field(None, description="Of the brokers: host:port, several with commas between them.")
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,80}$")] = Field(
+        "", description="What the names of all topics begin with, where several groups share a cluster."
+    )
+    compression: Literal["lz4", "zstd", "none"] = Field("lz4", description="Of segments and weights under way.")
+    linger_ms: Annotated[float, Field(ge=0, le=1000)] = Field(
+        0.0, description="How long a message may wait for others to be sent with it."
+    )
+    partitions: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="Of the topic experiences, where Steppe creates it; an actor's segments stay in one of them."
+    )
+    replicas: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Of every topic that Steppe creates.")
+    retention_hours: PositiveFloat = Field(
+        24.0, description="How long segments are kept, where Steppe creates the topic."
+    )
+    retention_mb: Positive = Field(1024, description="How much of each partition of experiences is kept.")
+    max_message_mb: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="The largest message, where Steppe creates the topics; larger segments are refused."
+    )
+    claim_mb: PositiveFloat = Field(
+        4.0, description="Larger weights go through a file in kafka.claims, and only its checksum through Kafka."
+    )
+    claims: Path | None = Field(
+        None,
+        description="A directory that all roles share, for weights larger than claim_mb; in the run's own if absent.",
+    )
+    security: Literal["plaintext", "tls", "sasl", "sasl-tls"] = Field(
+        "plaintext", description="How brokers know whom they talk to: SASL/SCRAM, TLS, both, or not at all."
+    )
+    username: str | None = Field(None, description="For sasl; its password is in STEPPE_KAFKA_PASSWORD.")
+    mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512"] = Field("SCRAM-SHA-512", description="Of sasl.")
+    ca: Path | None = Field(
+        None, description="For tls: certificates of who may sign a broker's; the system's if absent."
+    )
+    certificate: Path | None = Field(
+        None, description="For tls: this client's own certificate, if brokers ask for one."
+    )
+    key: Path | None = Field(
+        None, description="For tls: the certificate's private key; STEPPE_KAFKA_KEY_PASSWORD opens it if it is locked."
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        one = r"(?:[\w.\-]+|\[[0-9a-fA-F:]+\]):\d+"
+        if value is not None and not re.fullmatch(rf"{one}(?:,{one})*", value):
+            raise ValueError("must be host:port of a Kafka broker, or several with commas between them")
+        return value
+
+    def model_post_init(self, _: Any) -> None:
+        if self.security.startswith("sasl") != (self.username is not None):
+            raise ConfigError("kafka.username goes with kafka.security=sasl or sasl-tls: give both, or neither")
+        for name in ("ca", "certificate", "key"):
+            if getattr(self, name) is not None and not self.security.endswith("tls"):
+                raise ConfigError(f"kafka.{name} is for kafka.security=tls or sasl-tls: leave it out")
+
+
 class RunConfig(Frozen):
     """One experiment: the world, the algorithm, and where and how long it runs."""
 
@@ -201,7 +265,8 @@ class RunConfig(Frozen):
     )
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
-        "processes", description="Where the roles live: inline, processes, mpi, ray, or `module:function` of your own."
+        "processes",
+        description="Where the roles live: inline, processes, mpi, ray, kafka, or `module:function` of your own.",
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
         None, description="How they take turns; sync if absent, but workers for a3c."
@@ -234,6 +299,7 @@ class RunConfig(Frozen):
     params: ParamsConfig = Field(ParamsConfig(), description="How workers' gradients become weights, in mode workers.")
     ray: RayConfig = Field(RayConfig(), description="Where the roles live, on runtime ray.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Other machines that learn the same, if there are any.")
+    kafka: KafkaConfig = Field(KafkaConfig(), description="How the roles reach each other, on runtime kafka.")
 
     @field_validator("runtime")
     @classmethod
@@ -289,10 +355,17 @@ class RunConfig(Frozen):
             raise ConfigError("cluster.parameter_server is required: host:port where the nodes meet")
         if self.flow.max_actors is not None:
             self._require_seats(self.flow.max_actors)
-        if self.ray != RayConfig() and self.runtime != "ray":
-            key = next(name for name in RayConfig.model_fields if getattr(self.ray, name) != getattr(RayConfig(), name))
+        self._require_own("ray", self.ray)
+        self._require_own("kafka", self.kafka)
+
+    def _require_own(self, runtime: str, section: Frozen) -> None:
+        """Settings of one runtime mean nothing on another."""
+        plain = type(section)()
+        changed = [name for name in type(section).model_fields if getattr(section, name) != getattr(plain, name)]
+        if changed and self.runtime != runtime:
             raise ConfigError(
-                f"ray.{key} is for runtime 'ray', not {self.runtime!r}: leave it out, or use --runtime ray"
+                f"{runtime}.{changed[0]} is for runtime {runtime!r}, not {self.runtime!r}: leave it out, or use "
+                f"--runtime {runtime}"
             )
 
     def _require_node(self) -> None:
@@ -327,8 +400,8 @@ class RunConfig(Frozen):
             raise ConfigError(f"flow.replay_roles={roles} is more than buffer_size: lower it")
 
     def _require_seats(self, seats: int) -> None:
-        if self.mode != "async" or self.runtime != "processes":
-            raise ConfigError("flow.max_actors is for mode 'async' on runtime 'processes': leave it out")
+        if self.mode != "async" or self.runtime not in ("processes", "kafka"):
+            raise ConfigError("flow.max_actors is for mode 'async' on runtime 'processes' or 'kafka': leave it out")
         if seats < self.actors:
             raise ConfigError(f"flow.max_actors={seats} is less than actors={self.actors}")
 
@@ -371,6 +444,7 @@ SECTIONS: dict[str, type[Frozen]] = {
     "params": ParamsConfig,
     "ray": RayConfig,
     "cluster": ClusterConfig,
+    "kafka": KafkaConfig,
 }
 
 
@@ -421,7 +495,8 @@ def unflatten(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def from_toml(path: Path) -> dict[str, Any]:
-    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint], [params], [ray], [cluster]."""
+    """Flat dotted keys of a TOML file with optional tables [agent], [environment], [flow], [evaluation], [checkpoint],
+    [params], [ray], [cluster], [kafka]."""
     return flat_keys(read_toml(path))
 
 

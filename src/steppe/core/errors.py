@@ -15,6 +15,7 @@ SteppeError
 │   ├── NotFinite            NaN or infinity in observations, rewards or losses
 │   ├── RoleDied             a process ended without saying why
 │   ├── DiskFull             no room for what has to be written down
+│   ├── Overtaken            another process has taken this one's place, exit code 4
 │   └── BudgetSpent          the next private release would pass the promised epsilon
 ├── CannotResume           a world's snapshot that does not bring this world where it was: begin new episodes
 └── DamagedFile            bytes that are not what their checksum or schema says
@@ -109,6 +110,13 @@ class DiskFull(RunFailed):
     """There is no room for what has to be written down; what was there before is untouched."""
 
     reason = "disk_full"
+
+
+class Overtaken(RunFailed):
+    """Another process has taken the place of this one, which is to end."""
+
+    reason = "overtaken"
+    exit_code = 4
 
 
 class BudgetSpent(RunFailed):

@@ -6,6 +6,7 @@ topics of the same names on Kafka.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -46,6 +47,21 @@ class Channel(Protocol):
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
         """Let `recall` answer as if this segment had been offered and learned from: how a resumed run begins."""
+
+
+@runtime_checkable
+class Marked(Protocol):
+    """A Channel that keeps what it carried: another reader can go on where this one was."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """What it carried and did not hand out: cause → messages."""
+
+    def mark(self) -> dict[str, Any]:
+        """In front of it, everything was released. For a checkpoint."""
+
+    def stats(self) -> dict[str, float]:
+        """How much waits in it, how much came through it, how old that was; for the records."""
 
 
 @runtime_checkable

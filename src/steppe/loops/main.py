@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from steppe.records.directory import RunDirectory, runs_root
 from steppe.records.profile import write_profile
 from steppe.records.store import PENDING
 from steppe.records.view import RunView
-from steppe.runtimes import mpi, processes, ray
+from steppe.runtimes import mpi, processes
 from steppe.runtimes.plan import Plan, make_plan
 
 if (
@@ -331,7 +332,7 @@ class MainLoop:
         return result
 
     def _plan(self, config: RunConfig) -> Plan:
-        if config.runtime == "processes":
+        if config.runtime in ("processes", "kafka"):
             processes.warm_up(
                 torch=not config.agent.in_table
             )  # imports it over there while this one looks at the world
@@ -343,8 +344,8 @@ class MainLoop:
         spec = self._parts()[0].spec
         limit = config.environment.time_limit or spec.max_episode_steps
         plan = make_plan(config, replace(spec, max_episode_steps=limit))
-        if config.runtime in ("mpi", "ray"):
-            (mpi if config.runtime == "mpi" else ray).require(plan)
+        if config.runtime in ("mpi", "ray", "kafka"):
+            importlib.import_module(f"steppe.runtimes.{config.runtime}").require(plan)
         return plan
 
     def _supervise(

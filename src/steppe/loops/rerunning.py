@@ -12,7 +12,7 @@ from pathlib import Path
 
 from steppe.core import factory
 from steppe.core.checked import checked
-from steppe.core.config import RayConfig, RunConfig, flatten
+from steppe.core.config import KafkaConfig, RayConfig, RunConfig, flatten
 from steppe.core.errors import Conflict, UsageError
 from steppe.core.links import EVENTS
 from steppe.core.reports import EventReport
@@ -112,6 +112,7 @@ def _config(original: RunDirectory) -> RunConfig:
         update={
             "runtime": "inline",
             "ray": RayConfig(),
+            "kafka": KafkaConfig(),
             "target_return": None,
             "restarts": 0,
             "name": None,

@@ -32,14 +32,15 @@ def resume(
     *,
     steps: int | None = None,
     ray_address: str | None = None,
+    kafka: str | None = None,
     observers: Sequence[Observer] = (),
 ) -> RunResult:
     """Run to its end what was begun in a run's directory, from its newest whole checkpoint.
 
     With `steps`, a run goes on to that many environment steps in total instead of those it was made for; with
-    `ray_address`, on another Ray cluster than the one it was on.
+    `ray_address`, on another Ray cluster than the one it was on; with `kafka`, by other brokers.
     """
-    return continued(RunDirectory.open(run), steps=steps, ray_address=ray_address, observers=observers)
+    return continued(RunDirectory.open(run), steps=steps, ray_address=ray_address, kafka=kafka, observers=observers)
 
 
 def continued(
@@ -47,6 +48,7 @@ def continued(
     *,
     steps: int | None = None,
     ray_address: str | None = None,
+    kafka: str | None = None,
     observers: Sequence[Observer] = (),
     commands_after: int | None = None,
 ) -> RunResult:
@@ -57,8 +59,9 @@ def continued(
     directory.acquire()
     try:
         status = directory.store.status()
-        if ray_address is not None:
-            config = unflatten(flatten(config) | {"ray.address": ray_address})
+        moved = {"ray.address": ray_address, "kafka.address": kafka}
+        if any(moved.values()):
+            config = unflatten(flatten(config) | {key: value for key, value in moved.items() if value is not None})
         config = tuned(config, directory)
         if steps is not None:
             config = config.model_copy(update={"steps": steps})

@@ -28,7 +28,7 @@ KILL_S = 0.2  # what they have when that time is used up
 BEAT_S = 2.0
 FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
 
-HEARING = ("inline", "processes")  # runtimes whose learner reads commands itself
+HEARING = ("inline", "processes", "kafka")  # runtimes whose learner reads commands itself
 
 Observer = Callable[[RunView], object]
 
@@ -306,7 +306,7 @@ class Supervisor:
     def _scale(self, num_actors: object) -> str | None:
         seats = self.handle.num_seats if isinstance(self.handle, Scaler) else 0
         if not seats:
-            return "the number of actors can change in mode 'async' on runtime 'processes' only"
+            return "the number of actors can change in mode 'async' on runtimes 'processes' and 'kafka' only"
         if not isinstance(num_actors, int) or not 0 <= num_actors <= seats:
             return f"actors={num_actors!r}: must be from 0 to {seats}, the room that flow.max_actors made"
         assert isinstance(self.handle, Scaler)

@@ -179,6 +179,11 @@ class Actor:
     def _where(self) -> str:
         return f"{self.name}, segment {self.sequence}"
 
+    def report_if_silent(self, limit_s: float) -> None:
+        """Show life where there was nothing to report for so long."""
+        if self.context.clock() - self._reported_s >= limit_s:
+            self._report("paused" if self.context.asked() == PAUSE else "running")
+
     def _report_if_due(self) -> None:
         if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
             self._report("running")

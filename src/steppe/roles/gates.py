@@ -108,6 +108,10 @@ class Rounds:
         self._fetch()
         return sum(len(segments) for segments in self._waiting)
 
+    def missing(self) -> list[int]:
+        """The actors that the round waits for."""
+        return [actor for actor, segments in enumerate(self._waiting) if not segments]
+
     def _fetch(self) -> None:
         while (segment := self._channel.poll()) is not None:
             assert segment.header is not None

@@ -15,7 +15,7 @@ from steppe.core import codec
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree, Tunable
 from steppe.core.errors import DiskFull
 from steppe.core.experience import Batch, Segment
-from steppe.core.links import SET, TRAINING
+from steppe.core.links import SET, TRAINING, Marked
 from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
 from steppe.core.timing import Phases
@@ -310,7 +310,7 @@ class Learner:
             env_steps=self.env_steps,
             agent_steps=self.agent_steps,
             train_s=self.train_s,
-            stats={name: sum(values) / len(values) for name, values in self._stats.items()},
+            stats={name: sum(values) / len(values) for name, values in self._stats.items()} | self._carried(),
             memory=self.memory.stats(),
             phases=dict(self.phases.seconds),
             lags=dict(self.lags),
@@ -325,9 +325,20 @@ class Learner:
         self.context.flush_spans()
         self._reported_s = self.context.clock()
 
+    def report_if_silent(self, limit_s: float) -> None:
+        """Show life where there was nothing to report for so long."""
+        if self.context.clock() - self._reported_s >= limit_s:
+            self._report(final=False)
+
+    def _carried(self) -> dict[str, float]:
+        channel = self.context.channel
+        return channel.stats() if isinstance(channel, Marked) else {}
+
     def _dropped(self, *, final: bool) -> dict[str, int]:
         """Segments that nobody learned from, by cause. What was collected ahead of an end is collected again after it."""
         dropped = dict(self.intake.ledger.dropped)
+        if isinstance(self.context.channel, Marked):
+            dropped |= self.context.channel.dropped
         if final and self.limits.ahead and (left := self.intake.left()):
             dropped["ahead"] = left
         return dropped

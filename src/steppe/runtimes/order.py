@@ -17,12 +17,12 @@ import msgspec
 from steppe.core import factory
 from steppe.core.config import flatten, unflatten
 from steppe.core.errors import DiskFull, RunNotFound
-from steppe.core.links import EVENTS, Channel, Desk, Line, Role, Table, WeightStore
+from steppe.core.links import EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.specs import EnvSpec
 from steppe.core.timing import RunClock
 from steppe.records.directory import RunDirectory
-from steppe.roles.context import Context
+from steppe.roles.context import Commands, Context
 from steppe.runtimes.place import redirect_output
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, prepare_torch
@@ -88,16 +88,18 @@ def build_roles(
     table: Table | None = None,
     shelves: Sequence[Line] = (),
     desk: Desk | None = None,
+    board: Board | None = None,
+    commands: Commands = lambda after: (),
 ) -> list[Role]:
-    """The roles of one place; `asked` says what a kind of role is to do."""
+    """The roles of one place; `asked` says what a kind of role is to do, `board` takes the place of the directory's."""
     from steppe.runtimes.wiring import build_role
 
     prepare_torch(plan.config)
     clock, spans = order.clock(), plan.config.flow.trace_spans
     roles = []
     for spec in plan.places()[place]:
-        about = (run.id, spec.name, *links, run.board, _asker(asked, spec.kind), clock, spans)
-        context = Context(*about, epoch=epoch, beat=beat, table=table, shelves=shelves, desk=desk)
+        about = (run.id, spec.name, *links, board or run.board, _asker(asked, spec.kind), clock, spans)
+        context = Context(*about, epoch=epoch, beat=beat, table=table, shelves=shelves, desk=desk, commands=commands)
         roles.append(build_role(plan, spec, run, context))
     return roles
 

@@ -71,8 +71,14 @@ class Order:
     surroundings: tuple[dict[str, str], factory.Script | None]  # environment variables, user's script
 
 
-def live(order: Order) -> None:
-    """Never returns: exit code 0 when the roles are done, FAULT_EXIT with a fault in the event log when one failed."""
+Work = Callable[[Order, RunDirectory, Turns], None]
+
+
+def live(order: Order, work: Work | None = None) -> None:
+    """Never returns: exit code 0 when the roles are done, FAULT_EXIT with a fault in the event log when one failed.
+
+    `work` is what the process does, unless its roles are linked by shared memory.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, end_unless_asked)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -82,7 +88,7 @@ def live(order: Order) -> None:
     redirect_output(run.path / "logs" / f"{order.place}.log")
     turns = Turns([])
     try:
-        _work(order, run, turns)
+        (work or _work)(order, run, turns)
     except Exception as error:  # noqa: BLE001 - a role that cannot even be built is told like one that failed later
         turns.faults.append(Fault.of(order.place, error))
     with contextlib.suppress(DiskFull):  # what became of the process is also in its room

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from typing import Protocol
 
 import msgspec
 
@@ -30,7 +31,7 @@ from steppe.core.reports import EventReport
 from steppe.core.rooms import Bell, make_room, remove_room
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
-from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, fault_file, live, table_in
+from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, Work, fault_file, live, table_in
 from steppe.runtimes.plan import REPLAY, Plan
 from steppe.runtimes.resuming import prime
 from steppe.runtimes.turns import Fault
@@ -39,6 +40,12 @@ from steppe.transport.shm import Control, ShmChannel, ShmWeights
 WEIGHTS_BYTES = 64 << 20  # room to keep free for weights, whose size only the learner knows
 START_S = 120.0  # how long a process may take to its first heartbeat: imports on a busy machine
 WHERE_S = 2.0  # how long a hung process has to write down where it hangs
+
+
+class Closing(Protocol):
+    """What a run holds on to until its processes have ended."""
+
+    def close(self) -> None: ...
 
 
 def warm_up(*, torch: bool = True) -> None:
@@ -66,6 +73,8 @@ def launch(plan: Plan, directory: RunDirectory) -> ProcessHandle:
 class ProcessHandle:
     """The processes of a run, their shared memory, and what became of them."""
 
+    _work: Work | None = None  # what a process does whose roles are linked by something else
+
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
         self._plan, self._directory = plan, directory
         self._room = make_room(directory.id, plan.channel_bytes + WEIGHTS_BYTES)
@@ -80,7 +89,7 @@ class ProcessHandle:
         self._num_actors = plan.config.actors  # wanted now
         self._bells: list[Bell] = []
         self._channel: ShmChannel | None = None  # gradients have one that the learner's place makes
-        self._links: list[ShmChannel | ShmWeights] = []
+        self._links: list[Closing] = []
         try:
             self._open(plan)
             for place in self._places:
@@ -105,7 +114,7 @@ class ProcessHandle:
 
     def _start(self, place: str) -> None:
         order = Order(
-            plan=msgspec.json.encode({"config": flatten(self._plan.config), "spec": asdict(self._plan.spec)}),
+            plan=self._words(),
             resume=self._plan.resume,
             place=place,
             number=self._number(place),
@@ -114,7 +123,7 @@ class ProcessHandle:
             directory=str(self._directory.path.resolve()),
             surroundings=(dict(os.environ), factory.main_script()),
         )
-        process = _context().Process(target=live, args=(order,), name=f"steppe-{place}", daemon=True)
+        process = _context().Process(target=live, args=(order, self._work), name=f"steppe-{place}", daemon=True)
         self._control.dismiss(order.number, dismissed=False)
         self._control.grace(order.number, START_S)
         with _without_main():
@@ -126,6 +135,10 @@ class ProcessHandle:
         """Where segments come, for a caller in the learner's place."""
         assert self._channel is not None, "gradients go to the learner's place"
         return self._channel
+
+    def _words(self) -> bytes:
+        """What every process is told of the plan."""
+        return msgspec.json.encode({"config": flatten(self._plan.config), "spec": asdict(self._plan.spec)})
 
     def advance(self, timeout_s: float) -> None:
         alive = {place: process for place, process in self._processes.items() if process.is_alive()}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from steppe.core.links import Channel
+from typing import Protocol
+
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.plan import Plan
 
 
-def prime(channel: Channel, plan: Plan, directory: RunDirectory) -> None:
+class Primed(Protocol):
+    """Whatever actors ask where to begin: a channel, or what is there before one."""
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None: ...
+
+
+def prime(channel: Primed, plan: Plan, directory: RunDirectory) -> None:
     """Tell the channel what each actor had offered by the checkpoint that the plan goes on from, if it does."""
     if plan.resume is None:
         return

@@ -11,7 +11,7 @@ from steppe.core import seeding
 from steppe.core.agent import Agent, Memory, Tree
 from steppe.core.algorithms import ClassicConfig
 from steppe.core.durable import noticing_full_disk
-from steppe.core.links import Role
+from steppe.core.links import Marked, Role
 from steppe.core.specs import PushSpec, SegmentSpec
 from steppe.core.weights import Weights
 from steppe.core.world import World
@@ -296,6 +296,8 @@ def _limits(plan: Plan, script: Script | None) -> Limits:
 def _saver(checkpoints: Checkpoints, directory: RunDirectory, context: Context, log: ArrivalLog | None) -> Save:
     def save(weights: Weights, state: Tree, counters: dict[str, int | float]) -> None:
         started = time.perf_counter()
+        if isinstance(context.channel, Marked):
+            state = {**state, "channel": context.channel.mark()}
         with noticing_full_disk(directory.checkpoints):
             if log is not None:
                 mark = Mark(weights.env_steps, weights.updates, weights.version, weights.sha256())

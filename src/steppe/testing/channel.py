@@ -271,7 +271,8 @@ def require_equal(segment: Segment | None, expected: Columns, head: SegmentHeade
     assert segment is not None, "nothing was polled"
     assert segment.columns.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_array_equal(segment[name], values, err_msg=name)
+        said = segment.cut if name == "final_obs" else ...  # elsewhere it means nothing, and need not travel
+        np.testing.assert_array_equal(segment[name][said], values[said], err_msg=name)
         assert segment[name].dtype == values.dtype
     if head is not None:
         assert segment.header == head

@@ -1,0 +1,82 @@
+"""Publishes weights through a broker and times how soon another process has them: run by kafka.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+from steppe.core.config import KafkaConfig
+from steppe.core.weights import Weights
+from steppe.testing.channel import SPEC
+from steppe.transport.kafka import Connection, Feed, ensure_topics
+from steppe.transport.kafka_links import KafkaInlet, beginning
+from steppe.transport.kafka_weights import KafkaWeights, Press
+
+POLICY, WARM_UPS = "policy", 10
+
+
+def watch(connection: Connection, times: int) -> None:
+    """Print when each version was here."""
+    feed = Feed(connection)
+    store = KafkaWeights(connection, feed, Path("/nowhere"))
+    print("ready", flush=True)
+    last = -1
+    while last < times - 1:
+        found = store.newer_than(POLICY, last)
+        if found is None:
+            feed.progress(1.0)
+            continue
+        last = found.version
+        print(json.dumps([last, time.monotonic()]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kafka", required=True)
+    parser.add_argument("--nbytes", type=int, required=True)
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--run", default=f"publishing~{uuid.uuid4().hex[:8]}")
+    parser.add_argument("--watching", action="store_true")
+    given = parser.parse_args()
+    connection = Connection(KafkaConfig(address=given.kafka), given.run)
+    times = given.times + WARM_UPS
+    if given.watching:
+        return watch(connection, times)
+    ensure_topics(connection)
+    feed = Feed(connection, group=f"steppe-{given.run}")
+    inlet = KafkaInlet(connection, feed, SPEC, 1, 1, beginning(connection, 16))
+    press = Press(connection, inlet, Path("/nowhere"))
+    store = KafkaWeights(connection, None, Path("/nowhere"), press)
+    other = subprocess.Popen(
+        [sys.executable, *sys.argv, "--run", given.run, "--watching"], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline().strip() == "ready"
+    weights = Weights.from_arrays({"flat": np.random.default_rng(0).normal(size=given.nbytes // 4).astype(np.float32)})
+    took = []
+    for version in range(times):
+        began = time.monotonic()
+        store.publish(POLICY, weights.stamped(version=version, updates=0, env_steps=0))
+        seen, when = json.loads(other.stdout.readline())
+        assert seen == version
+        took.append((when - began) * 1000)
+        time.sleep(0.05)
+    other.wait(30)
+    press.close()
+    feed.close()
+    kept = took[WARM_UPS:]
+    used = {"nbytes": given.nbytes, "publications": given.times}
+    print(json.dumps({"value": statistics.median(kept), "worst_ms": max(kept), "settings": used}))
+    return None
+
+
+if __name__ == "__main__":
+    main()

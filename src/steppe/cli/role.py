@@ -1,0 +1,94 @@
+"""`steppe role actor|learner|manager`: one role of a run over Kafka, which is what a container runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steppe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from steppe.core.config import KafkaConfig, Resolved
+
+app = typer.Typer(
+    help="One role of a run over Kafka: what a container runs. Any of them may be started first, later, and again.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+Kafka = Annotated[
+    str | None, typer.Option(metavar="ADDR", help="Kafka brokers, host:port; STEPPE_KAFKA__ADDRESS if absent.")
+]
+Run = Annotated[str, typer.Option("--run", metavar="ID", help="The run's name.")]
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML file; its table [kafka] says how to get in.")]
+Pairs = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Any key, repeatable.")]
+
+
+@app.command()
+def actor(
+    run: Run,
+    kafka: Kafka = None,
+    index: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Which of the run's actors; the first free one if absent.")
+    ] = None,
+    config: Config = None,
+    pairs: Pairs = None,
+) -> None:
+    """Collect experience for a run, until it ends."""
+    _serve("actor", run, kafka, config, pairs, index=index)
+
+
+@app.command()
+def manager(run: Run, kafka: Kafka = None, config: Config = None, pairs: Pairs = None) -> None:
+    """Evaluate a run's newest weights and record its results, until it ends."""
+    _serve("manager", run, kafka, config, pairs)
+
+
+@app.command()
+def learner(
+    run: Run,
+    env: Annotated[
+        str | None, typer.Argument(metavar="[ENV]", help="Of a run that does not exist yet.", show_default=False)
+    ] = None,
+    kafka: Kafka = None,
+    config: Config = None,
+    pairs: Pairs = None,
+) -> None:
+    """Learn for a run, from its newest checkpoint, until it ends.
+
+    With ENV (or env in the file) and settings it creates the run if there is none of that name.
+    """
+    _serve("learner", run, kafka, config, pairs, env=env)
+
+
+def _serve(
+    kind: str,
+    run: str,
+    address: str | None,
+    file: Path | None,
+    pairs: list[str] | None,
+    *,
+    env: str | None = None,
+    index: int | None = None,
+) -> None:
+    found, resolved = _settings(address, file, pairs or [], env)
+    from steppe.runtimes.kafka_alone import serve
+
+    serve(kind, found, run, index, resolved if kind == "learner" else None)
+
+
+def _settings(
+    address: str | None, file: Path | None, pairs: list[str], env: str | None
+) -> tuple[KafkaConfig, Resolved | None]:
+    """How to reach the brokers, and the run that is described besides, if one is."""
+    from steppe.cli.options import layers
+    from steppe.core.config import resolve
+
+    given = {"runtime": "kafka", "kafka.address": address, "env": env}
+    found = layers({key: text for key, text in given.items() if text is not None}, pairs, file)
+    described = any("env" in layer for _, layer in found)
+    resolved = resolve(*found) if described else resolve(*found, ("default", {"env": "none"}))
+    if resolved.config.kafka.address is None:
+        raise ConfigError("where are the brokers? give --kafka HOST:PORT, or set STEPPE_KAFKA__ADDRESS")
+    return resolved.config.kafka, resolved if described else None

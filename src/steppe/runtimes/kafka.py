@@ -1,0 +1,167 @@
+"""The `kafka` runtime: one process per place on this machine, linked by topics; actors may join from others.
+
+The supervisor starts and watches the processes as on `processes`. It puts the run's charter on commands.control, and copies
+what the roles report from Kafka's topics into the run's store, where views, summaries and `steppe watch` find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from typing import Any
+
+import msgspec
+
+from steppe.core.errors import ConfigError, MissingExtra, RunFailed, Unreachable
+from steppe.core.links import COMMANDS, EVENTS, SCALE, TOPICS
+from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import FINISH
+from steppe.runtimes import kafka_seat
+from steppe.runtimes.kafka_charter import CHARTER, WORDS, Charter, Vetting, answer, find_charter, taken, wire_name
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.processes import ProcessHandle, warm_up
+from steppe.runtimes.resuming import prime
+from steppe.transport.kafka import Connection, Feed, Message, ends, ensure_topics, headers_of, partitions_of, reading
+from steppe.transport.kafka_board import KafkaBoard, record_of
+from steppe.transport.kafka_links import Primer
+from steppe.transport.shm import Control
+
+SUPERVISOR = "supervisor"
+
+
+def require(plan: Plan) -> None:
+    """Raise, before anything is written, unless this plan can run here."""
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise MissingExtra("runtime 'kafka'", "kafka")
+    if plan.config.mode == "workers":
+        raise ConfigError("mode 'workers' is not for runtime 'kafka': use --runtime processes or --runtime mpi")
+    connection = Connection(plan.config.kafka, "")
+    connection.reach()
+    if plan.segment.nbytes > connection.max_bytes:
+        raise ConfigError(
+            f"a segment has {plan.segment.nbytes >> 20} MiB, more than kafka.max_message_mb={plan.config.kafka.max_message_mb}: "
+            "use fewer envs or segment_steps, or allow larger messages"
+        )
+
+
+def launch(plan: Plan, directory: RunDirectory) -> KafkaHandle:
+    """Put the run's charter on Kafka and start a process per place."""
+    require(plan)
+    return KafkaHandle(plan, directory)
+
+
+class KafkaHandle(ProcessHandle):
+    """The processes of a run, and the copy of what they say on Kafka."""
+
+    _work = staticmethod(kafka_seat.work)
+
+    def _open(self, plan: Plan) -> None:
+        self._places = plan.places()
+        self._control = Control(self._room / "control", create=True, num_places=len(self._places))
+        self._connection = Connection(plan.config.kafka, wire_name(self._directory))
+        for words in ensure_topics(self._connection):
+            self._note("warning", "kafka", {"message": words})
+        earlier = find_charter(plan.config.kafka, self._connection.run)
+        self._charter = earlier.renewed(plan, self._directory) if earlier else Charter.of(plan, self._directory)
+        self._mirror = Mirror(self._connection, self._directory, self._charter)
+        self._links = [self._mirror]
+        self._charter.post(self._mirror.board)
+        connection = self._charter.connection(plan.config.kafka)
+        prime(Primer(connection, partitions_of(connection)), plan, self._directory)
+        self._caught: set[str] = set()
+        warm_up(torch=not plan.config.agent.in_table)
+
+    def _words(self) -> bytes:
+        return msgspec.json.encode(self._charter)
+
+    def advance(self, timeout_s: float) -> None:
+        super().advance(timeout_s)
+        self._mirror.progress()
+
+    def ended(self, kind: str) -> bool:
+        """Whether it has, and everything that it said is here: while no broker answers, nobody has come to an end."""
+        if not super().ended(kind):
+            return False
+        if kind not in self._caught and self._mirror.catch_up():
+            self._caught.add(kind)
+        return kind in self._caught
+
+    def ask(self, kind: str, what: int) -> None:
+        if kind == "manager" and what == FINISH:  # it has all reports before it hears that there will be no more
+            self._mirror.catch_up()
+        super().ask(kind, what)
+
+
+class Mirror:
+    """Copies what a run's roles say on Kafka into its store, and what its supervisor says there to Kafka."""
+
+    def __init__(self, connection: Connection, directory: RunDirectory, charter: Charter) -> None:
+        self.board = KafkaBoard(connection, SUPERVISOR)
+        self._run, self._directory = connection.run.encode(), directory
+        self._feed = Feed(connection)
+        self._names = {connection.topic(name): name for name in TOPICS}
+        earlier = directory.store.read(EVENTS, limit=1 << 40)
+        self._told = earlier[-1][0] if earlier else 0
+        self._copied: set[int] = set()
+        self._vetting = Vetting(charter, directory.config().agent, (*WORDS, SCALE))
+        with reading(connection) as consumer:
+            starts = {topic: ends(consumer, topic)[1] for topic in self._names}
+        for topic, start in starts.items():
+            self._feed.follow(topic, 0, start, self._take)
+
+    def progress(self) -> None:
+        """Copy what is new."""
+        self._feed.progress()
+        for number, record in self._directory.store.read(EVENTS, self._told):
+            self._told = number
+            if number not in self._copied:
+                self.board.post(EVENTS, record)
+            self._copied.discard(number)
+
+    def catch_up(self) -> bool:
+        """Copy everything that was said before this call; whether brokers answered in time."""
+        try:
+            whole = self._feed.catch_up()
+        except Unreachable:
+            whole = False
+        self.progress()
+        return whole
+
+    def close(self) -> None:
+        """Copy what there still is, if a broker answers."""
+        with contextlib.suppress(RunFailed):
+            self.catch_up()
+        self.board.close()
+        self._feed.close()
+
+    def _take(self, message: Message) -> None:
+        about = headers_of(message)
+        if about.get("run") != self._run or about.get("origin") == SUPERVISOR.encode():
+            return
+        topic, record = self._names[message.topic()], record_of(message)
+        if topic == COMMANDS:
+            self._pass_on(record or {})
+            return
+        if record is None:
+            details = {"message": f"{message.topic()} has a message that is no record, at offset {message.offset()}"}
+            self._say("warning", details)
+            return
+        number = self._directory.store.post(topic, record)
+        if topic == EVENTS:
+            self._copied.add(number)
+
+    def _pass_on(self, record: dict[str, Any]) -> None:
+        """A command goes where the supervisor and the learner look for them; one that is not good is answered here."""
+        if record.get("command") == CHARTER:
+            return
+        reason = self._vetting.refusal(record, time.time())
+        if reason is None:
+            self._directory.store.post(COMMANDS, taken(record))
+            return
+        self._say("command", answer(record, reason))
+
+    def _say(self, kind: str, details: dict[str, Any]) -> None:
+        event = EventReport(run=self._directory.id, kind=kind, role=SUPERVISOR, details=details)
+        self._directory.board.post(EVENTS, event.record())

@@ -1,0 +1,215 @@
+"""One role of a run over Kafka, in a process that nobody supervises: what a container runs, on any machine, in any order.
+
+It waits for the run's charter, does what the charter and the commands behind it say, and ends when the run does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from steppe.core import factory
+from steppe.core.config import KafkaConfig, Resolved, flatten, unflatten
+from steppe.core.errors import ConfigError, Conflict, Overtaken, RunFailed, RunNotFound
+from steppe.core.links import ACTORS, COMMANDS, EVENTS
+from steppe.core.reports import EventReport
+from steppe.envs import probe
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory, runs_root
+from steppe.roles.context import STOP
+from steppe.runtimes import kafka
+from steppe.runtimes.kafka_charter import Charter, command, find_charter, wire_name
+from steppe.runtimes.kafka_seat import Stay
+from steppe.runtimes.plan import Plan, make_plan
+from steppe.runtimes.turns import Fault, Turns, prepare_torch
+from steppe.transport.kafka import Connection, ensure_topics
+from steppe.transport.kafka_board import KafkaBoard
+
+LOOK_S = 0.5  # between looks for a charter
+RECENT = 5_000  # records among which everybody who is alive is found
+ALIVE_S = 6.0  # an actor that has said nothing for so long is gone
+OWN = (
+    "address",
+    "security",
+    "username",
+    "mechanism",
+    "ca",
+    "certificate",
+    "key",
+    "claims",
+)  # this process's, not the run's
+
+
+class Signals:
+    """SIGTERM and Ctrl-C ask for a good end; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+
+
+def serve(kind: str, config: KafkaConfig, run: str, index: int | None = None, resolved: Resolved | None = None) -> None:
+    """Be one role of a run until the run ends, or this process is asked to; raises what made it fail.
+
+    `resolved` describes the run, for a learner that may be the first to speak of it; an actor without `index` takes the
+    first place that nobody has.
+    """
+    signals = Signals()
+    Connection(config, run).reach()
+    charter = _found(config, run)
+    if charter is None and kind == "learner" and resolved is not None:
+        charter = _founded(config, run, resolved)
+    elif charter is not None and resolved is not None:
+        _require_same(charter, resolved)
+    while charter is None:
+        if signals.stopped:
+            return
+        time.sleep(LOOK_S)
+        charter = _found(config, run)
+    _Alone(kind, config, charter, signals).live(index)
+
+
+class _Alone:
+    def __init__(self, kind: str, config: KafkaConfig, charter: Charter, signals: Signals) -> None:
+        self._kind, self._charter, self._signals = kind, charter, signals
+        factory.adopt_main(charter.order.script)
+        plan = charter.order.plan()
+        own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in OWN})
+        self._plan = replace(plan, config=plan.config.model_copy(update={"kafka": own}))
+        self._connection = charter.connection(own)
+        self._lost: dict[int, float] = {}  # places that another took from this process, and when
+
+    def live(self, index: int | None) -> None:
+        directory = _directory(self._charter, self._plan, self._kind)
+        if self._kind == "learner":
+            directory.acquire()
+            newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
+            self._plan = replace(self._plan, resume=newest.number if newest else None)
+        prepare_torch(self._plan.config)
+        try:
+            while not self._once(directory, index):
+                pass
+        finally:
+            directory.release()
+            directory.store.close()
+
+    def _once(self, directory: RunDirectory, index: int | None) -> bool:
+        """Live one life; False when the place was taken by another, and there is one more to try."""
+        actor = self._free() if self._kind == "actor" and index is None else index
+        if self._signals.stopped:
+            return True
+        place = f"actor-{actor}" if self._kind == "actor" else self._kind
+        turns = Turns([])
+        stay = Stay(self._charter, self._plan, place, 0, directory, lambda: None, stopped=lambda: self._signals.stopped)
+        try:
+            commands = stay.live(turns)
+        except Overtaken as error:
+            turns.faults.append(Fault.of(place, error))
+        if turns.faults and turns.faults[0].reason == Overtaken.reason:
+            if self._kind == "actor" and index is None and actor is not None:
+                self._lost[actor] = time.monotonic()
+                return False
+            raise Overtaken(turns.faults[0].message)
+        if turns.faults:
+            self._tell(directory, turns.faults)
+            raise RunFailed(turns.faults[0].message)
+        if self._kind == "learner" and not self._signals.stopped and commands.asked["learner"] != STOP:
+            self._post(COMMANDS, command("finish", "learner", run=directory.id, expires_s=None))
+        return True
+
+    def _free(self) -> int:
+        """The first actor of whom nothing was heard lately; waits as long as somebody who was killed counts as alive."""
+        until = time.monotonic() + 2 * ALIVE_S
+        while True:
+            taken = self._alive() | {actor for actor, at_s in self._lost.items() if time.monotonic() - at_s < ALIVE_S}
+            free = [actor for actor in range(self._plan.num_writers) if actor not in taken]
+            if free or self._signals.stopped:
+                return free[0] if free else 0
+            if time.monotonic() > until:
+                count = self._plan.num_writers
+                raise Conflict(f"{self._connection.name} has {count} actors already: all places are taken")
+            time.sleep(LOOK_S)
+
+    def _alive(self) -> set[int]:
+        board, now = KafkaBoard(self._connection), time.time()
+        try:
+            recent = board.read(ACTORS, max(0, board.end(ACTORS) - RECENT))
+        finally:
+            board.close()
+        states = {int(told["actor"]): told["state"] for _, told in recent if now - float(told["time_s"]) < ALIVE_S}
+        return {actor for actor, state in states.items() if state != "stopped"}
+
+    def _tell(self, directory: RunDirectory, faults: list[Fault]) -> None:
+        for fault in faults:
+            details = {"reason": fault.reason, "message": fault.message, "details": fault.details}
+            event = EventReport(run=directory.id, kind="fault", role=fault.role, details=details)
+            self._post(EVENTS, event.record())
+            print(fault.details.get("traceback", ""), file=sys.stderr)
+
+    def _post(self, topic: str, record: dict[str, Any]) -> None:
+        board = KafkaBoard(self._connection)
+        board.post(topic, record)
+        board.close()
+
+
+def _found(config: KafkaConfig, run: str) -> Charter | None:
+    connection = Connection(config, run)
+    if connection.topic(COMMANDS) not in connection.reach().topics:
+        return None
+    return find_charter(config, run)
+
+
+def _founded(config: KafkaConfig, run: str, resolved: Resolved) -> Charter:
+    """A new run, known to everybody from now on."""
+    settings = resolved.config.model_copy(update={"kafka": config, "runtime": "kafka", "name": run})
+    plan = make_plan(settings, probe(settings.env, settings.environment))
+    kafka.require(plan)
+    ensure_topics(Connection(config, run))
+    directory = RunDirectory.create(plan.config, resolved.sources)
+    directory.release()
+    charter = Charter.of(plan, directory)
+    board = KafkaBoard(Connection(config, wire_name(directory)))
+    charter.post(board)
+    board.close()
+    return charter
+
+
+def _require_same(charter: Charter, resolved: Resolved) -> None:
+    """The same words may be said again, by a learner that was started again; others are for another run."""
+    known, fixed = charter.order.config, flatten(resolved.config)
+    given = [key for key, source in resolved.sources.items() if source != "default" and not key.startswith("kafka.")]
+    changed = [key for key in given if key not in ("name", "run_dir", "runtime") and known.get(key) != fixed.get(key)]
+    if changed:
+        raise ConfigError(
+            f"the run {charter.order.run} is under way with {changed[0]}={known.get(changed[0])!r}: leave {changed[0]} out, "
+            "or choose another --run"
+        )
+
+
+def _directory(charter: Charter, plan: Plan, kind: str) -> RunDirectory:
+    """The run's own directory where this process sees it, or one of its own for what it leaves behind."""
+    key = charter.run.rpartition("~")[2]
+    name = charter.order.run if kind == "learner" else f"{charter.order.run}-{kind}"
+    shared = (Path(charter.order.directory), runs_root() / charter.order.run) if kind != "actor" else ()
+    for path in (*shared, runs_root() / name):
+        with contextlib.suppress(RunNotFound):
+            found = RunDirectory.open(path)
+            if found.key.startswith(key):
+                return found
+    config = unflatten(flatten(plan.config) | {"name": name})
+    about = {"id": charter.order.run, "key": key}
+    directory = RunDirectory.create(config.model_copy(update={"run_dir": None}), {}, about)
+    directory.release()
+    return directory

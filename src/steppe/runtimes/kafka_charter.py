@@ -1,0 +1,220 @@
+"""What everybody who joins a run over Kafka has to know: its plan, where its segments begin, and what it is told to do.
+
+Both go over the topic commands.control: whoever creates a run puts its charter there, and commands follow.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from steppe.core import factory
+from steppe.core.algorithms import AgentConfig
+from steppe.core.config import KafkaConfig
+from steppe.core.errors import ConfigError
+from steppe.core.links import COMMANDS, SCALE, SET
+from steppe.core.validating import validated
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
+from steppe.roles.context import FINISH, PAUSE, RUN, STOP
+from steppe.runtimes.order import KINDS, Order
+from steppe.runtimes.plan import Plan
+from steppe.transport.kafka import (
+    EXPERIENCES,
+    PROGRESS,
+    UPDATES,
+    Connection,
+    Message,
+    ends,
+    headers_of,
+    newest,
+    partitions_of,
+    reading,
+    topic_id,
+)
+from steppe.transport.kafka_board import KafkaBoard, record_of
+from steppe.transport.kafka_links import Marks, beginning
+
+CHARTER = "charter"  # the command that says what a run is
+WORDS = ("stop", "finish", "pause", "resume")
+EXPIRY_S = 300.0  # of a command that does not say how long it is good for
+REMEMBERED = 4096  # ids of commands that were carried out
+
+
+class Charter(msgspec.Struct, frozen=True):
+    """A run, as everybody who joins it is told of it."""
+
+    run: str  # its name and key, as on every message
+    order: Order
+    topic: str  # the id of the topic that its segments are in
+    marks: list[tuple[int, int, list[int]]]  # by partition, where they begin
+    since: list[tuple[str, int]]  # where the run begins in the topics of one partition
+    time_s: float  # the wall clock when order.clock_s was the run's
+    generation: int = 1  # how often the run was begun or gone on with: commands for an earlier one are stale
+
+    @classmethod
+    def of(cls, plan: Plan, directory: RunDirectory) -> Charter:
+        """For a new run, which begins now."""
+        connection = Connection(plan.config.kafka, wire_name(directory))
+        marks = beginning(connection, partitions_of(connection))
+        order = Order.of(plan, directory, factory.main_script()).stamped()
+        rows = [(number, low, done) for number, (low, done) in marks.items()]
+        with reading(connection) as consumer:
+            since = [(name, ends(consumer, connection.topic(name))[1]) for name in (PROGRESS, UPDATES)]
+        return cls(connection.run, order, topic_id(connection), rows, since, time.time())
+
+    def connection(self, config: KafkaConfig) -> Connection:
+        """For whoever joins the run."""
+        topic = config.prefix + EXPERIENCES
+        since = [(topic, number, low) for number, low, _ in self.marks]
+        since += [(config.prefix + name, 0, offset) for name, offset in self.since]
+        return Connection(config, self.run, tuple(since))
+
+    def renewed(self, plan: Plan, directory: RunDirectory) -> Charter:
+        """The same run with what may have changed since: steps, addresses, the checkpoint to go on from."""
+        order = Order.of(plan, directory, factory.main_script()).stamped()
+        return msgspec.structs.replace(self, order=order, time_s=time.time(), generation=self.generation + 1)
+
+    def here(self) -> Order:
+        """The order with the run's clock as it is now, on whichever host."""
+        passed_s = max(0.0, time.time() - self.time_s)
+        return msgspec.structs.replace(self.order, clock_s=self.order.clock_s + passed_s)
+
+    def marks_from(self, plan: Plan, directory: RunDirectory, connection: Connection) -> Marks:
+        """Where the learner reads on: where the plan's checkpoint was, or where the run begins. In a topic that was made
+        anew since, or is another one, all that there is of the run."""
+        topic = topic_id(connection)
+        known: dict[str, Any] = {"topic": self.topic, "marks": self.marks}
+        if plan.resume is not None:
+            saved = Checkpoints(directory.checkpoints, run=directory.key).at(plan.resume).state.get("channel", known)
+            known = saved if saved["topic"] == topic else known
+        if known["topic"] != topic:
+            return {number: (0, []) for number in range(partitions_of(connection))}
+        return {int(number): (int(low), list(done)) for number, low, done in known["marks"]}
+
+    def post(self, board: KafkaBoard) -> None:
+        """Let everybody know."""
+        board.post(COMMANDS, command(CHARTER, "steppe", run=self.order.run, charter=msgspec.to_builtins(self)))
+
+
+def wire_name(directory: RunDirectory) -> str:
+    """What messages call a run: one of the same name that was there before had another key."""
+    return f"{directory.id}~{directory.key[:8]}"
+
+
+def find_charter(config: KafkaConfig, run: str) -> Charter | None:
+    """The newest charter of a run, by its name, or by its name and key."""
+    connection = Connection(config, run)
+
+    def wanted(message: Message) -> bool:
+        told = headers_of(message).get("run", b"").decode(errors="replace")
+        return run in (told, told.partition("~")[0]) and b'"command":"charter"' in (message.value() or b"")[:200]
+
+    found, _ = newest(connection, connection.topic(COMMANDS), 0, wanted)
+    return None if found is None else msgspec.convert(json.loads(found.value())["charter"], Charter)
+
+
+def command(word: str, issuer: str, **more: Any) -> dict[str, Any]:
+    """A command as it goes over a Board."""
+    now = time.time()
+    about = {"command": word, "id": uuid.uuid4().hex, "issuer": issuer, "time_s": now, "expires_s": now + EXPIRY_S}
+    return {**about, **more}
+
+
+class Vetting:
+    """Which commands are still good: each once, in time, for this run as it is now, and with values that can be taken over."""
+
+    def __init__(self, charter: Charter, agent: AgentConfig, words: tuple[str, ...] = WORDS) -> None:
+        self._agent, self._words = agent, words
+        self._run, self.generation = charter.order.run, charter.generation
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def refusal(self, record: Mapping[str, Any], now_s: float) -> str | None:
+        """Why a command is not to be carried out; None when it is, and from then on it is known."""
+        number, expires_s = str(record.get("id")), record.get("expires_s")
+        if number in self._known:
+            return "it was carried out before"
+        self._known[number] = None
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        if isinstance(expires_s, int | float) and now_s > expires_s:
+            return "it has expired"
+        if record.get("run", self._run) != self._run:
+            return f"it is for the run {record['run']!r}, not for this one"
+        if record.get("generation", self.generation) != self.generation:
+            return f"it is for generation {record['generation']!r} of this run, which is at {self.generation}"
+        if record.get("command") == SET:
+            return self._refused_values(record.get("values"))
+        if record.get("command") == SCALE and SCALE not in self._words:
+            return "nobody supervises this run: start and stop actors where they run"
+        return None if record.get("command") in self._words else "nobody knows this command"
+
+    def _refused_values(self, values: object) -> str | None:
+        if not isinstance(values, dict) or not values:
+            return "it sets nothing: give values"
+        for name in values:
+            if name not in self._agent.live:
+                return f"{name} cannot change while a run is under way; these can: {', '.join(self._agent.live)}"
+        try:
+            validated(type(self._agent), self._agent.model_dump() | values, "agent.")
+        except ConfigError as error:
+            return str(error)
+        return None
+
+
+def answer(record: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
+    """What the event log says of a command: carried out, or why not."""
+    about = {name: record.get(name) for name in ("id", "command", "issuer")}
+    return {**about, "obeyed": reason is None, "message": reason}
+
+
+def taken(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A command as roles take it: what is set takes effect at once."""
+    more = {"live": sorted(record["values"])} if record.get("command") == SET else {}
+    return {**record, **more}
+
+
+class Commands:
+    """What the roles of a process are told that nobody supervises; `tell` hears what became of each command."""
+
+    def __init__(self, charter: Charter, agent: AgentConfig, tell: Callable[[dict[str, Any]], object]) -> None:
+        self._run, self._tell, self._vetting = charter.run, tell, Vetting(charter, agent)
+        self.asked = dict.fromkeys(KINDS, RUN)
+        self.heard_from = 0  # the offset of the first command that was given while this process was there
+        self._settings: list[tuple[int, dict[str, Any]]] = []
+
+    def since(self, number: int) -> list[tuple[int, dict[str, Any]]]:
+        """What was set, for the learner, which tells itself what it took over."""
+        return [one for one in self._settings if one[0] > number]
+
+    def take(self, message: Message) -> None:
+        """Carry out what is for this run and still good. What is older than this process is known to have been told."""
+        if headers_of(message).get("run") != self._run.encode():
+            return
+        record, old = record_of(message) or {}, message.offset() < self.heard_from
+        if record.get("command") == CHARTER:
+            self.asked |= dict.fromkeys(KINDS, RUN)
+            self._vetting.generation = record["charter"]["generation"]
+            return
+        reason = self._vetting.refusal(record, message.timestamp()[1] / 1000 if old else time.time())
+        if reason is None:
+            self._carry_out(record, message.offset() + 1)
+        if not old and (reason is not None or record["command"] != SET):
+            self._tell(answer(record, reason))
+
+    def _carry_out(self, record: dict[str, Any], number: int) -> None:
+        word = record["command"]
+        if word == SET:
+            self._settings.append((number, taken(record)))
+        elif word == "finish":
+            self.asked |= {"actor": STOP, "worker": STOP, "learner": STOP, "manager": FINISH}
+        elif word == "pause":
+            self.asked |= dict.fromkeys(("actor", "learner"), PAUSE)
+        else:
+            self.asked |= dict.fromkeys(KINDS, STOP if word == "stop" else RUN)

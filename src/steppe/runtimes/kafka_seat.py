@@ -1,0 +1,258 @@
+"""The life of one place over Kafka: links, roles, turns. In a process that the supervisor started (kafka.py), or alone, in a
+container or on another machine (kafka_alone.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steppe.core.links import COMMANDS, EVENTS, Board, Channel, Role
+from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
+from steppe.records.sampling import sampled
+from steppe.records.store import HEARTBEAT_S
+from steppe.roles.actor import Actor
+from steppe.roles.context import FINISH, PAUSE, POLICY, STOP
+from steppe.roles.gates import Rounds
+from steppe.roles.learner import Learner
+from steppe.runtimes.kafka_charter import Charter, Commands
+from steppe.runtimes.order import build_roles
+from steppe.runtimes.place import Order
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.turns import Turns, prepare_torch
+from steppe.transport.kafka import Feed, ends, partitions_of, reading
+from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet
+from steppe.transport.kafka_weights import KafkaWeights, Press
+from steppe.transport.local import LocalChannel
+from steppe.transport.shm import Control
+
+IDLE_S = 0.02  # at most: messages wake a place, words of the supervisor do not
+DELIVER_S = 10.0  # how long last messages may take
+MISSED_S = 30.0  # how long a round waits for a member before that is told
+
+
+@dataclass(frozen=True)
+class PostedAndRead:
+    """A Board that writes to one and reads another: to Kafka, and what the supervisor copies from there."""
+
+    written: Board
+    copied: Board
+
+    def post(self, topic: str, record: dict[str, Any]) -> int:
+        return self.written.post(topic, record)
+
+    def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
+        return self.copied.read(topic, after, limit)
+
+
+class Links:
+    """What connects a place with the others."""
+
+    def __init__(self, charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> None:
+        self.connection = connection = charter.connection(plan.config.kafka)
+        self.board = KafkaBoard(connection)
+        kind, _, index = place.partition("-")
+        self.feed = Feed(connection, group=f"steppe-{charter.run}" if kind == "learner" else None)
+        claims = (plan.config.kafka.claims or Path(charter.order.directory) / "claims") / charter.run
+        self.press: Press | None = None
+        self.channel: Channel = LocalChannel(plan.segment, 0, 0)
+        if kind == "learner":
+            inlet = self._inlet(charter, plan, directory)
+            self.press = Press(connection, inlet, claims)
+            self.weights = KafkaWeights(connection, None, claims, self.press)
+        else:
+            self.weights = KafkaWeights(connection, self.feed, claims)
+        if kind == "actor":
+            slots, partitions = plan.slots_per_actor, partitions_of(connection)
+            self.channel = KafkaOutlet(connection, self.feed, plan.segment, int(index), slots, partitions)
+
+    def _inlet(self, charter: Charter, plan: Plan, directory: RunDirectory) -> KafkaInlet | None:
+        """Where actor and learner share a place, segments never leave its memory."""
+        actors, slots = plan.num_writers, plan.slots_per_actor
+        if any(role.kind == "actor" for role in plan.places()["learner"]):
+            self.channel = LocalChannel(plan.segment, actors, slots)
+            if plan.resume is not None:
+                from steppe.runtimes.resuming import prime
+
+                prime(self.channel, plan, directory)
+            return None
+        marks = charter.marks_from(plan, directory, self.connection)
+        inlet = KafkaInlet(self.connection, self.feed, plan.segment, actors, slots, marks)
+        self.channel = inlet
+        return inlet
+
+    def follow(self, commands: Commands) -> None:
+        """Hear commands, those from before included."""
+        with reading(self.connection) as consumer:
+            low, high = ends(consumer, self.connection.topic(COMMANDS))
+        commands.heard_from = high
+        self.feed.follow(self.connection.topic(COMMANDS), 0, low, commands.take)
+
+    def rest(self, timeout_s: float) -> None:
+        """Wait for something to come. What comes for the learner waits until it asks for it."""
+        if self.press is not None:
+            self.press.require()
+            if not isinstance(self.channel, KafkaInlet):
+                self.feed.progress()
+            self.feed.one(timeout_s)
+        else:
+            self.feed.progress(timeout_s)
+
+    def close(self) -> None:
+        """Everything that was said is written down before this returns, if a broker answers."""
+        try:
+            if isinstance(self.channel, KafkaInlet | KafkaOutlet):
+                self.channel.close(DELIVER_S)
+            if self.press is not None:
+                self.press.close(DELIVER_S)
+        finally:
+            self.board.close(DELIVER_S)
+            self.feed.close()
+
+
+@contextlib.contextmanager
+def linked(charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> Iterator[Links]:
+    links = Links(charter, plan, place, directory)
+    try:
+        yield links
+    finally:
+        links.close()
+
+
+@dataclass(frozen=True)
+class Stay:
+    """One place of a run, and how long it stays."""
+
+    charter: Charter
+    plan: Plan
+    place: str
+    epoch: int
+    directory: RunDirectory
+    beat: Callable[[], object]
+    asked: Callable[[str], int] | None = None  # what the supervisor says; without one, commands say it
+    stopped: Callable[[], bool] = lambda: False  # whether this process alone is to end
+
+    def live(self, turns: Turns) -> Commands:
+        """Let the roles take turns until they are done."""
+        with linked(self.charter, self.plan, self.place, self.directory) as links:
+            board: Board = links.board
+            if self.asked is not None:
+                board = PostedAndRead(links.board, self.directory.store)
+            commands = Commands(self.charter, self.plan.config.agent, self._teller(links.board))
+            asked = _Catching(self.asked or self._told_by(commands), links)
+            order, ends_of = self.charter.here(), (links.channel, links.weights)
+            roles = build_roles(
+                order,
+                self.plan,
+                self.place,
+                self.directory,
+                ends_of,
+                asked,
+                self.beat,
+                epoch=self.epoch,
+                board=board,
+                commands=commands.since if self.asked is None else self._copied,
+            )
+            self._prepare(roles, links, commands)
+            members = Members(roles, links.channel, time.monotonic)
+            into = self.directory.profile if self.plan.config.flow.profile else None
+            with sampled(roles, into, waiting=self.place) as turns.live:
+                host = next(role for role in turns.live if role.name == self.place)  # its guests end with it
+                while not host.done and not turns.faults:
+                    self.beat()
+                    if not turns.once():
+                        _show_life(roles)
+                        members.look()
+                        links.rest(IDLE_S)
+                turns.close()
+            return commands
+
+    def _told_by(self, commands: Commands) -> Callable[[str], int]:
+        return lambda kind: STOP if self.stopped() else commands.asked[kind]
+
+    def _prepare(self, roles: list[Role], links: Links, commands: Commands) -> None:
+        for role in roles:
+            if isinstance(role, Learner) and not self.plan.lockstep:
+                # Actors that have lived on know what an earlier learner published.
+                role.version = max(role.version, links.weights.earlier(POLICY) + 1)
+        if self.asked is None:
+            links.follow(commands)
+
+    def _copied(self, after: int) -> Sequence[tuple[int, dict[str, Any]]]:
+        """Commands as the supervisor has copied them."""
+        return self.directory.store.read(COMMANDS, after)
+
+    def _teller(self, board: Board) -> Callable[[dict[str, Any]], object]:
+        def tell(details: dict[str, Any]) -> None:
+            event = EventReport(run=self.directory.id, kind="command", role=self.place, details=details)
+            board.post(EVENTS, event.record())
+
+        return tell
+
+
+def _show_life(roles: list[Role]) -> None:
+    for role in roles:
+        if isinstance(role, Actor | Learner):
+            role.report_if_silent(HEARTBEAT_S)
+
+
+class Members:
+    """Writes into the event log who joins a run, takes another's place in it, or is missing in a round."""
+
+    def __init__(self, roles: Sequence[Role], channel: Channel, clock: Callable[[], float]) -> None:
+        self._learner = next((role for role in roles if isinstance(role, Learner)), None)
+        self._channel, self._clock = channel, clock
+        self._missing: list[int] = []
+        self._since_s: float | None = None  # None: told
+
+    def look(self) -> None:
+        """When there is nothing else to do."""
+        if self._learner is None or not isinstance(self._channel, KafkaInlet):
+            return
+        while self._channel.joined:
+            actor, replaced = self._channel.joined.popleft()
+            self._learner.context.event("member", actor=actor, replaced=replaced, version=self._learner.version)
+        intake = self._learner.intake
+        if isinstance(intake, Rounds) and self._learner.context.asked() != PAUSE:
+            self._watch(self._learner, intake.missing())
+
+    def _watch(self, learner: Learner, missing: list[int]) -> None:
+        if missing != self._missing:
+            self._missing, self._since_s = missing, self._clock()
+        elif missing and self._since_s is not None and self._clock() - self._since_s > MISSED_S:
+            self._since_s = None
+            names = ", ".join(f"actor-{actor}" for actor in missing)
+            words = f"the round after version {learner.version} has waited {MISSED_S:g} s for {names}"
+            learner.context.event("warning", message=f"{words}: whoever takes that place is in it")
+
+
+class _Catching:
+    """What a role is asked; before it hears of the end, it has everything that was published until then."""
+
+    def __init__(self, asked: Callable[[str], int], links: Links) -> None:
+        self._asked, self._links = asked, links
+        self._caught = False
+
+    def __call__(self, kind: str) -> int:
+        what = self._asked(kind)
+        if kind == "manager" and what == FINISH and not self._caught:
+            self._caught = True
+            self._links.feed.catch_up(DELIVER_S)
+        return what
+
+
+def work(order: Order, run: RunDirectory, turns: Turns) -> None:
+    """What a process does that the supervisor started."""
+    charter = msgspec.json.decode(order.plan, type=Charter)
+    plan = replace(charter.order.plan(), resume=order.resume)
+    prepare_torch(plan.config)
+    control = Control(Path(order.room) / "control")
+    asked = lambda kind: STOP if control.dismissed(order.number) else control.get(kind)  # noqa: E731
+    Stay(charter, plan, order.place, order.epoch, run, lambda: control.beat(order.number), asked).live(turns)

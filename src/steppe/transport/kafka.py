@@ -1,0 +1,481 @@
+"""Kafka: how a process reaches the brokers, the topics and what they must be like, and reading them.
+
+    experiences           16 partitions   key run/actor    a segment is one message; an actor stays in one partition
+    experiences.progress  1, compacted    key run/actor    how far the learner has read each actor: the actor's credit
+    experiences.rejected  1               key run/actor    messages that were not what they claimed, with the reason
+    model_updates         1, compacted    key run/policy   weights; written in transactions with the offsets behind them
+    metrics.* events commands.control     1 partition each: a Board (kafka_board.py)
+
+Segments are in kafka_links.py, weights in kafka_weights.py. Nothing here subscribes: every reader says itself which offsets it is at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from steppe.core.config import KafkaConfig
+from steppe.core.errors import ConfigError, MissingExtra, RunFailed, Unreachable
+from steppe.core.links import TOPICS
+
+EXPERIENCES, PROGRESS, REJECTED = "experiences", "experiences.progress", "experiences.rejected"
+UPDATES = "model_updates"
+WORD = struct.Struct("<q")  # a number in a header
+REACH_S = 10.0
+SILENT_S = 5.0  # after which a reader looks whether its topics are still there
+GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted
+HOUR_MS = 3_600_000
+QUEUE_KB = 64 << 10  # of messages that have come and were not asked for yet
+MESSAGE_TIMEOUT_MS = 600_000  # how long a message waits for a broker that does not answer
+Message: TypeAlias = Any  # confluent_kafka.Message
+Headers: TypeAlias = Mapping[str, bytes]
+
+
+def library() -> Any:
+    """The module confluent_kafka; MissingExtra where it is not installed."""
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError as error:
+        raise MissingExtra("runtime 'kafka'", "kafka") from error
+    return confluent_kafka
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How the processes of a run reach the brokers, and what they call the topics."""
+
+    config: KafkaConfig
+    run: str
+    since: tuple[
+        tuple[str, int, int], ...
+    ] = ()  # topic, partition, and the offset in front of which nothing is this run's
+
+    def topic(self, name: str) -> str:
+        return self.config.prefix + name
+
+    @property
+    def name(self) -> str:
+        """The run's own; behind it, `run` has what tells it from others of the same name."""
+        return self.run.partition("~")[0]
+
+    def ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+        """Of what may be this run's in a partition; all of it where the topic was made anew since."""
+        low, high = ends(consumer, topic, partition)
+        begun = max((offset for name, number, offset in self.since if (name, number) == (topic, partition)), default=0)
+        return (max(low, begun) if begun <= high else low), high
+
+    def key(self, what: object) -> bytes:
+        """Of messages that belong to a part of this run."""
+        return f"{self.run}/{what}".encode()
+
+    def producer(self, **more: Any) -> Any:
+        """Idempotent: what it sends arrives once and in order, as long as it lives."""
+        settings = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "compression.type": self.config.compression,
+            "linger.ms": self.config.linger_ms,
+            "message.max.bytes": self.max_bytes,
+            "message.timeout.ms": MESSAGE_TIMEOUT_MS,
+            "queue.buffering.max.kbytes": max(QUEUE_KB, 4 * self.max_bytes >> 10),
+        }
+        return library().Producer({**self._client(), **settings, **more}, logger=log())
+
+    def consumer(self, group: str | None = None) -> Any:
+        """Reads what is committed, from offsets that the caller sets; a group is only a name to commit under."""
+        settings = {
+            "group.id": group or f"steppe-{uuid.uuid4().hex}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 100,
+            "fetch.queue.backoff.ms": 5,
+            "fetch.error.backoff.ms": 50,
+            "fetch.message.max.bytes": max(1 << 20, self.max_bytes),
+            "fetch.max.bytes": max(8 << 20, self.max_bytes),
+            "queued.max.messages.kbytes": QUEUE_KB,
+            "receive.message.max.bytes": max(16 << 20, 2 * self.max_bytes),
+            "allow.auto.create.topics": False,
+        }
+        return library().Consumer({**self._client(), **settings}, logger=log())
+
+    def admin(self) -> Any:
+        return library().admin.AdminClient(self._client(), logger=log())
+
+    @property
+    def max_bytes(self) -> int:
+        return self.config.max_message_mb << 20
+
+    def reach(self, timeout_s: float = REACH_S) -> Any:
+        """The cluster's metadata; Unreachable when no broker answers."""
+        try:
+            return self.admin().list_topics(timeout=timeout_s)
+        except library().KafkaException as error:
+            raise Unreachable(
+                f"no Kafka broker answers at {self.config.address} ({_words(error)}): start one with `steppe kafka up`, "
+                "or give the right --kafka HOST:PORT"
+            ) from None
+
+    def _client(self) -> dict[str, Any]:
+        if self.config.address is None:
+            raise ConfigError("runtime 'kafka' needs the brokers' address: --kafka HOST:PORT, or kafka.address")
+        # Not "rebootstrap": while all brokers are away the client would give up those it knows, and a transaction's offsets
+        # go on to the group's coordinator among them for a minute after it is back.
+        quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 500, "metadata.recovery.strategy": "none"}
+        known = {"bootstrap.servers": self.config.address, "client.id": "steppe", "error_cb": _noted}
+        return {**known, **quick, "log_level": 2, "topic.metadata.propagation.max.ms": 5_000, **security(self.config)}
+
+
+def security(config: KafkaConfig) -> dict[str, Any]:
+    """What a client must know to be let in; secrets come from the environment alone."""
+    sasl, tls = config.security.startswith("sasl"), config.security.endswith("tls")
+    protocol = {
+        (False, False): "plaintext",
+        (False, True): "ssl",
+        (True, False): "sasl_plaintext",
+        (True, True): "sasl_ssl",
+    }
+    found: dict[str, Any] = {"security.protocol": protocol[sasl, tls]}
+    if sasl:
+        password = os.environ.get("STEPPE_KAFKA_PASSWORD")
+        if not password:
+            raise ConfigError("kafka.security=sasl needs the password of kafka.username in STEPPE_KAFKA_PASSWORD")
+        found |= {"sasl.mechanism": config.mechanism, "sasl.username": config.username, "sasl.password": password}
+    paths = {
+        "ssl.ca.location": config.ca,
+        "ssl.certificate.location": config.certificate,
+        "ssl.key.location": config.key,
+    }
+    found |= {name: str(path) for name, path in paths.items() if path is not None}
+    if tls and (secret := os.environ.get("STEPPE_KAFKA_KEY_PASSWORD")):
+        found["ssl.key.password"] = secret
+    return found
+
+
+def ensure_topics(connection: Connection, timeout_s: float = 30.0) -> list[str]:
+    """Create the topics that are missing. Returns in words what those that were there are not like they should be."""
+    kafka, wanted = library(), _wanted(connection)
+    there = connection.reach().topics
+    missing = [name for name in wanted if name not in there]
+    admin = connection.admin()
+    fresh = [
+        kafka.admin.NewTopic(name, wanted[name][0], connection.config.replicas, config=wanted[name][1])
+        for name in missing
+    ]
+    for name, made in admin.create_topics(fresh, request_timeout=timeout_s).items() if fresh else ():
+        try:
+            made.result()
+        except kafka.KafkaException as error:
+            if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+                raise Unreachable(f"the topic {name} cannot be created: {_words(error)}") from None
+    _await_topics(connection, list(wanted), timeout_s)
+    return _drift(connection, admin, {name: wanted[name] for name in wanted if name in there}, there)
+
+
+def _wanted(connection: Connection) -> dict[str, tuple[int, dict[str, str]]]:
+    # The brokers' clock counts: what a sender with a wrong one wrote would be refused, or deleted at once.
+    ours = {"message.timestamp.type": "LogAppendTime"}
+    config, most = connection.config, {"max.message.bytes": str(connection.max_bytes + (64 << 10)), **ours}
+    compact = {"cleanup.policy": "compact", "segment.ms": str(HOUR_MS), **most}
+    kept = {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * HOUR_MS), **ours}
+    plan: dict[str, tuple[int, dict[str, str]]] = {
+        EXPERIENCES: (
+            config.partitions,
+            {
+                "cleanup.policy": "delete",
+                "retention.ms": str(int(config.retention_hours * HOUR_MS)),
+                "retention.bytes": str(config.retention_mb << 20),
+                **most,
+            },
+        ),
+        PROGRESS: (1, compact),
+        REJECTED: (1, {**kept, **most}),
+        UPDATES: (1, compact),
+    }
+    for name in TOPICS:
+        plan[name] = (1, kept if name.startswith("metrics") else {**kept, "retention.ms": "-1"})
+    return {connection.topic(name): what for name, what in plan.items()}
+
+
+def _drift(
+    connection: Connection, admin: Any, wanted: Mapping[str, tuple[int, dict[str, str]]], there: Any
+) -> list[str]:
+    kafka, words = library(), []
+    asked = [kafka.admin.ConfigResource(kafka.admin.ResourceType.TOPIC, name) for name in wanted]
+    found = admin.describe_configs(asked, request_timeout=REACH_S) if asked else {}
+    for resource, answer in found.items():
+        partitions, settings = wanted[resource.name]
+        have = len(there[resource.name].partitions)
+        if have != partitions and resource.name != connection.topic(EXPERIENCES):
+            words.append(f"topic {resource.name} has {have} partitions instead of {partitions}")
+        try:
+            actual = answer.result()
+        except kafka.KafkaException as error:
+            words.append(f"the settings of topic {resource.name} cannot be read: {_words(error)}")
+            continue
+        for name, value in settings.items():
+            if name in actual and actual[name].value != value:
+                words.append(f"topic {resource.name} has {name}={actual[name].value} instead of {value}")
+    return words
+
+
+def _await_topics(connection: Connection, names: list[str], timeout_s: float) -> None:
+    """A topic that was just created has no leader for a moment."""
+    until = time.monotonic() + timeout_s
+    while True:
+        there = connection.reach().topics
+        led = [name for name in names if name in there and _led(there[name])]
+        if len(led) == len(names):
+            return
+        if time.monotonic() > until:
+            missing = sorted(set(names) - set(led))
+            raise Unreachable(f"the topic {missing[0]} has no leader after {timeout_s:g} s: is the cluster well?")
+        time.sleep(0.05)
+
+
+def _led(topic: Any) -> bool:
+    return bool(topic.partitions) and all(one.leader >= 0 for one in topic.partitions.values())
+
+
+def partitions_of(connection: Connection) -> int:
+    """How many partitions experiences really has; RunFailed where it is gone."""
+    name = connection.topic(EXPERIENCES)
+    topic = connection.reach().topics.get(name)
+    if topic is None or not topic.partitions:
+        raise RunFailed(f"there is no topic {name} at {connection.config.address}: start the run's learner first")
+    return len(topic.partitions)
+
+
+def topic_id(connection: Connection) -> str:
+    """What no other topic of the name of experiences had before or will have: offsets are those of one topic."""
+    name, admin = connection.topic(EXPERIENCES), connection.admin()
+    asked = admin.describe_topics(library().TopicCollection([name]), request_timeout=REACH_S)
+    try:
+        return str(asked[name].result().topic_id)
+    except library().KafkaException as error:
+        raise RunFailed(f"the topic {name} cannot be described: {_words(error)}") from None
+
+
+def home_of(run: str, actor: int, partitions: int) -> int:
+    """The partition of an actor's segments: neighbours in different ones, runs beginning in different ones."""
+    return (zlib.crc32(run.encode()) + actor) % partitions
+
+
+def headers_of(message: Message) -> dict[str, bytes]:
+    """Name → bytes; of a name that occurs twice the last."""
+    return {name: value or b"" for name, value in message.headers() or ()}
+
+
+def ends(consumer: Any, topic: str, partition: int = 0) -> tuple[int, int]:
+    """The first offset of a partition and the one after its last."""
+    kafka, until = library(), time.monotonic() + REACH_S
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=REACH_S)
+            return int(low), int(high)
+        except kafka.KafkaException as error:  # a broker may not know yet that it leads a new partition
+            if time.monotonic() > until or error.args[0].code() not in _not_yet(kafka.KafkaError):
+                raise Unreachable(f"the end of {topic}[{partition}] cannot be found: {_words(error)}") from None
+            time.sleep(0.02)
+
+
+def _not_yet(errors: Any) -> tuple[int, ...]:
+    return errors.NOT_LEADER_FOR_PARTITION, errors.LEADER_NOT_AVAILABLE, errors.UNKNOWN_TOPIC_OR_PART
+
+
+def newest(
+    connection: Connection, topic: str, partition: int, wanted: Callable[[Message], bool], before: int | None = None
+) -> tuple[Message | None, int]:
+    """The last message of a partition that is wanted, and the partition's end (or `before`)."""
+    with reading(connection) as consumer:
+        low, high = connection.ends(consumer, topic, partition)
+        high = high if before is None else before
+        for messages in backwards(consumer, topic, partition, low, high):
+            found = [message for message in messages if wanted(message)]
+            if found:
+                return found[-1], high
+        return None, high
+
+
+def backwards(consumer: Any, topic: str, partition: int, low: int, end: int) -> Iterator[list[Message]]:
+    """What is in a partition in front of an offset, from there on back, in growing steps."""
+    step = 8
+    while end > low:
+        start = max(low, end - step)
+        yield span(consumer, topic, partition, start, end)
+        end, step = start, step * 4
+
+
+@contextlib.contextmanager
+def reading(connection: Connection) -> Iterator[Any]:
+    """A consumer for a moment."""
+    consumer = connection.consumer()
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def span(consumer: Any, topic: str, partition: int, start: int, end: int) -> list[Message]:
+    """The messages from one offset to before another, as far as they are there."""
+    kafka, found = library(), []
+    consumer.assign([kafka.TopicPartition(topic, partition, start)])
+    until = time.monotonic() + REACH_S
+    while time.monotonic() < until:
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        until = time.monotonic() + REACH_S
+        error = message.error()
+        if error is None and message.offset() < end:
+            found.append(message)
+        if (error is None and message.offset() >= end - 1) or (error is not None and _at_end(error)):
+            return found
+        if error is not None and not error.retriable():
+            raise RunFailed(f"{topic}[{partition}] cannot be read: {error.str()}")
+    raise Unreachable(f"{topic}[{partition}] could not be read within {REACH_S:g} s")
+
+
+class Feed:
+    """What comes in on several partitions through one connection: each message goes to whoever follows its topic."""
+
+    def __init__(self, connection: Connection, group: str | None = None) -> None:
+        self._kafka = library()
+        self._consumer = connection.consumer(group)
+        self._takers: dict[tuple[str, int], Callable[[Message], None]] = {}
+        self._read: dict[tuple[str, int], int] = {}  # the offset up to which everything was handed on
+        self.failure: str | None = None  # what the broker said last, while it does not answer
+        self._seen_s = time.monotonic()  # when something came last, or was looked for
+
+    def follow(self, topic: str, partition: int, offset: int, take: Callable[[Message], None]) -> None:
+        """Hand every message from this offset on to `take`."""
+        self._takers[topic, partition] = take
+        self._read[topic, partition] = offset
+        # Not all of them anew: what is held stays so, and nothing is fetched twice.
+        self._consumer.incremental_assign([self._kafka.TopicPartition(topic, partition, offset)])
+
+    def one(self, timeout_s: float = 0.0) -> bool:
+        """Hand on the next message, waiting for it if asked to; whether there was something."""
+        message = self._consumer.poll(timeout_s)
+        if message is None:
+            self._look_for_topics()
+            return False
+        self._seen_s = time.monotonic()
+        where = (message.topic(), message.partition())
+        error = message.error()
+        if error is not None:
+            self._heed(error, where, message.offset())
+            return True
+        self.failure = None
+        self._read[where] = message.offset() + 1
+        self._takers[where](message)
+        return True
+
+    def progress(self, timeout_s: float = 0.0) -> bool:
+        """Hand on all that is here, waiting for the first if asked to; whether there was something."""
+        if not self.one(timeout_s):
+            return False
+        while self.one():
+            pass
+        return True
+
+    def catch_up(self, timeout_s: float = REACH_S) -> bool:
+        """Hand on everything that was committed before this call; whether that was done in time."""
+        until = time.monotonic() + timeout_s
+        for topic, partition in self._takers:
+            _, high = ends(self._consumer, topic, partition)
+            while self._read[topic, partition] < high:
+                if time.monotonic() > until:
+                    return False
+                self.one(0.1)
+        return True
+
+    def hold(self, topic: str, partition: int, *, on: bool) -> None:
+        """Bring no more of a partition for now; or again."""
+        places = [self._kafka.TopicPartition(topic, partition, self._read[topic, partition])]
+        if on:
+            self._consumer.pause(places)
+        else:
+            self._consumer.resume(places)
+
+    def end(self, topic: str, partition: int) -> int:
+        """The offset behind a partition's last message, as the broker said with what it sent last."""
+        place = self._kafka.TopicPartition(topic, partition)
+        return int(self._consumer.get_watermark_offsets(place, cached=True)[1])
+
+    def metadata(self) -> Any:
+        """Whose offsets these are, for a transaction."""
+        return self._consumer.consumer_group_metadata()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _heed(self, error: Any, where: tuple[str | None, int | None], offset: int | None) -> None:
+        if _at_end(error):
+            if where in self._read and offset is not None and offset >= 0:
+                self._read[where] = max(self._read[where], offset)  # past what a transaction left besides messages
+            return
+        code = error.code()
+        if code in (self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, self._kafka.KafkaError._UNKNOWN_TOPIC):
+            self._require(str(where[0]))
+            return
+        if error.fatal() or code in (
+            self._kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            self._kafka.KafkaError._AUTHENTICATION,
+            self._kafka.KafkaError.GROUP_AUTHORIZATION_FAILED,
+        ):
+            raise RunFailed(f"{where[0] or 'the broker'} cannot be read: {error.str()}")
+        self.failure = error.str()
+
+    def _look_for_topics(self) -> None:
+        """Where nothing comes for long: a topic that was deleted is not an error to the client, only silent."""
+        if time.monotonic() - self._seen_s < SILENT_S:
+            return
+        self._seen_s = time.monotonic()
+        for topic in dict.fromkeys(topic for topic, _ in self._takers):
+            with contextlib.suppress(self._kafka.KafkaException):
+                known = self._consumer.list_topics(topic, timeout=1.0).topics.get(topic)
+                if known is None or known.error is not None:
+                    self._require(topic)
+
+    def _require(self, topic: str) -> None:
+        """RunFailed when brokers say for a while that there is no such topic; one that does not answer says nothing."""
+        until = time.monotonic() + GONE_S
+        while time.monotonic() < until:
+            try:
+                known = self._consumer.list_topics(topic, timeout=GONE_S).topics.get(topic)
+            except self._kafka.KafkaException:
+                return  # it is away: its topics are looked for when it is back
+            if known is not None and known.error is None:
+                return
+            time.sleep(0.25)
+        raise RunFailed(f"the topic {topic} is gone: somebody deleted it, and what it held is lost")
+
+
+def _at_end(error: Any) -> bool:
+    return bool(error.code() == library().KafkaError._PARTITION_EOF)
+
+
+def _words(error: BaseException) -> str:
+    inner = error.args[0] if error.args else error
+    return inner.str() if hasattr(inner, "str") else str(inner)
+
+
+def _noted(error: Any) -> None:
+    """Clients reconnect by themselves; what they say about it goes to the log."""
+    log().info("kafka: %s", error)
+
+
+def log() -> logging.Logger:
+    """Where clients say what happens to their connections."""
+    return logging.getLogger("steppe.kafka")

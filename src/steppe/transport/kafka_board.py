@@ -1,0 +1,90 @@
+"""A Board on Kafka: one topic of one partition for each of the Board's, shared by all runs of a cluster.
+
+A record's number is its offset plus one. Numbers survive every process; where somebody deleted a topic they begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from steppe.transport.kafka import Connection, Message, ends, headers_of, library, span
+
+POST_S = 5.0  # how long a post waits to hear its number
+
+
+def record_of(message: Message) -> dict[str, Any] | None:
+    """What a message says; None where it is none of a Board's."""
+    try:
+        record = json.loads(message.value() or b"")
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+class KafkaBoard:
+    """The records of one run; those of others on the same topics are passed over. Not for several threads at once."""
+
+    def __init__(self, connection: Connection, origin: str = "role") -> None:
+        """`origin` goes with every record, for those who copy records from one Board to another."""
+        self._connection, self._kafka, self._origin = connection, library(), origin.encode()
+        self._producer = connection.producer(**{"queue.buffering.max.kbytes": 16 << 10})
+        self._consumer: Any = None
+        self._late = False  # the broker did not answer the last post in time: further ones do not wait
+
+    def post(self, topic: str, record: dict[str, Any]) -> int:
+        """Its number, or 0 where no broker answers for a while: it then goes out when one does."""
+        numbers: list[int] = []
+
+        def delivered(error: Any, message: Message) -> None:
+            self._late = error is not None
+            numbers.append(0 if error is not None else message.offset() + 1)
+
+        text = json.dumps(record, separators=(",", ":")).encode()
+        about = [("run", self._connection.run.encode()), ("origin", self._origin)]
+        key = self._connection.key(topic)
+        try:
+            self._producer.produce(self._connection.topic(topic), text, key, 0, on_delivery=delivered, headers=about)
+        except BufferError:  # a broker that has been away for long: what waits is as much as is kept
+            self._producer.poll(0)
+            return 0
+        self._producer.poll(0)
+        until = time.monotonic() + POST_S
+        while not numbers and not self._late and (left_s := until - time.monotonic()) > 0:
+            self._producer.poll(left_s)
+        self._late = not numbers
+        return numbers[0] if numbers else 0
+
+    def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
+        """The records numbered above `after`, oldest first; nothing while no broker answers."""
+        if self._consumer is None:
+            self._consumer = self._connection.consumer()
+        name, run = self._connection.topic(topic), self._connection.run.encode()
+        low, high = ends(self._consumer, name)
+        start = max(low, after if after <= high else 0)  # beyond its end: the topic was made anew
+        found: list[tuple[int, dict[str, Any]]] = []
+        while start < high and len(found) < limit:
+            stop = min(high, start + limit)
+            messages = span(self._consumer, name, 0, start, stop)
+            own = [message for message in messages if headers_of(message).get("run") == run]
+            told = [(message.offset() + 1, record_of(message)) for message in own]
+            found += [(number, record) for number, record in told if record is not None]
+            start = stop
+        return found[:limit]
+
+    def end(self, topic: str) -> int:
+        """The number of the newest record, of whichever run."""
+        if self._consumer is None:
+            self._consumer = self._connection.consumer()
+        return ends(self._consumer, self._connection.topic(topic))[1]
+
+    def flush(self, timeout_s: float = 10.0) -> int:
+        """Wait until everything is written down; returns how many records are not."""
+        return int(self._producer.flush(timeout_s))
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        self.flush(timeout_s)
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None

@@ -1,0 +1,480 @@
+"""Segments through Kafka. Weights are in kafka_weights.py.
+
+    actor ── begin ─ segment 0 ─ segment 1 ─ …  ▶ experiences[home of the actor] ▶ learner
+    actor ◀ experiences.progress: the learner has read up to n, and still holds these ◀ learner
+    actor ◀ model_updates ◀ one transaction: weights, and the offsets of what they were made of ◀ learner
+
+A writer's life begins with a message `begin`; its offset numbers the life. What an earlier life sent behind it, from a
+process that was killed, counts for nothing: whoever took its place has not seen it. A writer goes on after the last
+segment that is in front of its beginning, with the state that travels with it.
+
+The reader keeps the offsets of what it has handed out and not got back: in front of the first of these everything was
+learned from. That is what a transaction commits and a checkpoint names, and where another reader goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from steppe.core.agent import Tree
+from steppe.core.codec import (
+    SEGMENT_SCHEMA,
+    decode_segment,
+    encode_segment,
+)
+from steppe.core.errors import DamagedFile, Overtaken, RunFailed
+from steppe.core.experience import Segment
+from steppe.core.specs import SegmentSpec
+from steppe.transport.kafka import (
+    EXPERIENCES,
+    PROGRESS,
+    REJECTED,
+    WORD,
+    Connection,
+    Feed,
+    Message,
+    backwards,
+    ends,
+    headers_of,
+    home_of,
+    library,
+    newest,
+    reading,
+    topic_id,
+)
+
+SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
+ACK_S = 60.0  # how long a message that must arrive before anything else may take
+LEAST_HELD = 16  # segments of a partition that the reader may have in memory, at the least
+LOOK_BACK = 16  # messages
+Last = tuple[int, bytes | None]
+Marks = dict[int, tuple[int, list[int]]]  # partition → its low mark, and what was learned from behind that
+
+
+class Read(msgspec.Struct, frozen=True):
+    """How far the reader is with one actor: what is below `next` and not `held` was learned from."""
+
+    next: int  # -1: this reader has read nothing of it yet, and another may have
+    held: tuple[int, ...] = ()
+    life: int = -1  # of the actor, as the reader knows it
+    refused: tuple[int, str] | None = None  # the offset of a message that was no segment, and why
+
+
+class Sender:
+    """A producer, and what became of its messages."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._kafka = library()
+        self._producer = connection.producer()
+        self.failure: str | None = None
+        self.written: deque[int] = deque(maxlen=64)  # the newest offsets
+
+    def send(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> None:
+        """Hand over for sending; never blocks."""
+        self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=list(headers.items()))
+        self.progress()
+
+    def post(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> int:
+        """Send and wait until it is written down; returns its offset."""
+        offsets: list[int] = []
+
+        def delivered(error: Any, message: Message) -> None:
+            self._delivered(error, message)
+            offsets.extend([] if error is not None else [message.offset()])
+
+        self._producer.produce(topic, value, key, partition, on_delivery=delivered, headers=list(headers.items()))
+        self._producer.flush(ACK_S)
+        self.progress()
+        if not offsets:
+            raise RunFailed(f"a message to {topic} was not written down within {ACK_S:g} s: is the broker there?")
+        return offsets[0]
+
+    def progress(self) -> None:
+        """Hear what became of messages; RunFailed when one will never arrive."""
+        self._producer.poll(0)
+        if self.failure is not None:
+            raise RunFailed(f"a message could not be written {self.failure}")
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until everything is written down; returns how many messages are not."""
+        return int(self._producer.flush(timeout_s))
+
+    def _delivered(self, error: Any, message: Message) -> None:
+        if error is not None:
+            self.failure = f"to {message.topic()}: {error.str()}"
+        else:
+            self.written.append(message.offset())
+
+
+class KafkaOutlet:
+    """A Channel as its one writer holds it."""
+
+    def __init__(
+        self, connection: Connection, feed: Feed, spec: SegmentSpec, actor: int, slots: int, partitions: int
+    ) -> None:
+        self._connection, self._actor = connection, actor
+        self._topic, self._home = connection.topic(EXPERIENCES), home_of(connection.run, actor, partitions)
+        self._key = connection.key(actor)
+        self._sender = Sender(connection)
+        self._free = deque(Segment.blank(spec) for _ in range(slots))
+        self._held: Segment | None = None
+        self._refused: tuple[int, str] | None = None
+        self._feed, self._slots = feed, slots
+        about = {"kind": BEGIN, "run": connection.run.encode(), "actor": WORD.pack(actor)}
+        self.life = self._sender.post(self._topic, None, self._key, self._home, about)
+        self._last = last_of(connection, actor, self._home, before=self.life)
+        self._read = self._begin_reading()
+        sent = -1 if self._last is None else self._last[0]
+        self._outstanding = set(range(max(self._read.next, sent - slots + 1), sent + 1)) | set(self._read.held)
+
+    def blank(self, actor: int) -> Segment | None:
+        self._feed.progress()
+        self._sender.progress()
+        self._require_accepted()
+        if self._held is None and self._free and len(self._outstanding) < self._slots:
+            self._held = self._free.popleft()
+        return self._held
+
+    def offer(self, segment: Segment) -> bool:
+        header = segment.header
+        assert header is not None, "a segment is offered with its header set"
+        about = {
+            "kind": SEGMENT,
+            "schema": WORD.pack(SEGMENT_SCHEMA),
+            "run": self._connection.run.encode(),
+            "actor": WORD.pack(header.actor),
+            "epoch": WORD.pack(header.epoch),
+            "sequence": WORD.pack(header.sequence),
+            "version": WORD.pack(header.version),
+            "life": WORD.pack(self.life),
+        }
+        if segment.state is not None:
+            about["state"] = segment.state
+        self._sender.send(self._topic, encode_segment(segment), self._key, self._home, about)
+        self._last, self._held = (header.sequence, segment.state), None
+        self._outstanding.add(header.sequence)
+        self._free.append(segment)  # the message has a copy
+        return True
+
+    def poll(self) -> Segment | None:
+        """Nothing comes here."""
+        return None
+
+    def release(self, segment: Segment) -> None:
+        raise ValueError("only the reader of a channel releases its segments")
+
+    def recall(self, actor: int) -> Last | None:
+        return self._last
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        self._last = (sequence, state)
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Wait for what is under way; whether all of it was written down."""
+        return self._sender.flush(timeout_s) == 0
+
+    def _begin_reading(self) -> Read:
+        topic, key = self._connection.topic(PROGRESS), self._key
+        found, end = newest(
+            self._connection, topic, 0, lambda message: message.key() == key and _read(message).next >= 0
+        )
+        self._feed.follow(topic, 0, end, self._take)
+        return Read(0) if found is None else _read(found)
+
+    def _take(self, message: Message) -> None:
+        if message.key() != self._key:
+            return
+        read = _read(message)
+        if read.life > self.life:
+            raise Overtaken(f"another process has taken the place of actor-{self._actor} in {self._connection.run}")
+        self._refused = read.refused
+        if read.next < 0:
+            return
+        self._read, held = read, set(read.held)
+        self._outstanding = {one for one in self._outstanding if one >= self._read.next or one in held}
+
+    def _require_accepted(self) -> None:
+        """Others may write to the topic too: only what this writer has sent itself is its own fault."""
+        refused = self._refused
+        if refused is not None and refused[0] in self._sender.written:
+            raise RunFailed(f"the learner refused a segment of actor-{self._actor}: {refused[1]}")
+
+
+def _read(message: Message) -> Read:
+    """What a message of experiences.progress says."""
+    try:
+        return msgspec.msgpack.decode(message.value() or b"", type=Read)
+    except msgspec.MsgspecError:
+        return Read(-1)
+
+
+def last_of(connection: Connection, actor: int, home: int, before: int | None = None) -> Last | None:
+    """Sequence number and state of the last segment that an actor has written down."""
+    topic, key, seen = connection.topic(EXPERIENCES), connection.key(actor), list[tuple[int, dict[str, bytes]]]()
+    with reading(connection) as consumer:
+        low, high = connection.ends(consumer, topic, home)
+        for messages in backwards(consumer, topic, home, low, high if before is None else before):
+            own = [(message.offset(), headers_of(message)) for message in messages if message.key() == key]
+            seen[:0] = own
+            last = _last_valid(seen)
+            if last is not None and last >= LOOK_BACK:  # no life began so shortly before that a killed one still sends
+                break
+        last = _last_valid(seen)
+        if last is None:
+            return None
+        about = seen[last][1]
+        return WORD.unpack(about["sequence"])[0], about.get("state")
+
+
+def _last_valid(seen: Sequence[tuple[int, Mapping[str, bytes]]]) -> int | None:
+    """Which of an actor's messages, oldest first, is its last segment; not what a life sent after another had begun."""
+    last, owner = None, -1
+    for index, (offset, about) in enumerate(seen):
+        kind, life = about.get("kind"), int.from_bytes(about.get("life", b""), "little")
+        if kind == BEGIN:
+            owner = offset
+        elif len(about.get("sequence", b"")) == WORD.size and (kind == PRIME or (kind == SEGMENT and life >= owner)):
+            last = index
+    return last
+
+
+class _Home:
+    """One partition, as the reader keeps account of it."""
+
+    def __init__(self, offset: int, done: tuple[int, ...], limit: int) -> None:
+        self.next = offset  # everything in front of it has been handed out or needs no handing out
+        self.done = set(done)  # offsets at or above the low mark that were learned from
+        self.held: dict[int, int] = {}  # offset → actor of what is with the learner
+        self.limit = limit
+        self.paused = False
+
+    @property
+    def low(self) -> int:
+        """In front of it everything was learned from."""
+        return min(self.held, default=self.next)
+
+
+class KafkaInlet:
+    """A Channel as its one reader holds it. It takes its messages from `feed`, one at a time, so that what it has in memory
+    is bounded however much the topic holds."""
+
+    def __init__(
+        self, connection: Connection, feed: Feed, spec: SegmentSpec, num_actors: int, slots: int, marks: Marks
+    ) -> None:
+        """`marks` says for each partition where to begin: its low mark, and what was learned from behind that."""
+        self._connection, self._feed, self._spec = connection, feed, spec
+        self._num_actors = num_actors
+        self._topic, self._run, self._id = connection.topic(EXPERIENCES), connection.run, topic_id(connection)
+        self._sender = Sender(connection)
+        self.metadata = feed.metadata()  # whose offsets these are; without subscriptions it never changes
+        self._ready: deque[Segment] = deque()
+        self._slots: dict[int, tuple[int, int]] = {}  # segment's slot → partition, offset
+        self._next_slot = 0
+        self._lives: dict[int, int] = {}
+        self._reads: dict[int, Read] = {}
+        self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # who began, and whether in the place of another
+        self.dropped: Counter[str] = Counter()
+        self._came = [0, 0, 0.0]  # segments, their bytes, and the newest one's age in seconds
+        self.homes: dict[int, _Home] = {}
+        for partition, (offset, done) in marks.items():
+            here = sum(home_of(self._run, actor, len(marks)) == partition for actor in range(num_actors))
+            self.homes[partition] = _Home(offset, tuple(done), max(LEAST_HELD, here * (slots + 2)))
+            feed.follow(self._topic, partition, offset, self._take)
+
+    def blank(self, actor: int) -> Segment | None:
+        """Nothing is written here."""
+        return None
+
+    def offer(self, segment: Segment) -> bool:
+        return False
+
+    def poll(self) -> Segment | None:
+        while not self._ready and self._feed.one():
+            pass
+        self._sender.progress()
+        return self._ready.popleft() if self._ready else None
+
+    def release(self, segment: Segment) -> None:
+        assert segment.header is not None
+        partition, offset = self._slots.pop(segment.slot)
+        home, actor = self.homes[partition], segment.header.actor
+        del home.held[offset]
+        home.done.add(offset)
+        home.done = {one for one in home.done if one > home.low or one >= home.next}
+        if home.paused and len(home.held) <= home.limit // 2:  # not for each one: it takes a moment
+            home.paused = False
+            self._feed.hold(self._topic, partition, on=False)
+        known = self._reads[actor]
+        self._tell(
+            actor, msgspec.structs.replace(known, held=tuple(n for n in known.held if n != segment.header.sequence))
+        )
+
+    def recall(self, actor: int) -> Last | None:
+        return last_of(self._connection, actor, self._home(actor))
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        Primer(self._connection, len(self.homes)).prime(actor, sequence, state)
+
+    def mark(self) -> Tree:
+        """Where another reader goes on, for a checkpoint."""
+        return {"topic": self._id, "marks": [[number, low, done] for number, (low, done) in self.marks().items()]}
+
+    def marks(self) -> Marks:
+        """Where another reader goes on, by partition."""
+        return {
+            number: (home.low, sorted(offset for offset in home.done if offset >= home.low))
+            for number, home in self.homes.items()
+        }
+
+    def offsets(self) -> list[Any]:
+        """The same as Kafka commits it."""
+        place = library().TopicPartition
+        return [place(self._topic, number, home.low) for number, home in self.homes.items()]
+
+    def stats(self) -> dict[str, float]:
+        segments, size, age_s = self._came
+        return {"kafka/lag": self.lag(), "kafka/segments": segments, "kafka/bytes": size, "kafka/age_s": age_s}
+
+    def lag(self) -> int:
+        """How many messages wait in the topic behind what was read, as far as is known here; those of other runs included."""
+        return sum(max(0, self._feed.end(self._topic, number) - home.next) for number, home in self.homes.items())
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Wait for what is under way; whether all of it was written down."""
+        return self._sender.flush(timeout_s) == 0
+
+    def _home(self, actor: int) -> int:
+        return home_of(self._run, actor, len(self.homes))
+
+    def _take(self, message: Message) -> None:
+        home, offset = self.homes[message.partition()], message.offset()
+        home.next = offset + 1
+        if offset in home.done:
+            return
+        about = headers_of(message)
+        try:
+            if "run" not in about or about.get("kind") not in (SEGMENT, BEGIN, PRIME):
+                raise DamagedFile("it does not say which run and which kind of message it is")
+            if about["run"] != self._run.encode():
+                return
+            actor = _word(about, "actor", self._num_actors)
+            if about["kind"] == BEGIN:
+                self._begin(actor, offset)
+            elif about["kind"] == SEGMENT:
+                self._receive(message, about, actor)
+        except DamagedFile as error:
+            self._reject(message, about, str(error))
+
+    def _begin(self, actor: int, life: int) -> None:
+        self.joined.append((actor, actor in self._lives))
+        self._lives[actor] = life
+        self._tell(actor, msgspec.structs.replace(self._reads.get(actor, Read(-1)), refused=None))
+
+    def _receive(self, message: Message, about: Mapping[str, bytes], actor: int) -> None:
+        life = _word(about, "life")
+        if life < self._lives.get(actor, -1):
+            self.dropped["overtaken"] += 1
+            return
+        segment = self._decoded(message, about, actor)
+        if life >= message.offset():
+            raise DamagedFile(f"its header 'life' is {life}, and no life began there before offset {message.offset()}")
+        self._lives[actor] = life  # not before: a forged one would end the actor's own
+        assert segment.header is not None
+        partition, home = message.partition(), self.homes[message.partition()]
+        segment.slot, self._next_slot = self._next_slot, self._next_slot + 1
+        age_s = max(0.0, time.time() - message.timestamp()[1] / 1000)
+        self._came = [self._came[0] + 1, self._came[1] + len(message), age_s]
+        self._slots[segment.slot] = (partition, message.offset())
+        home.held[message.offset()] = actor
+        held = (*self._reads.get(actor, Read(0)).held, segment.header.sequence)
+        self._reads[actor] = Read(segment.header.sequence + 1, held, life)
+        self._ready.append(segment)
+        if len(home.held) >= home.limit and not home.paused:
+            home.paused = True
+            self._feed.hold(self._topic, partition, on=True)
+
+    def _decoded(self, message: Message, about: Mapping[str, bytes], actor: int) -> Segment:
+        """The segment, if the message is one of this run and its headers say the same as its contents."""
+        if _word(about, "schema") > SEGMENT_SCHEMA:
+            raise DamagedFile(
+                f"its schema is {_word(about, 'schema')}, newer than {SEGMENT_SCHEMA}, the newest known here"
+            )
+        value = message.value() or b""
+        if len(value) > self._connection.max_bytes:
+            raise DamagedFile(f"it has {len(value)} bytes, more than kafka.max_message_mb allows")
+        segment = decode_segment(value, self._spec)
+        header = segment.header
+        assert header is not None
+        words = tuple(_word(about, name) for name in ("epoch", "sequence", "version"))
+        if (header.run, header.actor, header.epoch, header.sequence, header.version) != (
+            self._connection.name,
+            actor,
+            *words,
+        ):
+            raise DamagedFile("its headers and its contents name different segments")
+        segment.state = about.get("state")
+        return segment
+
+    def _reject(self, message: Message, about: Mapping[str, bytes], reason: str) -> None:
+        """Put it aside with the reason, and let its writer know, if it is one of ours."""
+        self.dropped["rejected"] += 1
+        where = {"partition": WORD.pack(message.partition()), "offset": WORD.pack(message.offset())}
+        parked = {**about, "reason": reason.encode(), **where}
+        value = (message.value() or b"")[: self._connection.max_bytes]
+        key = message.key() or self._connection.key("unknown")
+        self._sender.send(self._connection.topic(REJECTED), value, key, 0, parked)
+        for actor in range(self._num_actors):
+            if about.get("run") == self._run.encode() and about.get("actor") == WORD.pack(actor):
+                known = self._reads.get(actor, Read(-1))
+                self._tell(actor, msgspec.structs.replace(known, refused=(message.offset(), reason[:200])))
+
+    def _tell(self, actor: int, read: Read) -> None:
+        if read.next >= 0:
+            self._reads[actor] = read
+        told = msgspec.structs.replace(read, life=self._lives.get(actor, read.life))
+        self._sender.send(
+            self._connection.topic(PROGRESS), msgspec.msgpack.encode(told), self._connection.key(actor), 0, {}
+        )
+
+
+class Primer:
+    """What tells actors of a resumed run where it goes on from, before any of them begins."""
+
+    def __init__(self, connection: Connection, partitions: int) -> None:
+        self._connection, self._partitions = connection, partitions
+        self._sender = Sender(connection)
+
+    def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
+        """Where the topic knows as much or more, that stays."""
+        connection, home = self._connection, home_of(self._connection.run, actor, self._partitions)
+        last = last_of(connection, actor, home)
+        if last is not None and last[0] >= sequence:
+            return
+        key, word = connection.key(actor), WORD.pack
+        about = {"kind": PRIME, "run": connection.run.encode(), "actor": word(actor), "sequence": word(sequence)}
+        if state is not None:
+            about["state"] = state
+        self._sender.post(connection.topic(EXPERIENCES), None, key, home, about)
+        self._sender.post(connection.topic(PROGRESS), msgspec.msgpack.encode(Read(sequence + 1)), key, 0, {})
+
+
+def _word(about: Mapping[str, bytes], name: str, below: int | None = None) -> int:
+    value = about.get(name, b"")
+    if len(value) != WORD.size:
+        raise DamagedFile(f"its header {name!r} is missing or no number")
+    (number,) = WORD.unpack(value)
+    if number < 0 or (below is not None and number >= below):
+        raise DamagedFile(f"its header {name!r} is {number}, which is out of range")
+    return int(number)
+
+
+def beginning(connection: Connection, partitions: int) -> Marks:
+    """Marks that leave out everything that is in the topic now."""
+    topic = connection.topic(EXPERIENCES)
+    with reading(connection) as consumer:
+        return {number: (ends(consumer, topic, number)[1], []) for number in range(partitions)}

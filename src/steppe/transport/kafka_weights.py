@@ -1,0 +1,303 @@
+"""Weights through Kafka: small ones in messages, large ones in files that messages name; each publication in a transaction with
+the offsets of the segments behind it.
+
+    learner ── begin ─ weights ─ offsets ─ commit ▶ model_updates[0] ▶ actors, manager
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from steppe.core.codec import WEIGHTS_SCHEMA, decode_weights, encode_weights
+from steppe.core.durable import write_atomic
+from steppe.core.errors import DamagedFile, Overtaken, RunFailed, Unreachable
+from steppe.core.weights import Layout, Weights
+from steppe.transport.kafka import (
+    UPDATES,
+    WORD,
+    Connection,
+    Feed,
+    Message,
+    ends,
+    headers_of,
+    library,
+    log,
+    newest,
+    reading,
+)
+from steppe.transport.kafka_links import KafkaInlet
+
+UNREADABLE_S = 30.0  # how long a reader without any weights tries to read some
+KEPT_CLAIMS = 4  # files of weights that are left for readers who are late
+PRESS = "learner"  # the key of the newest press's name in model_updates
+TRY_S = 30.0  # how long one call of a transaction may take before it is repeated
+
+
+class KafkaWeights:
+    """A WeightStore, as a reader holds it; the learner's has a press, which writes."""
+
+    def __init__(self, connection: Connection, feed: Feed | None, claims: Path, press: Press | None = None) -> None:
+        self._connection, self._claims, self._press = connection, claims, press
+        self._newest: dict[str, Weights] = {}
+        self._came: dict[str, Message] = {}
+        self.damaged: str | None = None  # why the newest message was not taken
+        self._damaged_s = math.inf  # since when
+        self._sought: set[str] = set()
+        self._feed = feed
+        self._published: dict[str, tuple[int, Layout]] = {}
+        with reading(connection) as consumer:
+            _, self._begun = ends(consumer, connection.topic(UPDATES))
+        if feed is not None:
+            feed.follow(connection.topic(UPDATES), 0, self._begun, self._take)
+
+    def publish(self, policy: str, weights: Weights) -> None:
+        if self._press is None:
+            raise ValueError("only the learner publishes weights")
+        version, layout = self._published.get(policy, (-1, weights.layout))
+        if policy in self._published and weights.version <= version:
+            raise ValueError(f"version {weights.version} is not newer than {version}")
+        weights.require(layout, "those published before")
+        copy = weights.copy()
+        self._press.put(policy, copy)
+        self._newest[policy], self._published[policy] = copy, (weights.version, layout)
+        self._came.pop(policy, None)
+
+    def newer_than(self, policy: str, version: int) -> Weights | None:
+        if self._feed is not None:
+            self._feed.progress()
+            self._seek(policy)
+        if policy in self._came:
+            self._decode(policy, self._came.pop(policy))
+        found = self._newest.get(policy)
+        if found is None and time.monotonic() - self._damaged_s > UNREADABLE_S:
+            raise RunFailed(f"no weights can be read: {self.damaged}")
+        return found.copy() if found is not None and found.version > version else None
+
+    def earlier(self, policy: str) -> int:
+        """The newest version that an earlier learner of this run has published; -1 when there was none."""
+        found = self._before(policy)
+        word = b"" if found is None else headers_of(found).get("version", b"")
+        return int(WORD.unpack(word)[0]) if len(word) == WORD.size else -1
+
+    def _seek(self, policy: str) -> None:
+        """The first time that somebody asks for a policy: what was published before this reader came."""
+        if policy in self._sought:
+            return
+        self._sought.add(policy)
+        if policy not in self._came and (found := self._before(policy)) is not None:
+            self._take(found)
+
+    def _before(self, policy: str) -> Message | None:
+        key = self._connection.key(policy)
+        wanted = lambda message: message.key() == key  # noqa: E731
+        return newest(self._connection, self._connection.topic(UPDATES), 0, wanted, self._begun)[0]
+
+    def _take(self, message: Message) -> None:
+        about = headers_of(message)
+        if about.get("run") == self._connection.run.encode() and "policy" in about and "version" in about:
+            self._came[about["policy"].decode(errors="replace")] = message  # read only if somebody wants it
+
+    def _decode(self, policy: str, message: Message) -> None:
+        """Keep the old weights where the new ones are not what they claim."""
+        about = headers_of(message)
+        try:
+            if len(about.get("schema", b"")) != WORD.size or WORD.unpack(about["schema"])[0] > WEIGHTS_SCHEMA:
+                raise DamagedFile("weights of a schema that is not known here")
+            data = message.value() or b""
+            if "sha256" in about:
+                data = self._claimed(about)
+            self._newest[policy] = decode_weights(data)
+            self.damaged, self._damaged_s = None, math.inf
+        except DamagedFile as error:
+            self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
+
+    def _claimed(self, about: Mapping[str, bytes]) -> bytes:
+        name = about["sha256"].hex()
+        try:
+            data = (self._claims / f"{name}.weights").read_bytes()
+        except OSError as error:
+            raise DamagedFile(f"the weights' file {name} cannot be read in {self._claims}: {error.strerror}") from None
+        if hashlib.sha256(data).digest() != about["sha256"]:
+            raise DamagedFile(f"the weights' file {name} does not match its name")
+        return data
+
+
+class Press:
+    """Writes weights, each with the offsets of what was learned from by then, in one transaction, in a thread of its own.
+
+    A press that is begun fences the one before it: of two learners of one run only the later can publish. It leaves its name
+    in model_updates, so that one that is fenced can tell a later learner from a broker that gave up a transaction which took
+    too long: then it begins anew, and writes the same again.
+    """
+
+    def __init__(self, connection: Connection, inlet: KafkaInlet | None, claims: Path) -> None:
+        self._connection, self._inlet, self._claims = connection, inlet, claims
+        self._kafka = library()
+        self._topic, self._name = connection.topic(UPDATES), uuid.uuid4().hex.encode()
+        self._producer: Any = None
+        self._signed = False
+        self._waiting: dict[str, tuple[Weights, list[Any]]] = {}
+        self._error: BaseException | None = None
+        self._busy = self._closed = False
+        self._changed = threading.Condition()
+        self._commit(self._sign)
+        self._thread = threading.Thread(target=self._work, name="press", daemon=True)
+        self._thread.start()
+
+    def put(self, policy: str, weights: Weights) -> None:
+        """Write this next; one that waits for its turn is replaced. Raises what went wrong before."""
+        with self._changed:
+            self.require()
+            self._waiting[policy] = (weights, self._inlet.offsets() if self._inlet is not None else [])
+            self._changed.notify_all()
+
+    def require(self) -> None:
+        """Raise what went wrong, if something did."""
+        if self._error is not None:
+            raise self._error
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is written; whether it is."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: (not self._waiting and not self._busy) or self._error, timeout_s)
+            self.require()
+            return bool(done)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what waits, and end."""
+        with self._changed:
+            self._changed.wait_for(lambda: (not self._waiting and not self._busy) or self._error, timeout_s)
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (due := self._due()) is not None:
+            try:
+                self._print(*due)
+            except BaseException as error:  # noqa: BLE001 - raised again where the learner publishes next
+                with self._changed:
+                    self._error = error
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _due(self) -> tuple[str, Weights, list[Any]] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (self._waiting and self._error is None))
+            if self._closed and not self._waiting:
+                return None
+            if self._closed and self._error is not None:
+                return None
+            policy = next(iter(self._waiting))
+            self._busy = True
+            return (policy, *self._waiting.pop(policy))
+
+    def _print(self, policy: str, weights: Weights, offsets: list[Any]) -> None:
+        data = encode_weights(weights)
+        about = {
+            "schema": WORD.pack(WEIGHTS_SCHEMA),
+            "run": self._connection.run.encode(),
+            "policy": policy.encode(),
+            "version": WORD.pack(weights.version),
+        }
+        if len(data) > self._connection.config.claim_mb * (1 << 20):
+            about["sha256"], data = self._claim(data), b""
+        key = self._connection.key(policy)
+        self._commit(lambda: self._transact(data, key, about, offsets))
+
+    def _commit(self, act: Callable[[], None]) -> None:
+        """Do it with a producer that is ready for it, however often that has to be begun anew; Overtaken by a later one."""
+        while True:
+            try:
+                if self._producer is None:
+                    self._producer = self._connection.producer(**self._settings())
+                    self._again(lambda: self._producer.init_transactions(TRY_S))
+                self._sign()
+                act()
+                return
+            except _Again:
+                continue
+            except _Lost as error:
+                self._require_newest(str(error))
+                self._producer, self._signed = None, False
+
+    def _settings(self) -> dict[str, Any]:
+        name = f"steppe/{self._connection.config.prefix}{self._connection.run}/learner"
+        return {"transactional.id": name, "transaction.timeout.ms": 60_000, "message.timeout.ms": 55_000}
+
+    def _sign(self) -> None:
+        """Leave word that this press is the newest."""
+        if not self._signed:
+            about = {"run": self._connection.run.encode(), "press": self._name}
+            self._transact(b"", self._connection.key(PRESS), about, [])
+            self._signed = True
+
+    def _require_newest(self, why: str) -> None:
+        """Overtaken when the newest word in the topic is another's."""
+        key = self._connection.key(PRESS)
+        while True:
+            try:
+                found, _ = newest(self._connection, self._topic, 0, lambda message: message.key() == key)
+                break
+            except Unreachable:
+                if self._closed:
+                    raise
+        if found is not None and headers_of(found).get("press") != self._name:
+            raise Overtaken(f"another learner has taken over {self._connection.run}: this one ends")
+        log().warning("kafka: the press begins anew: %s", why)
+
+    def _transact(self, data: bytes, key: bytes, about: Mapping[str, bytes], offsets: list[Any]) -> None:
+        self._again(self._producer.begin_transaction)
+        self._producer.produce(self._topic, data, key, 0, headers=list(about.items()))
+        if self._inlet is not None and offsets:
+            metadata = self._inlet.metadata
+            self._again(lambda: self._producer.send_offsets_to_transaction(offsets, metadata, TRY_S))
+        self._again(lambda: self._producer.commit_transaction(TRY_S))
+
+    def _again(self, act: Any) -> None:
+        """Do it until it is done: a broker that is away comes back. _Again when the transaction has to begin anew, _Lost
+        when the producer has to."""
+        while True:
+            try:
+                act()
+                return
+            except self._kafka.KafkaException as error:
+                inner, known = error.args[0], self._kafka.KafkaError
+                refused = (known.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, known.CLUSTER_AUTHORIZATION_FAILED)
+                fenced = (known._FENCED, known.INVALID_PRODUCER_EPOCH, known.PRODUCER_FENCED, known.INVALID_TXN_STATE)
+                if inner.code() in fenced or (inner.fatal() and inner.code() not in refused):
+                    raise _Lost(inner.str()) from None
+                if inner.txn_requires_abort():
+                    self._again(lambda: self._producer.abort_transaction(TRY_S))
+                    raise _Again from None
+                if self._closed or (not inner.retriable() and inner.code() != known._TIMED_OUT):
+                    raise RunFailed(f"weights could not be published: {inner.str()}") from None
+
+    def _claim(self, data: bytes) -> bytes:
+        """Put weights into a file of their own, and remove those that nobody will ask for any more."""
+        digest = hashlib.sha256(data).digest()
+        self._claims.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._claims / f"{digest.hex()}.weights", data)
+        for old in list(_by_age(self._claims))[:-KEPT_CLAIMS]:
+            old.unlink(missing_ok=True)
+        return digest
+
+
+class _Again(Exception):
+    """A transaction was given up, and is to be begun anew."""
+
+
+class _Lost(Exception):
+    """A producer can do nothing more: brokers know a newer one, or have given up its transaction."""
+
+
+def _by_age(claims: Path) -> Iterator[Path]:
+    yield from sorted(claims.glob("*.weights"), key=lambda path: path.stat().st_mtime_ns)

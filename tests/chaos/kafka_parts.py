@@ -1,0 +1,126 @@
+"""A writer and a reader of segments with a ledger, in processes of their own that tests kill: run by test_kafka_chaos.py.
+
+The reader learns by writing down, in a file of its own that is replaced at once, which segments it has taken in and where it
+was in the topic. Whatever it takes in behind that is forgotten when it is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from steppe.core.config import KafkaConfig
+from steppe.core.durable import read_json, write_json
+from steppe.core.experience import SegmentHeader
+from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.weights import Weights
+from steppe.roles.gates import Window
+from steppe.transport.kafka import Connection, Feed, partitions_of
+from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
+from steppe.transport.kafka_weights import KafkaWeights, Press
+
+SPEC = SegmentSpec(4, 2, FieldSpec("obs", (16,), "float32"), FieldSpec("action", (), "int64"))
+SLOTS, ACTORS, SAVE_EVERY = 2, 2, 5
+
+
+def connection(words: dict) -> Connection:
+    return Connection(KafkaConfig(**words["config"]), words["run"])
+
+
+def write(words: dict, actor: int) -> None:
+    """Send segments until a file asks for the end; then say how many there are."""
+    link = connection(words)
+    feed, room = Feed(link), Path(words["room"])
+    channel = KafkaOutlet(link, feed, SPEC, actor, SLOTS, partitions_of(link))
+    last = channel.recall(actor)
+    sequence = 0 if last is None else last[0] + 1
+    assert last is None or last[1] == b"%d" % last[0], "a state of another segment"
+    while not (room / "finish").exists():
+        segment = channel.blank(actor)
+        if segment is None:
+            feed.progress(0.02)
+            continue
+        for column in segment.columns.values():
+            column[...] = sequence % 2
+        segment.header = SegmentHeader(link.name, actor, 0, sequence, 0)
+        segment.state = b"%d" % sequence
+        channel.offer(segment)
+        sequence += 1
+    assert channel.close(60.0)
+    write_json(room / f"sent-{actor}.json", sequence)
+    feed.close()
+
+
+def read(words: dict) -> None:
+    """Take in segments until all are there that writers have said they sent."""
+    link, room = connection(words), Path(words["room"])
+    saved = room / "learned.json"
+    known = read_json(saved) if saved.exists() else {"learned": [], "expected": {}, "dropped": {}, "version": -1}
+    marks = {int(n): (low, done) for n, low, done in known.get("marks") or words["marks"]}
+    feed = Feed(link, group=f"steppe-{link.run}")
+    inlet = KafkaInlet(link, feed, SPEC, ACTORS, SLOTS, marks)
+    press = Press(link, inlet, room)
+    store = KafkaWeights(link, None, room, press)
+    window = Window(inlet, ACTORS, 0.0, 10**9, time.monotonic)
+    window.ledger.expected = {int(actor): n for actor, n in known["expected"].items()}
+    window.ledger.dropped.update(known["dropped"])
+    learned, version = known["learned"], max(known["version"], store.earlier("policy")) + 1
+    weights = Weights.from_arrays({"count": np.zeros(1, np.int64)})
+    takes = 0
+    while not complete(room, window.ledger.expected):
+        segments = window.take(0)
+        if not segments:
+            press.require()
+            feed.one(0.02)
+            continue
+        for segment in segments:
+            header = segment.header
+            assert all(
+                (column == header.sequence % 2).all() for name, column in segment.columns.items() if name != "final_obs"
+            )
+            learned.append([header.actor, header.sequence])
+            inlet.release(segment)
+        takes += 1
+        weights.arrays()["count"][0] = len(learned)
+        store.publish("policy", weights.stamped(version=version, updates=takes, env_steps=0))
+        version += 1
+        if takes % SAVE_EVERY == 0:
+            save(saved, learned, window, inlet, version)
+    save(saved, learned, window, inlet, version)
+    press.close(60.0)
+    feed.close()
+
+
+def save(path: Path, learned: list, window: Window, inlet: KafkaInlet, version: int) -> None:
+    expected = {str(actor): n for actor, n in window.ledger.expected.items()}
+    dropped = dict(window.ledger.dropped)
+    write_json(
+        path,
+        {"learned": learned, "expected": expected, "dropped": dropped, "version": version, **inlet.mark()}
+        | {"overtaken": inlet.dropped["overtaken"]},
+    )
+
+
+def complete(room: Path, expected: dict) -> bool:
+    sent = {actor: room / f"sent-{actor}.json" for actor in range(ACTORS)}
+    if not all(path.exists() for path in sent.values()):
+        return False
+    return all(expected.get(actor, 0) >= read_json(path) for actor, path in sent.items())
+
+
+def begin(link: Connection, room: Path) -> dict:
+    """The words for both programs."""
+    marks = [[n, low, done] for n, (low, done) in beginning(link, partitions_of(link)).items()]
+    return {"config": link.config.model_dump(mode="json"), "run": link.run, "room": str(room), "marks": marks}
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[2])
+    if sys.argv[1] == "read":
+        read(told)
+    else:
+        write(told, int(sys.argv[3]))

@@ -1,0 +1,215 @@
+"""Kill -9 of writers, the reader and the broker at random moments, beside a ledger of every sequence number.
+
+`KILLS=100` makes it a hundred of each: `make chaos`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kafka_kit import PATIENCE_S, connected, own_broker, settings, wait_until
+from kafka_parts import ACTORS, begin
+
+from steppe.core.errors import Unreachable
+from steppe.transport.kafka import Connection, ends, ensure_topics, headers_of, library, newest, span
+
+KILLS = int(os.environ.get("KILLS", "10"))
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600 + 60 * KILLS)]
+AWAY_S = 20.0
+PARTS = Path(__file__).with_name("kafka_parts.py")
+PATHS = os.pathsep.join([str(PARTS.parent), str(PARTS.parents[1]), *sys.path])
+
+
+class Troupe:
+    """Two writers and a reader under way, each started again when it is killed."""
+
+    def __init__(self, connection, room, **environ):
+        self.connection, self.room, self.words = connection, room, begin(connection, room)
+        self.environ = {**os.environ, "PYTHONPATH": PATHS, **environ}
+        self.processes = {}
+        for name in ("reader", *(f"writer-{actor}" for actor in range(ACTORS))):
+            self.start(name)
+
+    def start(self, name):
+        kind, _, actor = name.partition("-")
+        more = [] if kind == "reader" else [actor]
+        command = [sys.executable, PARTS, "read" if kind == "reader" else "write", json.dumps(self.words), *more]
+        with (self.room / f"{name}.log").open("a") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=self.environ)
+
+    def kill(self, name):
+        process = self.processes[name]
+        assert process.poll() is None, self.log(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.start(name)
+
+    def log(self, name):
+        return f"{name}: {(self.room / f'{name}.log').read_text()[-2000:]}"
+
+    def learned(self):
+        path = self.room / "learned.json"
+        return json.loads(path.read_text()) if path.exists() else {"learned": []}
+
+    def finish(self):
+        (self.room / "finish").touch()
+        for name, process in self.processes.items():
+            assert process.wait(PATIENCE_S) == 0, self.log(name)
+
+    def require_alive(self):
+        for name, process in self.processes.items():
+            assert process.poll() is None, self.log(name)
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def account(self):
+        """Every segment that a writer has sent was learned from once, in its actor's order; offsets say the same."""
+        told = self.learned()
+        for actor in range(ACTORS):
+            sent = json.loads((self.room / f"sent-{actor}.json").read_text())
+            assert [n for one, n in told["learned"] if one == actor] == list(range(sent)), f"actor {actor}"
+            assert sent > 0
+        assert len(told["learned"]) > 20
+        assert "missing" not in told["dropped"], told["dropped"]
+        topic = self.connection.topic("experiences")
+        group = self.connection.consumer(f"steppe-{self.connection.run}")
+        places = [library().TopicPartition(topic, number) for number, _, _ in told["marks"]]
+        committed = {place.partition: place.offset for place in group.committed(places, timeout=10)}
+        assert all(low == ends(group, topic, number)[1] for number, low, _ in told["marks"])
+        for number, low, _ in told["marks"]:  # behind the last transaction there is nothing to learn from
+            behind = span(group, topic, number, committed[number], low) if committed[number] < low else []
+            assert {headers_of(message)["kind"] for message in behind} <= {b"begin"}
+        group.close()
+        wait_until(lambda: self.published() == told["version"] - 1, "the last version")
+
+    def published(self):
+        last, _ = newest(self.connection, self.connection.topic("model_updates"), 0, lambda message: True)
+        return int.from_bytes(headers_of(last).get("version", b""), "little")
+
+
+@pytest.fixture
+def troupe(kafka, tmp_path):
+    troupe = Troupe(connected(kafka), tmp_path)
+    yield troupe
+    troupe.close()
+
+
+def some_time(stream, troupe):
+    """Until so many more were learned from, and a moment besides."""
+    due = len(troupe.learned()["learned"]) + stream.randrange(1, 40)
+    wait_until(lambda: len(troupe.learned()["learned"]) >= due, troupe.log("reader"))
+    time.sleep(stream.uniform(0, 0.05))
+
+
+@pytest.mark.parametrize("victims", [["writer-0", "writer-1"], ["reader"]], ids=["writers", "reader"])
+def test_killed_again_and_again(victims, troupe):
+    stream = random.Random(str(victims))
+    for _ in range(KILLS):
+        some_time(stream, troupe)
+        troupe.kill(stream.choice(victims))
+    some_time(stream, troupe)
+    troupe.finish()
+    troupe.account()
+
+
+@pytest.fixture
+def broker(kafka, tmp_path):
+    """A broker of the test's own; what it had acknowledged is there when it comes back."""
+    broker = own_broker(tmp_path / "broker")
+    yield broker
+    broker.down()
+
+
+@contextmanager
+def performing(broker, room, **environ):
+    connection = Connection(settings(broker.up(0).address), "chaos~1")
+    ensure_topics(connection)
+    troupe = Troupe(connection, room, **environ)
+    try:
+        yield troupe
+        some_time(random.Random(2), troupe)
+        troupe.finish()
+        troupe.account()
+    finally:
+        troupe.close()
+
+
+def test_the_broker_is_killed_again_and_again(broker, tmp_path):
+    with performing(broker, tmp_path) as troupe:
+        stream = random.Random(5)
+        for _ in range(KILLS):
+            some_time(stream, troupe)
+            broker.kill()
+            broker.up(0)
+
+
+def test_a_broker_that_is_away(broker, tmp_path):
+    """Writers wait with a bounded number of segments, then everybody goes on. Who comes meanwhile says that nobody answers."""
+    with performing(broker, tmp_path) as troupe:
+        some_time(random.Random(1), troupe)
+        broker.down()
+        with pytest.raises(Unreachable, match="no Kafka broker answers"):
+            troupe.connection.reach(1.0)
+        sizes = {name: _size(process.pid) for name, process in troupe.processes.items()}
+        time.sleep(AWAY_S)  # nothing else can be waited for
+        troupe.require_alive()
+        for name, process in troupe.processes.items():
+            assert _size(process.pid) < sizes[name] + (64 << 20), f"{name} grew while nobody took its messages"
+        broker.up(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
+def test_a_broker_whose_disk_is_full(broker, tmp_path):
+    """It ends, and its words say why; everybody waits, and goes on once there is room and somebody has started it again."""
+    data = broker.home / "data"
+    data.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", data], check=True)
+    try:
+        with performing(broker, tmp_path) as troupe:
+            some_time(random.Random(1), troupe)
+            filler = data / "filler"
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(1 << 16)):
+                    pass
+            wait_until(lambda: broker.running() is None, "the broker's end")
+            assert "No space left on device" in broker.last_words()
+            troupe.require_alive()
+            filler.unlink()
+            broker.up(0)
+    finally:
+        broker.down()
+        subprocess.run(["umount", "--lazy", data], check=True)
+
+
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="needs Debian's package libfaketime")
+def test_clocks_that_jump(broker, tmp_path):
+    """Those of the writers and the reader, by hours, ahead and back; what a clock says decides about no message."""
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    environ = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    with performing(broker, tmp_path, **environ, FAKETIME_DONT_FAKE_MONOTONIC="1") as troupe:
+        for jump in ("+3h", "-40d", "+0"):
+            some_time(random.Random(jump), troupe)
+            clock.write_text(jump)
+        some_time(random.Random(1), troupe)
+        troupe.kill("writer-0")
+        troupe.kill("reader")
+
+
+def _size(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,56 @@
+"""One broker for all tests of a session, and connections to topics that no other test knows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from pathlib import Path
+
+from steppe.core.config import KafkaConfig
+from steppe.transport.kafka import Connection, ensure_topics
+from steppe.transport.kafka_broker import Broker, cache_directory, fetch_jars
+
+PATIENCE_S = 240.0  # only bounds how long a failure takes
+
+
+def own_broker(home: Path) -> Broker:
+    """A broker with files of its own, not yet started."""
+    return Broker(home, Broker.usual().jars)
+
+
+def session_home(factory) -> Path:
+    """The same for all workers of one session."""
+    base = factory.getbasetemp()
+    return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "kafka"
+
+
+def started(home: Path) -> str:
+    """The address of the session's broker, which the first who asks starts."""
+    home.mkdir(exist_ok=True)
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("a") as lock, (cache_directory() / "lock").open("a") as cache:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(cache, fcntl.LOCK_EX)
+        fetch_jars(Broker.usual().jars)
+        fcntl.flock(cache, fcntl.LOCK_UN)
+        return own_broker(home).up(0).address
+
+
+def settings(address: str, **more) -> KafkaConfig:
+    """Topics of one's own, with few partitions: fresh ones are created quickly."""
+    return KafkaConfig(address=address, prefix=f"t{uuid.uuid4().hex[:8]}.", **{"partitions": 2, **more})
+
+
+def connected(address: str, run: str = "conformance", **more) -> Connection:
+    connection = Connection(settings(address, **more), f"{run}~{uuid.uuid4().hex[:8]}")
+    assert ensure_topics(connection) == []
+    return connection
+
+
+def wait_until(true, what="it"):
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, f"{what} never came true"
+        time.sleep(0.02)

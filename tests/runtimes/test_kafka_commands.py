@@ -1,0 +1,142 @@
+"""Commands over Kafka: each carried out once, by who it is for, and answered; a changed hyperparameter has its effect."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from command_kit import PATIENCE_S, opened, status, trained, under_way, wait_until
+from kafka_kit import settings
+from kafka_runs import PPO, SMALL, STEPPE, alone, answers, connection_to, described, told, words
+
+from steppe.core.links import ACTORS, COMMANDS, EVENTS, TRAINING
+from steppe.records.checkpoints import Checkpoints
+from steppe.runtimes.kafka_charter import command
+from steppe.transport.kafka_board import KafkaBoard
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@contextmanager
+def speaking(kafka, prefix):
+    board = KafkaBoard(connection_to(kafka, prefix), "test")
+    try:
+        yield board
+    finally:
+        board.close()
+
+
+def bad_commands():
+    """Reason → a command that is ignored for it."""
+    return {
+        "it has expired": {**command("set", "test", values={"learning_rate": 1.0}), "expires_s": 1.0},
+        "hidden cannot change": command("set", "test", values={"hidden": [3]}),
+        "agent.learning_rate": command("set", "test", values={"learning_rate": -1.0}),
+        "it sets nothing": command("set", "test"),
+        "nobody knows this command": command("explode", "test"),
+        "it is for the run 'another'": command("stop", "test", run="another"),
+        "it is for generation 99": command("stop", "test", generation=99),
+    }
+
+
+def require_refused(answers):
+    for reason, record in bad_commands().items():
+        found = [one for one in answers if one["command"] == record["command"] and reason in str(one.get("message"))]
+        assert len(found) == 1, (reason, answers)
+        assert not found[0]["obeyed"]
+
+
+def test_a_supervised_run(kafka):
+    line, given = words(kafka, steps=10**8, mode="async", **{"flow.max_actors": 3})
+    bad, change = bad_commands(), command("set", "test", values={"learning_rate": 1e-5, "entropy_coef": 0.125})
+    with under_way([STEPPE, "train", *line]) as process:
+        wait_until(trained, process)
+        with speaking(kafka, given["kafka.prefix"]) as board:
+            for record in (change, change, *bad.values()):
+                board.post(COMMANDS, record)
+            wait_until(lambda: len(answers()) == 2 + len(bad), process)
+            (taken,) = [one for one in answers() if one["obeyed"]]
+            assert (taken["role"], taken["values"]) == ("learner", change["values"])
+            assert taken["version"] >= 0
+            assert taken["updates"] > 0
+            require_refused(answers())
+            assert "it was carried out before" in [one.get("message") for one in answers()]
+            wait_until(lambda: len(rates(taken)) > 2, process)
+            assert rates(taken) == pytest.approx([1e-5] * len(rates(taken)))
+            for count in (3, 1):
+                board.post(COMMANDS, command("scale", "test", actors=count))
+                wait_until(lambda count=count: len(running_actors()) == count, process)
+            for word, state in (("pause", "PAUSED"), ("resume", "RUNNING"), ("stop", "STOPPED")):
+                board.post(COMMANDS, command(word, "test"))
+                wait_until(lambda state=state: status().state == state)
+        process.communicate(timeout=PATIENCE_S)
+        done = [one["command"] for one in answers() if one["obeyed"] and one["role"] == "supervisor"]
+        assert done == ["scale", "scale", "pause", "resume", "stop"]
+
+
+def rates(taken):
+    """What the learner learned with, well after it took the change over."""
+    reports = [report for _, report in opened().store.read(TRAINING) if report["updates"] > taken["updates"]]
+    return [report["stats"].get("learning_rate") for report in reports[2:]]
+
+
+def running_actors():
+    """Those whose newest report, no longer ago than some heartbeats, says that they run."""
+    newest = {report["actor"]: report for _, report in opened().store.read(ACTORS)}
+    return [actor for actor, report in newest.items() if report["state"] == "running" and _recent(report)]
+
+
+def _recent(report):
+    return time.time() - report["time_s"] < 10.0
+
+
+def test_roles_that_nobody_supervises(kafka, tmp_path, monkeypatch):
+    """Each role answers for itself; the learner says what it took over, and from which version on."""
+    given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
+    prefix, bad = settings(kafka).prefix, bad_commands()
+    with ExitStack() as stack:
+        processes = {}
+        for name, more in (("learner", ["CartPole-v1", *described(given)]), ("actor", [])):
+            monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
+            processes[name] = stack.enter_context(under_way(alone(name, kafka, prefix, *more)))
+        learner = processes["learner"]
+        wait_until(lambda: (tmp_path / "learner" / "run" / "run.json").exists(), learner)
+        wait_until(lambda: connection_to(kafka, prefix) is not None, learner)
+        connection = connection_to(kafka, prefix)
+        events = lambda: told(connection, EVENTS)  # noqa: E731
+        wait_until(lambda: told(connection, TRAINING) and told(connection, ACTORS), learner)
+        with speaking(kafka, prefix) as board:
+            change = command("set", "test", values={"learning_rate": 1e-5})
+            for record in (change, change, command("scale", "test", actors=3), *bad.values()):
+                board.post(COMMANDS, record)
+            for role in processes:
+                wait_until(lambda role=role: len(by(role, events())) >= len(bad) + 2, processes[role])
+            (taken,) = [one for one in by("learner", events()) if one["obeyed"]]
+            assert (taken["values"], taken["live"]) == (change["values"], ["learning_rate"])
+            assert taken["version"] >= 0
+            for role in ("learner", "actor-0"):
+                require_refused(by(role, events()))
+                reasons = [str(one.get("message")) for one in by(role, events())]
+                assert "it was carried out before" in reasons
+                assert any("nobody supervises" in reason for reason in reasons)
+            board.post(COMMANDS, command("pause", "test"))
+            wait_until(lambda: obeyed("pause", events()) == {"learner", "actor-0"}, learner)
+            wait_until(lambda: told(connection, ACTORS)[-1]["state"] == "paused", learner)
+            board.post(COMMANDS, command("resume", "test"))
+            steps = told(connection, TRAINING)[-1]["env_steps"]
+            wait_until(lambda: told(connection, TRAINING)[-1]["env_steps"] > steps, learner)
+            board.post(COMMANDS, command("stop", "test"))
+        for name, process in processes.items():
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, f"{name}: {errors}"
+    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "learner"))
+    assert Checkpoints(opened().checkpoints).latest() is not None
+
+
+def by(role, events):
+    return [one for one in answers(events) if one["role"].startswith(role)]
+
+
+def obeyed(word, events):
+    return {one["role"] for one in answers(events) if one["command"] == word and one["obeyed"]}

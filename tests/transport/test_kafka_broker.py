@@ -1,0 +1,116 @@
+"""A broker of one's own: jars that are checked, a process that is found again, sentences for what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kafka_kit import own_broker
+
+from steppe.core.errors import DamagedFile, UsageError
+from steppe.transport import kafka_broker
+from steppe.transport.kafka_broker import Broker, differences, fetch_jars, find_java, locked
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+STEPPE = Path(sys.executable).with_name("steppe")
+
+
+def test_up_status_down(kafka, tmp_path, monkeypatch):
+    """With the session's jars, in a home of its own."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / Broker.usual().jars.name).symlink_to(Broker.usual().jars)
+    environ = {**os.environ, "STEPPE_KAFKA_HOME": str(tmp_path / "home")}
+
+    def say(*words):
+        return subprocess.run(
+            [STEPPE, "kafka", *words, "--json"], capture_output=True, text=True, timeout=150, check=False, env=environ
+        )  # fmt: skip
+
+    assert (say("status").returncode, json.loads(say("status").stdout)["running"]) == (3, False)
+    try:
+        first = json.loads(say("up", "--port", "0").stdout)
+        again = json.loads(say("up").stdout)
+        assert first == again
+        assert first["running"]
+        assert json.loads(say("status").stdout)["address"] == first["address"]
+        assert json.loads(say("down").stdout) == {"stopped": True}
+        assert kafka_broker._started(first["pid"]) is None
+        assert json.loads(say("down").stdout) == {"stopped": False}
+    finally:
+        say("down")
+
+
+def test_a_taken_port_is_one_sentence(kafka, tmp_path):
+    with pytest.raises(UsageError, match=r"port \d+ of 127.0.0.1 cannot be had"):
+        own_broker(tmp_path).up(int(kafka.rpartition(":")[2]))
+
+
+def test_no_java_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(UsageError, match="needs Java 17 or newer, and there is no java here"):
+        find_java()
+    old = tmp_path / "java"
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    with pytest.raises(UsageError, match=r"needs Java 17 or newer, but .*11\.0\.2"):
+        find_java()
+
+
+def test_jars_are_those_of_the_lock(kafka, tmp_path, monkeypatch):
+    jars = Broker.usual().jars
+    assert differences(jars, locked()) == []
+    assert any(name.startswith("kafka_2.13-") for name in locked())
+    copy = tmp_path / "jars"
+    copy.mkdir()
+    for path in jars.glob("*.jar"):
+        (copy / path.name).symlink_to(path)
+    first, second, *_ = sorted(copy.glob("*.jar"))
+    first.unlink()
+    first.write_bytes(b"another")
+    second.unlink()
+    (copy / "stranger.jar").touch()
+    words = differences(copy, locked())
+    assert words == [
+        f"{second.name} is missing", "stranger.jar does not belong there", f"{first.name} has another sha256",
+    ]  # fmt: skip
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="there is no mvn here"):
+        fetch_jars(copy)
+
+
+def test_jars_that_maven_brings_are_checked(tmp_path, monkeypatch):
+    """A Maven that brings something else."""
+    maven = tmp_path / "bin" / "mvn"
+    maven.parent.mkdir()
+    maven.write_text(
+        "#!/bin/sh\nfor word; do case $word in -DoutputDirectory=*) into=${word#*=};; esac; done\nmkdir $into\n: > $into/kafka.jar\n"
+    )
+    maven.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{maven.parent}:/bin:/usr/bin")
+    with pytest.raises(DamagedFile, match=r"not those of kafka-jars\.lock"):
+        fetch_jars(tmp_path / "jars")
+    assert not (tmp_path / "jars").exists()
+    maven.write_text("#!/bin/sh\necho '[ERROR] no way to the repository'; exit 1\n")
+    with pytest.raises(UsageError, match="no way to the repository"):
+        fetch_jars(tmp_path / "jars")
+    assert kafka_broker.COORDINATES
+
+
+def test_the_last_words_of_a_broker_that_died(tmp_path):
+    broker = Broker(tmp_path, tmp_path)
+    assert broker.death() == ""
+    (tmp_path / "broker.json").write_text('{"pid": 999999999, "started": 1, "address": "127.0.0.1:1"}')
+    lines = [
+        "java.io.IOException: No space left on device",
+        "\tat java.base/Write",
+        "[main] ERROR kafka - all log dirs failed",
+    ]
+    (tmp_path / "broker.log").write_text("\n".join(lines))
+    assert "the last one was not stopped" in broker.death()
+    assert broker.death().endswith("java.io.IOException: No space left on device)")
+    assert not broker.down()

@@ -1,0 +1,418 @@
+"""Segments and weights over a real broker: what is refused and where it goes, whose word counts, where a reader goes on."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+from kafka_kit import PATIENCE_S, connected, wait_until
+
+from steppe.core.codec import encode_segment
+from steppe.core.config import KafkaConfig
+from steppe.core.errors import ConfigError, Overtaken, RunFailed
+from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.weights import Weights
+from steppe.testing.channel import SPEC, send
+from steppe.testing.weights import some_weights
+from steppe.transport.kafka import Feed, ends, ensure_topics, headers_of, library, newest, security, span
+from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
+from steppe.transport.kafka_weights import KafkaWeights, Press
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+RUN = "conformance"
+
+
+@contextmanager
+def ends_of(connection, actors=2, slots=4, marks=None):
+    """A reader, and a way to make writers, all closed at the end."""
+    feeds = [Feed(connection, group=f"steppe-{connection.run}")]
+    inlet = KafkaInlet(connection, feeds[0], SPEC, actors, slots, marks or beginning(connection, 2))
+
+    def writer(actor):
+        feeds.append(Feed(connection))
+        return KafkaOutlet(connection, feeds[-1], SPEC, actor, slots, 2)
+
+    try:
+        yield inlet, writer
+    finally:
+        inlet.close()
+        for feed in feeds:
+            feed.close()
+
+
+def polled(inlet):
+    """The next segment, however long it takes."""
+    found = []
+    wait_until(lambda: found or (found.extend([s for s in [inlet.poll()] if s is not None]) or found))
+    return found[0]
+
+
+def word(number):
+    return struct.pack("<q", number)
+
+
+def headers(connection, **more):
+    about = {"kind": b"segment", "schema": word(1), "run": connection.run.encode(), "actor": word(0), "epoch": word(0)}
+    about |= {"sequence": word(0), "version": word(0), "life": word(2**40), **more}
+    return [(name, value) for name, value in about.items() if value is not None]
+
+
+def encoded(spec=SPEC, run=RUN, actor=0, sequence=0):
+    segment = Segment.blank(spec)
+    segment.header = SegmentHeader(run, actor, 0, sequence, 0)
+    return encode_segment(segment)
+
+
+def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
+    connection = connected(kafka)
+    from dataclasses import replace
+
+    poison = {
+        "does not say which run": (b"anything", []),
+        "is missing or no number": (encoded(), headers(connection, sequence=b"7")),
+        "out of range": (encoded(), headers(connection, actor=word(99))),
+        "newer than 1": (encoded(), headers(connection, schema=word(2))),
+        "not a Steppe message": (b"x" * 400, headers(connection)),
+        "truncated": (encoded()[:-9], headers(connection)),
+        "instead of": (encoded(replace(SPEC, num_envs=5)), headers(connection)),
+        "name different segments": (encoded(sequence=3), headers(connection)),
+        "checksum": (_flipped(encoded()), headers(connection)),
+    }
+    with ends_of(connection) as (inlet, writer):
+        producer = connection.producer()
+        for value, about in poison.values():
+            producer.produce(connection.topic("experiences"), value, b"key", 0, headers=about)
+        producer.produce(
+            connection.topic("experiences"), b"x", b"k", 0, headers=[("run", b"other"), ("kind", b"segment")]
+        )
+        producer.flush(10)
+        good = writer(1)
+        send(good, RUN, 1, 0)
+        assert polled(inlet).header.actor == 1
+        assert inlet.dropped["rejected"] == len(poison)
+    _, end = newest(connection, connection.topic("experiences.rejected"), 0, lambda message: True)
+    consumer = connection.consumer()
+    parked = span(consumer, connection.topic("experiences.rejected"), 0, 0, end)
+    consumer.close()
+    assert len(parked) == len(poison)
+    for message, (reason, (value, _)) in zip(parked, poison.items(), strict=True):
+        assert reason in headers_of(message)["reason"].decode()
+        assert message.value() == value
+
+
+def _flipped(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+class Crafted:
+    """A message that never was in a topic."""
+
+    def __init__(self, value, about):
+        self._value, self._about = value, about
+
+    def value(self):
+        return self._value
+
+    def headers(self):
+        return self._about
+
+    def key(self):
+        return b"key"
+
+    def partition(self):
+        return 0
+
+    def offset(self):
+        return 2**50
+
+    def topic(self):
+        return "experiences"
+
+    def timestamp(self):
+        return 1, 0
+
+    def __len__(self):
+        return len(self._value)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(kafka):
+    connection = connected(kafka)
+    with ends_of(connection) as (inlet, _):
+        yield connection, inlet
+
+
+names = st.sampled_from(["kind", "run", "actor", "epoch", "sequence", "version", "life", "schema", "state", "x"])
+
+
+@trials(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    changes=st.dictionaries(names, st.none() | st.binary(max_size=9) | st.integers(-3, 2**62).map(word), max_size=4),
+    cut=st.integers(0, 2**12),
+    flips=st.lists(st.tuples(st.integers(0, 2**14), st.integers(1, 255)), max_size=3),
+)
+def test_nothing_that_comes_can_break_the_reader(fuzzed, changes, cut, flips):
+    """Whatever is wrong with a message, it is handed out whole or put aside."""
+    connection, inlet = fuzzed
+    data = bytearray(encoded()[: None if cut > 2**11 else -1 - cut])
+    for where, mask in flips:
+        if data:
+            data[where % len(data)] ^= mask
+    inlet._take(Crafted(bytes(data), headers(connection, **changes)))
+    while inlet._ready:
+        segment = inlet._ready.popleft()
+        assert segment.header.run == RUN
+        assert not flips or bytes(data) == encoded()
+        inlet.homes[0].held.pop(2**50, None)
+        inlet._slots.pop(segment.slot)
+
+
+def test_what_a_killed_writer_still_sent_counts_for_nothing(kafka):
+    """Its heir went on from what was there when it began."""
+    connection = connected(kafka)
+    with ends_of(connection) as (inlet, writer):
+        first = writer(0)
+        send(first, RUN, 0, 0, state=b"zero")
+        first.close()
+        heir = writer(0)
+        assert heir.recall(0) == (0, b"zero")
+        send(first, RUN, 0, 1, state=b"of the dead")
+        first.close()
+        send(heir, RUN, 0, 1, state=b"of the heir")
+        states = []
+        for _ in range(2):
+            segment = polled(inlet)
+            states.append(segment.state)
+            inlet.release(segment)
+        inlet.close()
+        assert states == [b"zero", b"of the heir"]
+        assert inlet.dropped["overtaken"] == 1
+
+        def noticed():
+            try:
+                first.blank(0)
+            except Overtaken as error:
+                return "another process has taken the place of actor-0" in str(error)
+            return False
+
+        wait_until(noticed)
+        assert last_of(connection, 0, 1 - 1 if heir._home == 0 else 1)[1] is not None
+
+
+def test_a_reader_goes_on_exactly_where_another_was(kafka):
+    """Released out of order: what was released does not come again, what was not does."""
+    connection = connected(kafka)
+    marks = beginning(connection, 2)
+    with ends_of(connection, actors=1, slots=6, marks=marks) as (inlet, writer):
+        out = writer(0)
+        for sequence in range(6):
+            send(out, RUN, 0, sequence)
+        held = [polled(inlet) for _ in range(6)]
+        for index in (0, 2, 3):
+            inlet.release(held[index])
+        told = {number: (low, done) for number, low, done in inlet.mark()["marks"]}
+        with ends_of(connection, actors=1, slots=6, marks=told) as (other, _):
+            first = polled(other)
+            other.release(first)  # in front of those that are done: they must not come back for that
+            rest = [polled(other) for _ in range(2)]
+            assert [segment.header.sequence for segment in (first, *rest)] == [1, 4, 5]
+            assert other.poll() is None
+
+
+def test_a_long_backlog_takes_bounded_memory(kafka):
+    connection = connected(kafka)
+    marks = beginning(connection, 2)
+    with ends_of(connection, actors=1, slots=60, marks=marks) as (_, writer):
+        out = writer(0)
+        for sequence in range(60):
+            send(out, RUN, 0, sequence)
+        out.close()
+        with ends_of(connection, actors=1, slots=2, marks=marks) as (inlet, _):
+            taken = [polled(inlet) for _ in range(LEAST_HELD)]
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                assert inlet.poll() is None, "more than the reader may hold"
+            come = [segment.header.sequence for segment in taken]
+            while come[-1] < 59:
+                for segment in taken:
+                    inlet.release(segment)
+                taken = [polled(inlet)]
+                come.append(taken[0].header.sequence)
+            assert come == list(range(60))
+
+
+def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(kafka, tmp_path):
+    connection = connected(kafka)
+    group = f"steppe-{connection.run}"
+    with ends_of(connection) as (inlet, writer):
+        out = writer(0)
+        for sequence in range(3):
+            send(out, RUN, 0, sequence)
+        held = [polled(inlet) for _ in range(3)]
+        press = Press(connection, inlet, tmp_path)
+        store = KafkaWeights(connection, None, tmp_path, press)
+        inlet.release(held[0])
+        store.publish("policy", some_weights(0))
+        assert press.flush(30)
+        lows = {number: low for number, low, _ in inlet.mark()["marks"]}
+        consumer = connection.consumer(group)
+        places = [library().TopicPartition(connection.topic("experiences"), number) for number in lows]
+        assert {place.partition: place.offset for place in consumer.committed(places, timeout=10)} == lows
+        consumer.close()
+        second = Press(connection, inlet, tmp_path)
+        later = KafkaWeights(connection, None, tmp_path, second)
+        assert later.earlier("policy") == 0
+        store.publish("policy", some_weights(1))
+        with pytest.raises(Overtaken, match="another learner has taken over"):
+            press.flush(30)
+        later.publish("policy", some_weights(2))
+        assert second.flush(30)
+        feed = Feed(connection)
+        reader = KafkaWeights(connection, feed, tmp_path)
+        wait_until(lambda: reader.newer_than("policy", 1) is not None)
+        assert reader.newer_than("policy", -1).version == 2
+        feed.close()
+        press.close()
+        second.close()
+
+
+class Hasty(Press):
+    """Brokers give up its transactions after a second."""
+
+    def _settings(self):
+        return {**super()._settings(), "transaction.timeout.ms": 1000, "message.timeout.ms": 900}
+
+
+class Dawdling:
+    """A producer whose first commit comes when the broker has given up the transaction."""
+
+    def __init__(self, producer, given_up):
+        self._producer, self._given_up = producer, given_up
+
+    def __getattr__(self, name):
+        return getattr(self._producer, name)
+
+    def commit_transaction(self, timeout_s):
+        assert self._producer.flush(30) == 0
+        wait_until(self._given_up, "the broker's patience")
+        self._producer.commit_transaction(timeout_s)
+
+
+def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
+    """As after a long pause of the machine: nobody else has taken over, and the learner goes on."""
+    connection = connected(kafka)
+    press, consumer = Hasty(connection, None, tmp_path), connection.consumer()
+    store, topic = KafkaWeights(connection, None, tmp_path, press), connection.topic("model_updates")
+    before = ends(consumer, topic)[1]  # as far as everything is decided
+    press._producer = Dawdling(press._producer, lambda: ends(consumer, topic)[1] > before)
+    store.publish("policy", some_weights(0))
+    assert press.flush(PATIENCE_S)
+    store.publish("policy", some_weights(1))
+    assert press.flush(PATIENCE_S)
+
+    def versions():  # a commit is acknowledged before readers see what it committed
+        end = ends(consumer, topic)[1]
+        return [headers_of(message).get("version") for message in span(consumer, topic, 0, 0, end)]
+
+    wait_until(lambda: word(1) in versions(), "the second version")
+    assert versions() == [None, None, word(0), word(1)], "what was given up, or not published once"
+    consumer.close()
+    press.close()
+
+
+def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
+    connection = connected(kafka, claim_mb=1e-6)
+    press = Press(connection, None, tmp_path)
+    store, feed = KafkaWeights(connection, None, tmp_path, press), Feed(connection)
+    reader = KafkaWeights(connection, feed, tmp_path)
+    store.publish("policy", some_weights(0))
+    assert press.flush(30)
+    wait_until(lambda: reader.newer_than("policy", -1) is not None)
+    assert reader.newer_than("policy", -1).version == 0
+    before = set(tmp_path.glob("*.weights"))
+    store.publish("policy", some_weights(1))
+    assert press.flush(30)
+    (fresh,) = set(tmp_path.glob("*.weights")) - before
+    fresh.write_bytes(_flipped(fresh.read_bytes()))
+    wait_until(lambda: reader.newer_than("policy", 0) is not None or reader.damaged)
+    assert reader.newer_than("policy", 0) is None
+    assert "does not match" in reader.damaged
+    assert reader.newer_than("policy", -1).version == 0, "the old weights are gone"
+    for version in range(2, 9):
+        store.publish("policy", some_weights(version))
+        assert press.flush(30)
+    assert len(list(tmp_path.glob("*.weights"))) <= 4
+    press.close()
+    feed.close()
+
+
+def test_drift_is_named(kafka):
+    connection = connected(kafka)
+    admin, kind = connection.admin(), library().admin
+    other = kind.ConfigEntry("retention.ms", "1000", incremental_operation=kind.AlterConfigOpType.SET)
+    topic = kind.ConfigResource(kind.ResourceType.TOPIC, connection.topic("experiences"), incremental_configs=[other])
+    for answer in admin.incremental_alter_configs([topic]).values():
+        answer.result()
+    wait_until(lambda: ensure_topics(connection))
+    (words,) = ensure_topics(connection)
+    assert "retention.ms=1000 instead of 86400000" in words
+
+
+def test_a_deleted_topic_ends_the_reader_with_the_reason(kafka):
+    connection = connected(kafka)
+    with ends_of(connection) as (inlet, writer):
+        send(writer(0), RUN, 0, 0)
+        polled(inlet)
+        admin = connection.admin()
+        for answer in admin.delete_topics([connection.topic("experiences")]).values():
+            answer.result()
+
+        def told():
+            try:
+                inlet._feed.one(0.1)
+            except RunFailed as error:
+                return "is gone" in str(error)
+            return False
+
+        wait_until(told)
+
+
+def test_secrets_come_from_the_environment_alone(monkeypatch):
+    config = KafkaConfig(address="a:1", security="sasl-tls", username="u", ca="/ca.pem")
+    monkeypatch.delenv("STEPPE_KAFKA_PASSWORD", raising=False)
+    with pytest.raises(ConfigError, match="STEPPE_KAFKA_PASSWORD"):
+        security(config)
+    monkeypatch.setenv("STEPPE_KAFKA_PASSWORD", "secret")
+    found = security(config)
+    assert found["security.protocol"] == "sasl_ssl"
+    assert (found["sasl.username"], found["sasl.password"]) == ("u", "secret")
+    assert found["ssl.ca.location"] == "/ca.pem"
+    assert "secret" not in config.model_dump_json()
+    with pytest.raises(ConfigError, match=r"kafka\.username goes with"):
+        KafkaConfig(username="u")
+    with pytest.raises(ConfigError, match=r"kafka\.ca is for"):
+        KafkaConfig(ca="/ca.pem")
+
+
+def test_large_weights_are_not_slow(kafka, tmp_path):
+    """A megabyte arrives whole, many times over, at a reader that came first."""
+    connection = connected(kafka)
+    press, feed = Press(connection, None, tmp_path), Feed(connection)
+    store, reader = KafkaWeights(connection, None, tmp_path, press), KafkaWeights(connection, feed, tmp_path)
+    weights = Weights.from_arrays({"flat": np.zeros(1 << 18, np.float32)})
+    for version in range(5):
+        weights.arrays()["flat"][:] = version
+        store.publish("policy", weights.stamped(version=version, updates=0, env_steps=0))
+        found = []
+        wait_until(
+            lambda found=found, version=version: found.append(reader.newer_than("policy", version - 1)) or found[-1]
+        )
+        assert (found[-1].arrays()["flat"] == version).all()
+    press.close()
+    feed.close()
