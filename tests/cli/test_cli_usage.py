@@ -38,7 +38,18 @@ def test_help_names_every_command(steppe):
     assert done.returncode == 0
     listed = done.stdout.split("Commands:")[1]
     commands = ("train", "eval", "runs", "watch", "stop", "algos", "envs", "doctor", "config")
-    for command in (*commands, "resume", "checkpoints", "rerun", "reproduce", "diff", "params", "node", "kafka", "role"):
+    for command in (
+        *commands,
+        "resume",
+        "checkpoints",
+        "rerun",
+        "reproduce",
+        "diff",
+        "params",
+        "node",
+        "kafka",
+        "role",
+    ):
         assert f"\n  {command} " in listed
     assert "..." not in listed
 

@@ -19,7 +19,9 @@ DIGEST = "sha256:" + "ab" * 32
 
 
 def run(*words, **options):
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, check=False, **options)
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=60, check=False, **options
+    )
 
 
 @pytest.fixture
@@ -60,14 +62,18 @@ def test_what_docker_says_wrongly_is_not_written(tmp_path, programs):
     copy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, copy)
     programs("docker", "#!/bin/sh\necho nonsense\n")
-    done = run(sys.executable, ROOT / "scripts" / "pin-images", "--root", copy, env=os.environ | {"PATH": programs.path})
+    done = run(
+        sys.executable, ROOT / "scripts" / "pin-images", "--root", copy, env=os.environ | {"PATH": programs.path}
+    )
     assert done.returncode == 1
     assert "no digest" in done.stderr
     assert "nonsense" not in (copy / "docker" / "Dockerfile.actor").read_text()
 
 
 def test_the_entry_point_prepares_and_hands_over(tmp_path, programs):
-    programs("steppe", '#!/bin/sh\ntrap "exit 7" TERM\necho "$@" "$STEPPE_KAFKA_PASSWORD" $$\nwhile :; do sleep 0.05; done\n')
+    programs(
+        "steppe", '#!/bin/sh\ntrap "exit 7" TERM\necho "$@" "$STEPPE_KAFKA_PASSWORD" $$\nwhile :; do sleep 0.05; done\n'
+    )
     kernels, secret = tmp_path / "kernels", tmp_path / "secret"
     kernels.mkdir()
     (kernels / "one.nbi").write_text("compiled")
