@@ -100,6 +100,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(2_048)  # whoever comes before the application is ready waits, and is not refused
     except OSError as error:
         listener.close()
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
