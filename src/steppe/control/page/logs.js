@@ -7,7 +7,7 @@ import { useAsking } from "./parts.js";
 const KEPT = 500;
 const FOLLOW_S = 2; // shorter than the service waits for requests when it is stopped
 
-export function Logs({ run, live }) {
+export function Logs({ run }) {
   const [source, setSource] = useState("");
   const [sources, setSources] = useState([]);
   const [lines, setLines] = useState([]);
@@ -30,7 +30,7 @@ export function Logs({ run, live }) {
       return more;
     };
   };
-  useAsking(begin, live && following, 500, [run.id, source]);
+  useAsking(begin, following, 500, [run.id, source]); // of ended runs too: their last words come after their state
   useEffect(() => {
     if (following && place.current) place.current.scrollTop = place.current.scrollHeight;
   }, [lines, following]);

@@ -193,7 +193,7 @@ export function RunView({ id }) {
         <${Evaluations} run=${run} judged=${judged} />
       </div>
     </div>
-    <${Logs} run=${run} live=${live} />
+    <${Logs} run=${run} />
     ${question && html`<${Question} kind=${question} run=${run} onClose=${() => setQuestion(null)} />`}
   </article>`;
 }

@@ -74,7 +74,7 @@ function Form({ known, start }) {
     setErrors(wrong);
     const first = Object.keys(wrong)[0];
     if (first) {
-      say(`${first}: ${wrong[first]}`, { bad: true });
+      say(`${first}: ${wrong[first]}`, { bad: true, stays: false });
       const place = document.getElementById(placeOf(first));
       place?.closest("details")?.setAttribute("open", "");
       return place?.focus();
