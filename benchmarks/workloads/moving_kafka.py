@@ -18,7 +18,7 @@ from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.transport.kafka import Connection, Feed, ensure_topics, home_of, library
 from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
 
-SLOTS, PARTITIONS, WARM_UPS = 64, 1, 16
+SLOTS, PARTITIONS, WARM_UPS = 256, 1, 16
 
 
 def spec_of(nbytes: int) -> SegmentSpec:

@@ -112,6 +112,7 @@ def test_roles_that_nobody_supervises(kafka, tmp_path, monkeypatch):
                 board.post(COMMANDS, record)
             for role in processes:
                 wait_until(lambda role=role: len(by(role, events())) >= len(bad) + 2, processes[role])
+            wait_until(lambda: any(one["obeyed"] for one in by("learner", events())), learner)
             (taken,) = [one for one in by("learner", events()) if one["obeyed"]]
             assert (taken["values"], taken["live"]) == (change["values"], ["learning_rate"])
             assert taken["version"] >= 0

@@ -277,6 +277,8 @@ class KafkaInlet:
         self._next_slot = 0
         self._lives: dict[int, int] = {}
         self._reads: dict[int, Read] = {}
+        self._untold: Counter[int] = Counter()  # by actor, segments that were released and not yet told of
+        self._told_at = max(1, slots // 8)  # so many at once: a message for each would cost as much as a small segment
         self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # who began, and whether in the place of another
         self.dropped: Counter[str] = Counter()
         self._came = [0, 0, 0.0]  # segments, their bytes, and the newest one's age in seconds
@@ -297,7 +299,10 @@ class KafkaInlet:
         while not self._ready and self._feed.one():
             pass
         self._sender.progress()
-        return self._ready.popleft() if self._ready else None
+        if self._ready:
+            return self._ready.popleft()
+        self._tell_all()
+        return None
 
     def release(self, segment: Segment) -> None:
         assert segment.header is not None
@@ -310,9 +315,11 @@ class KafkaInlet:
             home.paused = False
             self._feed.hold(self._topic, partition, on=False)
         known = self._reads[actor]
-        self._tell(
-            actor, msgspec.structs.replace(known, held=tuple(n for n in known.held if n != segment.header.sequence))
-        )
+        held = tuple(n for n in known.held if n != segment.header.sequence)
+        self._reads[actor] = msgspec.structs.replace(known, held=held)
+        self._untold[actor] += 1
+        if self._untold[actor] >= self._told_at:
+            self._tell(actor, self._reads[actor])
 
     def recall(self, actor: int) -> Last | None:
         return last_of(self._connection, actor, self._home(actor))
@@ -346,6 +353,7 @@ class KafkaInlet:
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Wait for what is under way; whether all of it was written down."""
+        self._tell_all()
         return self._sender.flush(timeout_s) == 0
 
     def _home(self, actor: int) -> int:
@@ -433,7 +441,12 @@ class KafkaInlet:
                 known = self._reads.get(actor, Read(-1))
                 self._tell(actor, msgspec.structs.replace(known, refused=(message.offset(), reason[:200])))
 
+    def _tell_all(self) -> None:
+        for actor in list(self._untold):
+            self._tell(actor, self._reads[actor])
+
     def _tell(self, actor: int, read: Read) -> None:
+        self._untold.pop(actor, None)
         if read.next >= 0:
             self._reads[actor] = read
         told = msgspec.structs.replace(read, life=self._lives.get(actor, read.life))
