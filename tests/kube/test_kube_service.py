@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 
+import anyio
 import httpx
+import httpx2
 import pytest
 from control_kit import Served
 from kube_kit import ROOT, until
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 from stand_in import StandIn
 from tunnel import Tunnel
 
@@ -29,16 +33,21 @@ def node(plane, namespace):
 
 
 @pytest.fixture
-def api(plane, namespace, node, tunnel, tmp_path, monkeypatch):
-    """A client of the service, which reaches the cluster through the tunnel."""
+def served(plane, namespace, node, tunnel, tmp_path, monkeypatch):
+    """The service, which reaches the cluster through the tunnel."""
     token = plane.account_token(namespace, "steppe-api")
     config = plane.write_kubeconfig(namespace, token, f"https://127.0.0.1:{tunnel.port}")
     monkeypatch.setenv("KUBECONFIG", str(config))
-    served = Served(tmp_path)
-    served.start("--kubernetes", namespace)
+    made = Served(tmp_path)
+    made.start("--kubernetes", namespace)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def api(served):
     with served.client() as client:
         yield client
-    served.stop()
 
 
 def objects(plane, path):
@@ -71,6 +80,24 @@ def test_actors_from_0_to_16_and_back(plane, namespace, api):
         assert len(pods(plane, namespace, "actor")) == count
         told = api.get(f"{RUN}/actors").json()
         assert (told["desired"], told["ready"], told["most"]) == (count, count, 16)
+
+
+def test_the_same_over_mcp(plane, namespace, served):
+    async def scenario():
+        headers = {"Authorization": f"Bearer {served.token('control')}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=90) as http,
+            Client(streamable_http_client(f"{served.address}/mcp", http_client=http)) as client,
+        ):
+            for count in (0, 16, 0):
+                done = await client.call_tool("scale_actors", {"run": "demo", "count": count, "wait_s": 90})
+                assert done.structured_content["state"] == "succeeded", done
+                assert len(pods(plane, namespace, "actor")) == count
+            for count in (17, -1):
+                assert (await client.call_tool("scale_actors", {"run": "demo", "count": count})).is_error
+        assert deployment(plane, namespace, "actor")["spec"]["replicas"] == 0
+
+    anyio.run(scenario)
 
 
 @pytest.mark.parametrize("count", [17, -1])

@@ -22,6 +22,11 @@ Kafka = Annotated[
 ]
 Run = Annotated[str, typer.Option("--run", metavar="ID", help="The run's name.")]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML file; its table [kafka] says how to get in.")]
+Port = Annotated[
+    int | None,
+    typer.Option("--metrics-port", metavar="N", min=0, max=65_535, help="Answer /healthz, /readyz, /metrics there."),
+]
+Lines = Annotated[bool, typer.Option("--log-json", help="Print what happens as lines of JSON.")]
 Pairs = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Any key, repeatable.")]
 
 
@@ -34,15 +39,24 @@ def actor(
     ] = None,
     config: Config = None,
     pairs: Pairs = None,
+    port: Port = None,
+    log_json: Lines = False,
 ) -> None:
     """Collect experience for a run, until it ends."""
-    _serve("actor", run, kafka, config, pairs, index=index)
+    _serve("actor", run, kafka, config, pairs, (port, log_json), index=index)
 
 
 @app.command()
-def manager(run: Run, kafka: Kafka = None, config: Config = None, pairs: Pairs = None) -> None:
+def manager(
+    run: Run,
+    kafka: Kafka = None,
+    config: Config = None,
+    pairs: Pairs = None,
+    port: Port = None,
+    log_json: Lines = False,
+) -> None:
     """Evaluate a run's newest weights and record its results, until it ends."""
-    _serve("manager", run, kafka, config, pairs)
+    _serve("manager", run, kafka, config, pairs, (port, log_json))
 
 
 @app.command()
@@ -54,12 +68,14 @@ def learner(
     kafka: Kafka = None,
     config: Config = None,
     pairs: Pairs = None,
+    port: Port = None,
+    log_json: Lines = False,
 ) -> None:
     """Learn for a run, from its newest checkpoint, until it ends.
 
     With ENV (or env in the file) and settings it creates the run if there is none of that name.
     """
-    _serve("learner", run, kafka, config, pairs, env=env)
+    _serve("learner", run, kafka, config, pairs, (port, log_json), env=env)
 
 
 def _serve(
@@ -68,14 +84,22 @@ def _serve(
     address: str | None,
     file: Path | None,
     pairs: list[str] | None,
+    shows: tuple[int | None, bool],
     *,
     env: str | None = None,
     index: int | None = None,
 ) -> None:
     found, resolved = _settings(address, file, pairs or [], env)
-    from steppe.runtimes.kafka_alone import serve
+    from steppe.records.showing import shown
 
-    serve(kind, found, run, index, resolved if kind == "learner" else None)
+    port, log_json = shows
+    showing = shown(run, kind, port, log_json=log_json)  # before all else that takes its time: probes ask soon
+    try:
+        from steppe.runtimes.kafka_alone import serve
+
+        serve(kind, found, run, index, resolved if kind == "learner" else None, showing)
+    finally:
+        showing.close()
 
 
 def _settings(

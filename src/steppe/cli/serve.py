@@ -35,6 +35,14 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+class Autoscale(StrEnum):
+    """What is done about the number of actors."""
+
+    OFF = "off"
+    RECOMMEND = "recommend"
+    SET = "set"
+
+
 def serve(
     host: Annotated[str, typer.Option(metavar="ADDR", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535, help="Port; 0 takes a free one.")] = 8900,
@@ -45,6 +53,9 @@ def serve(
     kubernetes: Annotated[
         str | None, typer.Option(metavar="NAMESPACE", help="Serve the run of this Kubernetes namespace instead.")
     ] = None,
+    autoscale: Annotated[
+        Autoscale, typer.Option(help="Say in a run's event log how many actors it needs, or set them.")
+    ] = Autoscale.OFF,
 ) -> None:
     """Start, stop, watch, scale and tune runs over HTTP.
 
@@ -52,7 +63,7 @@ def serve(
     where it was.
     """
     bounds = _bounds(allow_env, max_actors, max_runs)
-    _serving("steppe serve").serve(host, port, tuple(allow_host or ()), bounds, kubernetes)
+    _serving("steppe serve").serve(host, port, tuple(allow_host or ()), bounds, kubernetes, autoscale.value)
 
 
 def mcp(

@@ -210,7 +210,7 @@ class ClusterService(Service):
     def _describe(self, current: Current, run: str, settings: dict[str, Any], roles: tuple[str, ...]) -> Current:
         """Write settings down in the cluster and replace who has read the old ones."""
         text = _written(settings)
-        resolve(("settings", flat_keys(tomllib.loads(text))))  # what cannot be read must not be written
+        _read(Described(run, text, ""))  # what cannot be read must not be written
         self._scaler.describe(run, text, current.described.version)
         made = self._look()
         for role in roles:
@@ -321,7 +321,7 @@ def _read(described: Described) -> Current:
 
 
 def _flat(described: Described) -> dict[str, Any]:
-    return {"name": described.run} | flat_keys(tomllib.loads(described.settings))
+    return {"name": described.run, "runtime": "kafka"} | flat_keys(tomllib.loads(described.settings))
 
 
 def _settings_of(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def _settings_of(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written(settings: Mapping[str, Any]) -> str:
     """Flat dotted keys as TOML; JSON's words for strings, numbers, booleans and lists are TOML's too."""
-    kept = {key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir")}
+    kept = {key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir", "runtime")}
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in kept.items())
 
 

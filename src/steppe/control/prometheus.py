@@ -1,4 +1,4 @@
-"""The service and its runs as Prometheus reads them."""
+"""The service, its runs and their roles as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from steppe.control.service import Service
+from steppe.records.exposition import Sample, of_actor, of_evaluation, of_learner, text
 from steppe.records.store import STATES
 
 
@@ -39,6 +40,14 @@ def _lines(service: Service, clients: int, failures: int) -> Iterator[str]:
             value = getattr(run.progress, field)
             if value is not None:
                 yield f'steppe_run_{field}{{run="{run.id}"}} {value}'
+    yield from text(sample for run in live for sample in _roles(service, run.id))
+
+
+def _roles(service: Service, run: str) -> list[Sample]:
+    with service.picture(run) as view:
+        found = [*of_learner(view.training)] if view.training else []
+        found += [sample for report in view.actors.values() for sample in of_actor(report)]
+        return found + ([*of_evaluation(view.last_evaluation)] if view.last_evaluation else [])
 
 
 def _head(name: str, kind: str, words: str) -> Iterator[str]:

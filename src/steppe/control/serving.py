@@ -10,6 +10,8 @@ import uvicorn
 
 from steppe.control.api import make_app
 from steppe.control.auth import Caller, Gate, Keys, require_safe_bind
+from steppe.control.autoscaler import Tending
+from steppe.control.autoscaling import Policy
 from steppe.control.mcp import Mcp
 from steppe.control.page_files import MISSING, is_complete
 from steppe.control.resources import tell_changes
@@ -26,9 +28,14 @@ def serve(
     allowed: tuple[str, ...],
     bounds: Bounds,
     namespace: str | None = None,
+    autoscale: str = "off",
 ) -> None:
     """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace."""
     require_safe_bind(host, allowed)
+    if autoscale != "off" and namespace is not None:
+        raise UsageError(
+            "--autoscale needs what roles report, which the service of a cluster does not read: leave it out"
+        )
     listener = bind(host, port)
     service = Service(bounds) if namespace is None else _clustered(namespace, bounds)
     service.ledger.drop_unanswered()
@@ -52,7 +59,14 @@ def serve(
         ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
         limit_concurrency=1_000,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    tending = Tending(service, autoscale, Policy(most=bounds.actors)) if autoscale != "off" else None  # type: ignore[arg-type]
+    if tending is not None:
+        tending.start()
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        if tending is not None:
+            tending.stop()
 
 
 def _clustered(namespace: str, bounds: Bounds) -> Service:

@@ -6,9 +6,11 @@ It waits for the run's charter, does what the charter and the commands behind it
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -19,9 +21,11 @@ from steppe.core.config import KafkaConfig, Resolved, flatten, unflatten
 from steppe.core.errors import ConfigError, Conflict, Overtaken, RunFailed, RunNotFound
 from steppe.core.links import ACTORS, COMMANDS, EVENTS
 from steppe.core.reports import EventReport
+from steppe.core.validating import validated
 from steppe.envs import probe
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory, runs_root
+from steppe.records.showing import Showing
 from steppe.roles.context import STOP
 from steppe.runtimes import kafka
 from steppe.runtimes.kafka_charter import Charter, command, find_charter, wire_name
@@ -60,30 +64,40 @@ class Signals:
         self.stopped = True
 
 
-def serve(kind: str, config: KafkaConfig, run: str, index: int | None = None, resolved: Resolved | None = None) -> None:
+def serve(
+    kind: str,
+    config: KafkaConfig,
+    run: str,
+    index: int | None = None,
+    resolved: Resolved | None = None,
+    showing: Showing | None = None,
+) -> None:
     """Be one role of a run until the run ends, or this process is asked to; raises what made it fail.
 
     `resolved` describes the run, for a learner that may be the first to speak of it; an actor without `index` takes the
     first place that nobody has.
     """
-    signals = Signals()
+    signals, showing = Signals(), showing or Showing(run, kind)
+    showing.tell("begins")
     Connection(config, run).reach()
     charter = _found(config, run)
     if charter is None and kind == "learner" and resolved is not None:
         charter = _founded(config, run, resolved)
     elif charter is not None and resolved is not None:
-        _require_same(charter, resolved)
+        changed = _changes(charter, resolved)
+        charter = _retuned(charter, config, changed) if changed and kind == "learner" else charter
     while charter is None:
         if signals.stopped:
             return
         time.sleep(LOOK_S)
         charter = _found(config, run)
-    _Alone(kind, config, charter, signals).live(index)
+    _Alone(kind, config, charter, signals, showing).live(index)
+    showing.tell("ends", asked=signals.stopped)
 
 
 class _Alone:
-    def __init__(self, kind: str, config: KafkaConfig, charter: Charter, signals: Signals) -> None:
-        self._kind, self._charter, self._signals = kind, charter, signals
+    def __init__(self, kind: str, config: KafkaConfig, charter: Charter, signals: Signals, showing: Showing) -> None:
+        self._kind, self._charter, self._signals, self._showing = kind, charter, signals, showing
         factory.adopt_main(charter.order.script)
         plan = charter.order.plan()
         own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in OWN})
@@ -112,7 +126,16 @@ class _Alone:
             return True
         place = f"actor-{actor}" if self._kind == "actor" else self._kind
         turns = Turns([])
-        stay = Stay(self._charter, self._plan, place, 0, directory, lambda: None, stopped=lambda: self._signals.stopped)
+        stay = Stay(
+            self._charter,
+            self._plan,
+            place,
+            0,
+            directory,
+            self._showing.beat,
+            stopped=lambda: self._signals.stopped,
+            over=self._showing.over,
+        )
         try:
             commands = stay.live(turns)
         except Overtaken as error:
@@ -127,6 +150,7 @@ class _Alone:
             raise RunFailed(turns.faults[0].message)
         if self._kind == "learner" and not self._signals.stopped and commands.asked["learner"] != STOP:
             self._post(COMMANDS, command("finish", "learner", run=directory.id, expires_s=None))
+            _leave_word("complete")
         return True
 
     def _free(self) -> int:
@@ -156,12 +180,19 @@ class _Alone:
             details = {"reason": fault.reason, "message": fault.message, "details": fault.details}
             event = EventReport(run=directory.id, kind="fault", role=fault.role, details=details)
             self._post(EVENTS, event.record())
+            self._showing.tell("fault", **details)
             print(fault.details.get("traceback", ""), file=sys.stderr)
 
     def _post(self, topic: str, record: dict[str, Any]) -> None:
         board = KafkaBoard(self._connection)
         board.post(topic, record)
         board.close()
+
+
+def _leave_word(word: str) -> None:
+    """For whoever runs containers: an end that was reached is not one that was asked for, and both have exit code 0."""
+    if path := os.environ.get("TERMINATION_LOG"):
+        Path(path).write_text(word)
 
 
 def _found(config: KafkaConfig, run: str) -> Charter | None:
@@ -186,16 +217,35 @@ def _founded(config: KafkaConfig, run: str, resolved: Resolved) -> Charter:
     return charter
 
 
-def _require_same(charter: Charter, resolved: Resolved) -> None:
-    """The same words may be said again, by a learner that was started again; others are for another run."""
+def _changes(charter: Charter, resolved: Resolved) -> dict[str, Any]:
+    """The hyperparameters that are other ones now. What else is said must be what the run was created with."""
     known, fixed = charter.order.config, flatten(resolved.config)
     given = [key for key, source in resolved.sources.items() if source != "default" and not key.startswith("kafka.")]
     changed = [key for key in given if key not in ("name", "run_dir", "runtime") and known.get(key) != fixed.get(key)]
-    if changed:
+    fixed_names = {f"agent.{name}" for name in resolved.config.agent.fixed}
+    others = [key for key in changed if not key.startswith("agent.") or key in fixed_names]
+    if others:
         raise ConfigError(
-            f"the run {charter.order.run} is under way with {changed[0]}={known.get(changed[0])!r}: leave {changed[0]} out, "
+            f"the run {charter.order.run} is under way with {others[0]}={known.get(others[0])!r}: leave {others[0]} out, "
             "or choose another --run"
         )
+    return {key.removeprefix("agent."): fixed[key] for key in changed}
+
+
+def _retuned(charter: Charter, config: KafkaConfig, changed: Mapping[str, Any]) -> Charter:
+    """The same run with other hyperparameters from its newest checkpoint on; everybody who joins later is told."""
+    plan = charter.order.plan()
+    agent = plan.config.agent
+    values = agent.model_dump(mode="json") | dict(changed)
+    tuned = plan.config.model_copy(update={"agent": validated(type(agent), values, "agent.")})
+    directory = _directory(charter, plan, "learner")
+    charter = charter.renewed(replace(plan, config=tuned), directory)
+    board = KafkaBoard(charter.connection(config))
+    charter.post(board)
+    details = {"what": "settings", "values": dict(changed)}
+    board.post(EVENTS, EventReport(run=directory.id, kind="note", role="learner", details=details).record())
+    board.close()
+    return charter
 
 
 def _directory(charter: Charter, plan: Plan, kind: str) -> RunDirectory:

@@ -138,6 +138,7 @@ class Stay:
     beat: Callable[[], object]
     asked: Callable[[str], int] | None = None  # what the supervisor says; without one, commands say it
     stopped: Callable[[], bool] = lambda: False  # whether this process alone is to end
+    over: Callable[[Board], Board] = lambda board: board  # what is put between the roles and their Board
 
     def live(self, turns: Turns) -> Commands:
         """Let the roles take turns until they are done."""
@@ -157,7 +158,7 @@ class Stay:
                 asked,
                 self.beat,
                 epoch=self.epoch,
-                board=board,
+                board=self.over(board),
                 commands=commands.since if self.asked is None else self._copied,
             )
             self._prepare(roles, links, commands)

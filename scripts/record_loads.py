@@ -1,0 +1,55 @@
+"""Records what runs with several numbers of actors waited for, which the autoscaling policy is tried on.
+
+python scripts/record_loads.py > tests/control/recorded_loads.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import steppe
+from steppe.control.autoscaling import Stretches
+from steppe.records.view import RunView
+
+SECONDS = 10.0
+LOOK_S = 1.5
+SCENES: dict[str, dict[str, Any]] = {
+    # Many passes over each batch: one actor is more than the learner can take.
+    "slow learner": {"env": "CartPole-v1", "segment_steps": 128, "envs": 8, "epochs": 40, "minibatch_size": 64},
+}
+
+
+def record(settings: dict[str, Any], actors: int, home: Path) -> dict[str, Any]:
+    """Train for a while; the loads of each look, and steps per second."""
+    stretches, loads, until = Stretches(), [], time.monotonic() + SECONDS
+
+    def look(view: RunView) -> bool:
+        load = stretches.next(view, actors, least_s=LOOK_S)
+        if load is not None:
+            loads.append(asdict(load))
+        return time.monotonic() > until
+
+    place = {"run_dir": str(home / f"{len(list(home.iterdir()))}"), "seed": 1, "steps": 10_000_000, "actors": actors}
+    fixed = {"mode": "async", "runtime": "processes", "evaluation.every_steps": 10_000_000, "evaluation.episodes": 1}
+    result = steppe.train(callbacks=[look], **settings, **place, **fixed)
+    return {"loads": loads[1:], "steps_per_s": result.summary["steps_per_s"]}
+
+
+def main() -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as home:
+        for scene, settings in SCENES.items():
+            for actors in (1, 2, 4):
+                print(scene, actors, file=sys.stderr)
+                found.setdefault(scene, {})[actors] = record(settings, actors, Path(home))
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Looks after the number of actors of every run that goes on: says in its event log what it should be, and sets it if allowed to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from steppe.control.autoscaling import Advice, Autoscaler, Policy, Stretches
+from steppe.control.service import Service
+from steppe.core.errors import SteppeError
+from steppe.core.links import EVENTS
+from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
+from steppe.records.view import RunView
+
+LOOK_S = 5.0
+NAME = "autoscaler"
+
+
+@dataclass
+class _Tended:
+    view: RunView
+    scaler: Autoscaler
+    stretches: Stretches = field(default_factory=Stretches)
+    said: tuple[int, str] | None = None
+
+
+class Tending:
+    """A thread between `start` and `stop`. Only runs whose number of actors can change are looked after."""
+
+    def __init__(self, service: Service, how: Literal["recommend", "set"], policy: Policy) -> None:
+        self._service, self._how, self._policy = service, how, policy
+        self._runs: dict[str, _Tended] = {}
+        self._refused: dict[str, str] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._live, name=NAME, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        while not self._stopped.wait(LOOK_S):
+            self.look(time.time())
+
+    def look(self, now_s: float) -> None:
+        """One look at every run."""
+        going = {run.id for run in self._service.list_runs().runs if run.state == "RUNNING"}
+        self._runs = {run: tended for run, tended in self._runs.items() if run in going}
+        for run in sorted(going):
+            try:
+                self._tend(run, now_s)
+            except SteppeError as error:
+                if self._refused.get(run) != str(error):
+                    self._say(run, "refused", {"message": str(error)})
+                self._refused[run] = str(error)
+
+    def _tend(self, run: str, now_s: float) -> None:
+        actors = self._service.get_actors(run)
+        if not actors.most or not actors.desired or actors.ready != actors.desired:
+            return  # fixed, switched off by hand, or still changing
+        tended = self._runs.get(run) or self._begin(run, actors.most)
+        tended.view.refresh()
+        load = tended.stretches.next(tended.view, actors.ready)
+        if load is None:
+            return
+        advice = tended.scaler.look(load, now_s)
+        if advice.act and self._how == "set":
+            self._service.scale_actors(run, advice.wanted, NAME)
+            self._tell(run, tended, advice, "set")
+        elif (advice.wanted, advice.reason) != tended.said:
+            self._tell(run, tended, advice, "recommended")
+
+    def _begin(self, run: str, most: int) -> _Tended:
+        view = RunView(RunDirectory(self._service.root / run))
+        policy = replace(self._policy, most=min(self._policy.most, most))
+        self._runs[run] = _Tended(view, Autoscaler(policy))
+        return self._runs[run]
+
+    def _tell(self, run: str, tended: _Tended, advice: Advice, what: str) -> None:
+        tended.said = (advice.wanted, advice.reason)
+        details = {"actors": advice.actors, "wanted": advice.wanted, "reason": advice.reason, "message": advice.words}
+        self._say(run, what, details)
+
+    def _say(self, run: str, what: str, details: Mapping[str, object]) -> None:
+        event = EventReport(run=run, kind="note", role=NAME, details={"what": what, **details})
+        RunDirectory(self._service.root / run).board.post(EVENTS, event.record())

@@ -1,0 +1,123 @@
+"""What a role that runs alone shows of itself: /healthz, /readyz and /metrics over HTTP, and its events as lines of JSON.
+
+None of it asks anybody else: a role whose broker is away is healthy, and says what it said last.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TextIO
+
+from steppe.core.errors import UsageError
+from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
+from steppe.core.reports import ActorReport, EvaluationReport, Report, TrainingReport
+from steppe.records.exposition import Sample, of_actor, of_evaluation, of_learner, text
+
+HANG_S = 120.0  # a role that has not moved for so long is no longer healthy
+_KINDS: dict[str, tuple[type[Report], Callable[[Any], Any]]] = {
+    TRAINING: (TrainingReport, of_learner),
+    ACTORS: (ActorReport, of_actor),
+    EVALUATIONS: (EvaluationReport, of_evaluation),
+}
+
+
+class Showing:
+    """One role's. `over` gives it what the role reports, `beat` is to be called as long as it moves."""
+
+    def __init__(self, run: str, role: str, *, lines: TextIO | None = None) -> None:
+        self._about = {"run": run, "role": role, "version": importlib.metadata.version("steppe")}
+        self._lines = lines
+        self._newest: dict[str, dict[str, Any]] = {}
+        self._moved_s: float | None = None  # None until the role begins: waiting for others is no illness
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+
+    def serve(self, port: int, host: str = "") -> int:
+        """Answer at a port (0: a free one, which is returned) until `close`."""
+        showing = self
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, body = showing.answer(self.path)
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *words: Any) -> None:
+                """Probes ask every few seconds."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Answers)
+        except OSError as error:
+            raise UsageError(f"cannot listen on port {port}: {error.strerror}; choose another --metrics-port") from None
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="showing", daemon=True)
+        self._thread.start()
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    def beat(self) -> None:
+        self._moved_s = time.monotonic()
+
+    def tell(self, kind: str, **details: Any) -> None:
+        """One line, if lines are wanted."""
+        if self._lines is not None:
+            line = {"time_s": time.time(), **self._about, "kind": kind, "details": details}
+            print(json.dumps(line), file=self._lines, flush=True)
+
+    def over(self, board: Board) -> Board:
+        """A Board that lets everything through and shows it."""
+        return _Shown(board, self)
+
+    def take(self, topic: str, record: dict[str, Any]) -> None:
+        if topic in _KINDS:
+            self._newest[topic] = record
+        elif topic == EVENTS and record.get("kind") != "span":
+            self.tell(str(record.get("kind")), **record.get("details", {}))
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        if path == "/healthz":
+            hangs = self._moved_s is not None and time.monotonic() - self._moved_s > HANG_S
+            return (503, b"it does not move\n") if hangs else (200, b"ok\n")
+        if path == "/readyz":
+            return (200, b"ok\n") if self._moved_s is not None else (503, b"it waits for its run\n")
+        if path == "/metrics":
+            return 200, ("\n".join(text(self._samples())) + "\n").encode()
+        return 404, b"there is /healthz, /readyz and /metrics\n"
+
+    def _samples(self) -> list[Sample]:
+        newest = list(self._newest.items())
+        return [sample for topic, record in newest for sample in _KINDS[topic][1](_KINDS[topic][0].read(record))]
+
+
+class _Shown:
+    def __init__(self, board: Board, showing: Showing) -> None:
+        self._board, self._showing = board, showing
+
+    def post(self, topic: str, record: dict[str, Any]) -> int:
+        self._showing.take(topic, record)
+        return self._board.post(topic, record)
+
+    def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
+        return self._board.read(topic, after, limit)
+
+
+def shown(run: str, role: str, port: int | None, *, log_json: bool) -> Showing:
+    """What the command line asks for; without port and lines it shows nothing and costs nothing."""
+    showing = Showing(run, role, lines=sys.stdout if log_json else None)
+    if port is not None:
+        showing.serve(port)
+    return showing

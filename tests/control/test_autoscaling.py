@@ -1,0 +1,131 @@
+"""The autoscaling policy: on stretches made up, on recorded runs, and on a run that goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from control_kit import LONG, until
+
+from steppe.control.autoscaler import Tending
+from steppe.control.autoscaling import Autoscaler, Load, Policy, advise
+from steppe.control.model import RunRequest
+from steppe.control.service import Service
+
+POLICY = Policy(least=1, most=16, looks=3, rest_s=60.0)
+REPORTS = Path(__file__).resolve().parents[2] / "benchmarks" / "reports"
+RECORDED = json.loads((Path(__file__).parent / "recorded_loads.json").read_text())
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("load", "wanted", "reason"),
+    [
+        (Load(4, waits=0.10, blocked=0.10), 4, "balanced"),
+        (Load(4, waits=0.40, blocked=0.0), 6, "starving"),  # 4 x 0.9 / 0.6
+        (Load(4, waits=0.95, blocked=0.0), 8, "starving"),  # 72 would fit, twice as many at most
+        (Load(12, waits=0.60, blocked=0.0), 16, "starving"),  # 27 would fit, 16 is the limit
+        (Load(10, waits=0.0, blocked=0.64), 4, "flooded"),  # 10 x 0.36 / 0.9
+        (Load(10, waits=0.02, blocked=0.1, dropped=0.3), 7, "dropped"),
+        (Load(1, waits=0.0, blocked=0.99), 1, "flooded"),
+        (Load(6, waits=0.5, blocked=0.5), 6, "both"),
+        (Load(8, waits=0.0, blocked=0.0, samples_per_insert=2.0, samples_wanted=8.0), 2, "behind"),
+    ],
+)
+def test_one_stretch(load, wanted, reason):
+    advice = advise(load, POLICY)
+    assert (advice.wanted, advice.reason) == (wanted, reason)
+    assert str(wanted) in advice.words
+
+
+@pytest.mark.unit
+def test_nothing_changes_before_several_looks_agree_nor_soon_after_a_change():
+    scaler, starving = Autoscaler(POLICY), Load(2, waits=0.6, blocked=0.0)
+    acts = [scaler.look(starving, 10.0 * look).act for look in range(3)]
+    assert acts == [False, False, True]
+    grown = replace(starving, actors=4)
+    assert not any(scaler.look(grown, 20.0 + 10.0 * look).act for look in range(1, 6))  # it rests for 60 s
+    assert [scaler.look(grown, 90.0 + look).act for look in range(3)] == [False, False, True]
+
+
+@pytest.mark.unit
+def test_looks_that_disagree_change_nothing():
+    scaler = Autoscaler(POLICY)
+    up, down = Load(4, waits=0.6, blocked=0.0), Load(4, waits=0.0, blocked=0.6)
+    assert not any(scaler.look((up, down)[look % 2], 10.0 * look).act for look in range(40))
+
+
+@pytest.mark.unit
+def test_the_most_cautious_of_the_agreeing_numbers_is_taken():
+    scaler = Autoscaler(POLICY)
+    advised = [scaler.look(Load(4, waits=waits, blocked=0.0), look) for look, waits in enumerate((0.55, 0.3, 0.5))]
+    assert advised[-1].act
+    assert advised[-1].wanted == advise(Load(4, waits=0.3, blocked=0.0), POLICY).wanted
+
+
+def simulated(recorded: dict[int, list[Load]], begin: int) -> list[int]:
+    """The numbers that the policy goes through when each one's recorded stretches are what it sees."""
+    scaler, path, now_s = Autoscaler(replace(POLICY, most=max(recorded))), [begin], 0.0
+    for _ in range(10):
+        near = min(recorded, key=lambda count: (abs(count - path[-1]), count))
+        for load in (recorded[near] * 6)[:6]:
+            now_s += 30.0
+            advice = scaler.look(replace(load, actors=path[-1]), now_s)
+            if advice.act:
+                path.append(advice.wanted)
+                break
+    return path
+
+
+@pytest.mark.unit
+def test_on_recorded_runs_of_a_slow_environment_it_goes_where_they_were_fastest():
+    rows = json.loads((REPORTS / "scaling.json").read_text())["parts"]["actors"]["rows"]
+    rates = {row["settings"]["actors"]: row["median"] for row in rows}
+    recorded = {
+        row["settings"]["actors"]: [
+            Load(1, waits=row["shares"]["learner"]["wait"], blocked=row["shares"]["actor"]["blocked"])
+        ]
+        for row in rows
+    }
+    assert simulated(recorded, 1) == [1, 2, 4, 8, 16, 32, 64]
+    assert max(rates, key=lambda count: rates[count]) == 64
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("begin", [2, 4])
+def test_on_recorded_runs_of_a_slow_learner_it_takes_actors_away_and_stays(begin):
+    recorded = {int(n): [Load(**load) for load in found["loads"]] for n, found in RECORDED["slow learner"].items()}
+    rates = {int(n): found["steps_per_s"] for n, found in RECORDED["slow learner"].items()}
+    path = simulated(recorded, begin)
+    assert path == sorted(path, reverse=True)
+    assert path[-1] == 1
+    assert rates[1] > 0.8 * rates[begin]  # what is given up is little, for a process where there were several
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+def test_a_run_that_goes_on_is_given_actors_and_its_log_says_why(tmp_path):
+    service = Service()
+    slow = LONG | {"env": "steppe/Sleep-v0", "actors": 1, "envs": 1, "agent": {"segment_steps": 32}}
+    run = service.create_run(RunRequest(**slow), "test").id
+    try:
+        until(lambda: service.get_run(run).state == "RUNNING", "the run is under way")
+        tending = Tending(service, "set", Policy(most=4, looks=2, rest_s=0.0))
+        seconds = iter(range(10_000))
+
+        def grown():
+            service.tend()
+            tending.look(float(next(seconds)))
+            return service.get_actors(run).desired > 1
+
+        until(grown, "there are more actors")
+        notes = [event for event in service.get_events(run, limit=1_000).events if event.role == "autoscaler"]
+        assert notes[-1].details["what"] == "set"
+        assert "waits" in notes[-1].details["message"]
+        assert notes[-1].details["wanted"] == service.get_actors(run).desired
+    finally:
+        service.stop_run(run, "test")
+        until(lambda: service.tend() or service.get_run(run).state in ("STOPPED", "FAILED"), "the run has ended")
+        service.close()

@@ -1,0 +1,76 @@
+"""What a role shows of itself over HTTP, and the lines it prints."""
+
+from __future__ import annotations
+
+import io
+import json
+from importlib.metadata import version
+
+import httpx
+import pytest
+
+from steppe.core.errors import UsageError
+from steppe.core.links import ACTORS, EVENTS
+from steppe.core.reports import ActorReport, EventReport
+from steppe.records import showing
+from steppe.records.showing import Showing
+
+pytestmark = pytest.mark.unit
+
+
+class Kept:
+    def __init__(self):
+        self.posted = []
+
+    def post(self, topic, record):
+        self.posted.append((topic, record))
+        return len(self.posted)
+
+    def read(self, topic, after=0, limit=10_000):
+        return [(1, {"read": topic})]
+
+
+@pytest.fixture
+def shown():
+    made = Showing("demo", "actor", lines=io.StringIO())
+    made.address = f"http://127.0.0.1:{made.serve(0, '127.0.0.1')}"
+    yield made
+    made.close()
+
+
+def test_health_and_readiness_are_those_of_the_role(shown, monkeypatch):
+    def status(path):
+        return httpx.get(shown.address + path).status_code
+
+    assert (status("/healthz"), status("/readyz")) == (200, 503)  # it waits for its run: alive, and not at work
+    shown.beat()
+    assert (status("/healthz"), status("/readyz")) == (200, 200)
+    monkeypatch.setattr(showing, "HANG_S", -1.0)
+    assert status("/healthz") == 503
+    assert status("/secrets") == 404
+
+
+def test_what_it_reports_is_shown_and_passed_on(shown):
+    kept = Kept()
+    board = shown.over(kept)
+    report = ActorReport(run="demo", actor=2, epoch=0, version=4, sequence=1, env_steps=77)
+    assert board.post(ACTORS, report.record()) == 1
+    assert kept.posted == [(ACTORS, report.record())]
+    assert board.read("any") == [(1, {"read": "any"})]
+    lines = httpx.get(shown.address + "/metrics").text.splitlines()
+    assert 'steppe_actor_env_steps_total{run="demo",actor="2"} 77' in lines
+
+
+def test_events_are_lines_with_run_role_and_version(shown):
+    board = shown.over(Kept())
+    board.post(EVENTS, EventReport(run="demo", kind="checkpoint", details={"number": 3}).record())
+    board.post(EVENTS, EventReport(run="demo", kind="span", details={}).record())
+    [line] = [json.loads(line) for line in shown._lines.getvalue().splitlines()]
+    assert line.pop("time_s") > 0
+    about = {"run": "demo", "role": "actor", "version": version("steppe")}
+    assert line == {**about, "kind": "checkpoint", "details": {"number": 3}}
+
+
+def test_a_port_that_is_taken_is_one_clear_sentence(shown):
+    with pytest.raises(UsageError, match="--metrics-port"):
+        Showing("demo", "actor").serve(int(shown.address.rpartition(":")[2]), "127.0.0.1")
