@@ -83,7 +83,7 @@ class Communicating(nn.Module):
 def _rectified(layer: nn.Module, seen: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
     """A convolution, with `beside` added to it, and of that what is positive.
 
-    Without gradients on the CPU that is one call of oneDNN's and not three, with the same bits, and a fifth less time.
+    Without gradients on the CPU that is one call of oneDNN's and not three, with the same bits, in 7 to 8 % less processor time.
     """
     assert isinstance(layer, nn.Conv2d)
     if _FUSED is None or seen.device.type != "cpu" or torch.is_grad_enabled():

@@ -26,7 +26,7 @@ from steppe.core.experience import Batch, Segment
 from steppe.core.sequences import mixed
 from steppe.core.specs import EnvSpec
 
-AT_ONCE = 256  # views that are encoded together: what they become on the way stays in a core's cache
+AT_ONCE = 256  # views that are encoded together: with 32 channels a tenth quicker than 1,024, with 128 no slower
 
 
 class DHC(TorchAgent):
