@@ -1,10 +1,12 @@
 """Two agents learn to find their goals on 5 × 5 cells, by lessons. That targets and gradients are right is for
 tests/agents/test_dhc.py: with targets that bootstrap beyond an end, this one passed too."""
 
+import numpy as np
 import pytest
 
 from steppe.agents.curriculum import PASSED
 from steppe.core.config import resolve
+from steppe.envs.pathfinding import PathfindingWorlds, greedy_walk
 from steppe.loops.main import run_experiment
 from steppe.records.checkpoints import load_weights
 
@@ -13,18 +15,34 @@ pytestmark = pytest.mark.integration
 SETTINGS = {
     "env": "steppe/Pathfinding-v0", "algo": "dhc", "runtime": "inline", "mode": "single",
     "environment.kwargs": {"num_agents": 2, "size": 5, "density": 0.2, "max_steps": 32, "view": 5},
-    "actors": 1, "envs": 16, "seed": 1, "channels": 16, "segment_steps": 16, "batch_size": 24, "sequence_length": 8,
-    "burn_in": 2, "learning_starts": 500, "samples_per_insert": 16.0, "target_every": 50, "learning_rate": 2e-3,
-    "epsilon_base": 0.6, "epsilon_power": 3.0, "lesson_episodes": 50, "lesson_pass": 0.7, "steps": 11_000,
+    "actors": 1, "envs": 32, "seed": 1, "channels": 16, "segment_steps": 16, "batch_size": 24, "sequence_length": 8,
+    "burn_in": 2, "learning_starts": 500, "samples_per_insert": 4.0, "target_every": 10, "learning_rate": 2e-3,
+    "epsilon_base": 0.6, "epsilon_power": 3.0, "lesson_episodes": 50, "lesson_pass": 0.7, "steps": 40_000,
     "gamma": 0.95, "halve_at": (500, 700),
     "evaluation.episodes": 100, "evaluation.every_steps": 10**9, "checkpoint.every_s": 1e9,
 }  # fmt: skip
 
 
+def arrived(choose, episodes=400, seed=10**6):
+    """The share of fresh maps on which both agents arrive who do what `choose` says of what they see."""
+    worlds = PathfindingWorlds(episodes, **SETTINGS["environment.kwargs"])
+    stream, there, over = np.random.default_rng(seed), np.zeros(episodes, bool), np.zeros(episodes, bool)
+    seen = worlds.reset(seed)
+    while not over.all():
+        seen = worlds.step(choose(seen.obs, stream))
+        there |= seen.terminated & ~over
+        over |= seen.terminated | seen.truncated
+    return there.mean()
+
+
 def test_two_agents_find_their_goals(tmp_path):
-    """Seed 1, 11,000 steps: both lessons are passed (70 % of 50 episodes that explore), and without exploration two agents
-    arrive in at least 40 % of 100 fresh episodes (57 % when this was written; untrained, in none)."""
+    """Seed 1, 40,000 steps, 833 updates: both lessons are passed (70 % of 50 episodes that explore), and without exploration
+    two agents arrive on at least 80 % of 100 fresh maps (89 % when this was written). Whoever does anything hardly ever
+    arrives; who is told to step nearer, now and then at random, is about as good."""
+    anything = arrived(lambda obs, stream: stream.integers(5, size=obs.shape[:2]))
+    assert anything < 0.2
+    assert arrived(greedy_walk) > 0.8
     result = run_experiment(resolve(("call", {**SETTINGS, "run_dir": tmp_path / "run"})))
     assert result.state == "SUCCEEDED", result.message
     assert (load_weights(result.path / "weights.safetensors").arrays()["lessons"] == PASSED).all()
-    assert result.summary["eval_terminated_share"] >= 0.4
+    assert result.summary["eval_terminated_share"] >= max(0.8, anything + 0.6)

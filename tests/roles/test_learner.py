@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import numpy as np
 import pytest
-from role_fakes import SPEC, ScriptedAgent, ScriptedMemory, make_context, segment_of
+from role_fakes import SPEC, ScriptedAgent, ScriptedMemory, ScriptedPolicy, ScriptedWorld, make_context, segment_of
 
 from steppe.core import codec
 from steppe.core.errors import DiskFull, NotFinite
 from steppe.core.links import EVENTS, TRAINING
 from steppe.core.reports import EventReport, TrainingReport
+from steppe.roles.actor import Actor
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
-from steppe.roles.gates import Lockstep, Rounds, Window
+from steppe.roles.gates import Free, Lockstep, Rounds, Window
 from steppe.roles.learner import REPORT_EVERY_S, Learner, Limits
 
 pytestmark = pytest.mark.unit
@@ -594,3 +596,23 @@ class TestChangedHyperparameters:
     def test_an_agent_that_cannot_says_so(self):
         (told,) = self.heard(ScriptedAgent(), {"clip": 0.1}, ["clip"])
         assert told["obeyed"] is False
+
+
+def test_actor_and_learner_by_the_names_of_the_pathfinding_project():
+    """`Actor.run` in a thread of its own and `Learner.train` in this one, over common links; weights that are stored are
+    the ones that an actor's `update_weights` finds, once."""
+    bench = Bench(steps=4 * STEPS, window=True)
+    context = make_context("actor-0", channel=bench.context.channel, weights=bench.context.weights)
+    actor = Actor(0, ScriptedWorld(), ScriptedPolicy(), Free(), context)
+    assert not actor.update_weights()
+    bench.learner.announce()
+    bench.learner.store_weights()
+    assert (actor.update_weights(), actor.update_weights(), actor.version) == (True, False, 1)
+    thread = threading.Thread(target=actor.run)
+    thread.start()
+    bench.learner.train()
+    context.orders["now"] = STOP
+    thread.join()
+    assert bench.learner.env_steps >= 4 * STEPS
+    assert actor.done
+    assert len(bench.saved) == 1, "it is closed at the end"

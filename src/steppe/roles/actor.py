@@ -18,7 +18,7 @@ from steppe.core.timing import Phases
 from steppe.core.weights import Weights
 from steppe.core.world import ResumeKind, World, agent_returns_of, assign_lessons, comm_mask_of, masks_of, num_rows
 from steppe.envs.finite import require_finite
-from steppe.roles.context import PAUSE, POLICY, RESTART, Context
+from steppe.roles.context import PAUSE, POLICY, RESTART, Context, live
 from steppe.roles.evaluation import acted, means_of
 from steppe.roles.gates import Gate
 from steppe.roles.trail import KeepFault, Trail
@@ -58,20 +58,29 @@ class Actor:
         if self.context.asked() == PAUSE:
             self.phases.switch("blocked")
             return False
-        newer = self.context.weights.newer_than(POLICY, self.version)
-        if newer is not None:
-            self.adopt(newer)
+        newer = self.update_weights()
         if self.pending is None and self.gate.open(self.sequence, self.version):
             self.pending = self.collect()
         if self.pending is None or not self.context.channel.offer(self.pending):
             self.phases.switch("blocked")
             self.done = self.context.ending
-            return newer is not None
+            return newer
         self.pending, self.sequence = None, self.sequence + 1
         self.done = self.context.ending
         self._report_if_due()
         self.phases.switch("blocked")  # whatever happens until the next step is not this role's work
         return True
+
+    def run(self) -> None:
+        """Collect until the end comes, in the caller's thread."""
+        live(self)
+
+    def update_weights(self) -> bool:
+        """Act with newer weights from now on; False when there are none."""
+        newer = self.context.weights.newer_than(POLICY, self.version)
+        if newer is not None:
+            self.adopt(newer)
+        return newer is not None
 
     def adopt(self, weights: Weights) -> None:
         """Act with these from now on."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steppe.core.links import EVENTS, Board, Channel, Desk, Line, Table, WeightStore
+from steppe.core.links import EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.timing import RunClock
 
 Commands = Callable[[int], Sequence[tuple[int, dict[str, Any]]]]
 RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # go on; with new episodes; rest; end in good order; end now
 POLICY = "policy"  # the name under which weights are published
+_REST_S = 0.001
 
 
 @dataclass
@@ -56,3 +58,11 @@ class Context:
         for span in self._spans:
             self.board.post(EVENTS, span.record())
         self._spans.clear()
+
+
+def live(role: Role) -> None:
+    """Step a role to its end, for a caller with a thread for it; runtimes have ways of their own, by which it is woken."""
+    while not role.done:
+        if not role.step():
+            time.sleep(_REST_S)
+    role.close()

@@ -20,7 +20,7 @@ from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
 from steppe.core.timing import Phases
 from steppe.core.weights import Weights
-from steppe.roles.context import PAUSE, POLICY, Context
+from steppe.roles.context import PAUSE, POLICY, Context, live
 from steppe.roles.gates import Intake
 
 REPORT_EVERY_S = 0.5
@@ -96,6 +96,10 @@ class Learner:
         self.phases.switch("wait")  # whatever happens until the next step is not this role's work
         return took or learned
 
+    def train(self) -> None:
+        """Learn until the run is over, in the caller's thread."""
+        live(self)
+
     def receive(self) -> bool:
         """Take what the intake gives and remember it; False when that is nothing.
 
@@ -160,6 +164,10 @@ class Learner:
         self._put_out(self.stamped())
         self.context.span("publish", started_s, version=self.version)
         self.phases.switch("other")
+
+    def store_weights(self) -> None:
+        """The same, for a reader who knows it by this name."""
+        self.publish()
 
     def _put_out(self, weights: Weights) -> None:
         self.context.weights.publish(POLICY, weights)

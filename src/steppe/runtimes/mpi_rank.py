@@ -91,8 +91,7 @@ class Seat:
         self.channel = MpiChannel(world, _link(self.plan), order.run, writers, self.plan.slots_per_actor)
         self.weights = MpiWeights(world, self._others)
         self.words = MpiWords(world, (*KINDS, BEGIN, END))
-        by_table = self.plan.config.mode == "workers" and not self.plan.config.by_gradients
-        self.table = self._make_table(world, places) if by_table else None
+        self.table = self._make_table(world, places) if self.plan.by_table else None
         self.turns = Turns([])
         self._stack = contextlib.ExitStack()
         self.run: RunDirectory | None = None

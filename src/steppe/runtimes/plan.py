@@ -72,6 +72,11 @@ class Plan:
         return tuple(role.name for role in self.writers)
 
     @property
+    def by_table(self) -> bool:
+        """Whether workers share a table."""
+        return self.config.mode == "workers" and not self.config.by_gradients
+
+    @property
     def replay(self) -> tuple[str, ...]:
         """The roles that hold the learner's replay; none where it holds that itself."""
         return tuple(role.name for role in self.roles if role.kind == REPLAY)

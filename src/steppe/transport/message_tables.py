@@ -1,0 +1,153 @@
+"""A table that workers learn together by messages. It lies where it is kept; workers elsewhere send what they add.
+
+    BEGIN, MERGE, CLAIM → the keeper      ANSWER → the worker
+
+Nothing here blocks. A worker sends as many merges as it was given steps for, then asks for more; the answer brings what
+others have learned since. While it waits for that it learns nothing, so its copy can be overwritten. How messages travel is
+for mpi_tables.py; those of one worker arrive in order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from steppe.core.links import Change, Totals
+from steppe.core.merging import changed_rows
+from steppe.transport.tables import LocalTable
+
+BEGIN, MERGE, CLAIM, ANSWER = range(4)
+_WORDS = 8  # before rows and values: given steps or wanted, rows, steps, episodes, clock (a float), lost steps, unused, unused
+
+
+class _Remote:
+    """A worker's side where the table is not: its copy, and the question that is under way."""
+
+    def __init__(self, local: np.ndarray) -> None:
+        self.local, self.base = local, local.copy()
+        self.found = np.empty(len(local) + 1, np.int64)
+        self.asked = False
+        self.answer: int | None = None
+
+
+class MessageTable(ABC):
+    """A Table over messages. Whoever keeps the table may work in it too."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        self._kept = LocalTable() if keeps else None
+        self._waiting: list[int] = []  # workers that are to be answered when there is a table
+        self._seen: dict[int, int] = {}
+        self._remotes: dict[int, _Remote] = {}
+        self._totals = Totals(0, 0, 0.0, 0.0)
+
+    def create(
+        self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
+    ) -> None:
+        self._table.create(values, num_workers, limit, steps, episodes)
+        for worker in dict.fromkeys(self._waiting):
+            self._answer(worker, 0)
+        self._waiting.clear()
+
+    def begin(self, worker: int, local: np.ndarray) -> int | None:
+        if self._kept is not None:
+            return self._kept.begin(worker, local)
+        remote = self._remotes.setdefault(worker, _Remote(local))
+        return self._reply(worker, remote, BEGIN, 0)
+
+    def claim(self, worker: int, num_steps: int, now_s: float) -> int | None:
+        if self._kept is not None:
+            return self._kept.claim(worker, num_steps, now_s)
+        return self._reply(worker, self._remotes[worker], CLAIM, num_steps, now_s)
+
+    def merge(self, worker: int, change: Change, now_s: float) -> None:
+        if self._kept is not None:
+            self._kept.merge(worker, change, now_s)
+            return
+        remote = self._remotes[worker]
+        rows = remote.found[: changed_rows(remote.local, remote.base, change.candidates, remote.found)]
+        mine, old = remote.local[rows], remote.base[rows]
+        kept = np.where(mine == old, 1.0, change.kept[rows]).astype(mine.dtype)
+        remote.base[rows] = mine
+        counts = (0, len(rows), change.steps, change.episodes)
+        self._send(worker, MERGE, counts, now_s, rows, np.stack([kept, mine - kept * old]))
+
+    def totals(self) -> Totals:
+        return self._totals if self._kept is None else self._kept.totals()
+
+    def read(self, values: np.ndarray) -> Totals:
+        return self._table.read(values)
+
+    @abstractmethod
+    def _post(self, worker: int, what: int, data: np.ndarray) -> None:
+        """Send a message: an ANSWER to that worker, others of that worker to the keeper."""
+
+    @property
+    def _answered(self) -> bool:
+        """Whether no answer is under way to here."""
+        return not any(remote.asked for remote in self._remotes.values())
+
+    @property
+    def _table(self) -> LocalTable:
+        assert self._kept is not None, "only its keeper has the table"
+        return self._kept
+
+    def _reply(self, worker: int, remote: _Remote, what: int, number: int, now_s: float = 0.0) -> int | None:
+        """The answer to a question, asked now if it has not been; None while it is under way."""
+        if not remote.asked and remote.answer is None:
+            remote.asked = True
+            self._send(worker, what, (number, 0, 0, 0), now_s)
+        answer, remote.answer = remote.answer, None
+        return answer
+
+    def _take(self, worker: int, what: int, data: np.ndarray) -> None:
+        words, now_s = data[: _WORDS * 8].view(np.int64), float(data[: _WORDS * 8].view(np.float64)[4])
+        count = int(words[1])
+        rows = data[_WORDS * 8 : (_WORDS + count) * 8].view(np.int64)
+        rest = data[(_WORDS + count) * 8 :]
+        if what == ANSWER:
+            remote = self._remotes[worker]
+            values = rest.view(remote.local.dtype).reshape(count, remote.local.shape[1])
+            remote.local[rows] = remote.base[rows] = values
+            self._totals = Totals(int(words[2]), int(words[3]), now_s, now_s, int(words[5]))
+            remote.asked, remote.answer = False, int(words[0])
+        elif what == MERGE:
+            values = self._table.values
+            self._table.put(rows, *rest.view(values.dtype).reshape(2, count, values.shape[1]))
+            self._table.count(worker, int(words[2]), int(words[3]), now_s)
+        elif what == CLAIM:
+            self._answer(worker, self._table.claim(worker, int(words[0]), now_s) or 0)
+        elif self._table.made:  # another may have been here under that number, and have left steps that it was given
+            self._seen.pop(worker, None)
+            self._answer(worker, self._table.forfeit(worker))
+        else:
+            self._waiting.append(worker)
+
+    def _answer(self, worker: int, given: int) -> None:
+        """Steps to take, and every row that was changed since the last answer; all rows with the first."""
+        table, totals = self._table, self._table.totals()
+        rows, logged = table.news(self._seen.get(worker, -(1 << 62)))
+        self._seen[worker] = logged
+        counts = (given, len(rows), totals.steps, totals.episodes)
+        self._send(worker, ANSWER, counts, totals.merged_s, rows, table.values[rows], totals.lost_steps)
+
+    def _send(
+        self,
+        worker: int,
+        what: int,
+        counts: tuple[int, int, int, int],
+        now_s: float,
+        rows: np.ndarray | None = None,
+        values: np.ndarray | None = None,
+        lost: int = 0,
+    ) -> None:
+        words = np.zeros(_WORDS, np.int64)
+        words[:4], words[5] = counts, lost
+        words.view(np.float64)[4] = now_s
+        parts = [words.view(np.uint8)]
+        if rows is not None and values is not None:
+            parts += [
+                np.ascontiguousarray(rows, np.int64).view(np.uint8),
+                np.ascontiguousarray(values).ravel().view(np.uint8),
+            ]
+        self._post(worker, what, np.concatenate(parts))
