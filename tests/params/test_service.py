@@ -306,13 +306,23 @@ def push_from_many(url: str, workers: int, pushes: int, size: int = 4) -> None:
 
 
 SERVER = """
-import sys
+import os, signal, sys
 from pathlib import Path
 import numpy as np
 from steppe import ParameterServer
 from steppe.params.optimizers import Optimizer
-path, port = Path(sys.argv[1]), int(sys.argv[2])
-server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1, save_frequency=1, checkpoint_path=path,
+path, port, dies = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+class Mortal(ParameterServer):
+    def save_checkpoint(self, given=None):
+        if dies == "before" and self.version == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = super().save_checkpoint(given)
+        if dies == "after" and self.version == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+server = Mortal({"w": np.zeros(4, np.float32)}, update_frequency=1, save_frequency=1, checkpoint_path=path,
                          optimizer=Optimizer("sgd", 1.0))
 if path.exists():
     server.load_checkpoint(path)
@@ -322,8 +332,8 @@ server.close()
 """
 
 
-def launch(path: Path, port: int) -> tuple[subprocess.Popen[str], int]:
-    words = [sys.executable, "-c", SERVER, str(path), str(port)]
+def launch(path: Path, port: int, dies: str = "never") -> tuple[subprocess.Popen[str], int]:
+    words = [sys.executable, "-c", SERVER, str(path), str(port), dies]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     return process, int(process.stdout.readline())
 
@@ -353,6 +363,27 @@ def test_a_server_killed_and_restarted_applies_every_push_once(tmp_path: Path) -
     assert not failures
     assert client.get_parameters("a")["w"].tolist() == [-60.0] * 4
     client.close()
+    process.communicate("")
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_push_whose_answer_died_with_the_server_counts_once(tmp_path: Path, dies: str) -> None:
+    """Killed when the third push is applied, and before or after it is in the checkpoint: the client sends it again."""
+    path = tmp_path / "server.ckpt"
+    process, port = launch(path, 0, dies)
+    with ParameterClient(f"grpc://localhost:{port}", token=TOKEN, retry_s=120.0) as client:
+        client.register_worker("a")
+        assert client.push_gradients("a", ones())
+        assert client.push_gradients("a", ones())
+        receipts: list[Receipt] = []
+        pusher = threading.Thread(target=lambda: receipts.append(client.push_gradients("a", ones())))
+        pusher.start()
+        assert process.wait(120.0) == -signal.SIGKILL
+        process.communicate()
+        process, _ = launch(path, port)
+        pusher.join()
+        assert [receipt.accepted for receipt in receipts] == [True]
+        assert client.get_parameters("a")["w"].tolist() == [-3.0] * 4
     process.communicate("")
 
 
@@ -424,6 +455,18 @@ def test_bytes_that_were_changed_are_damaged_and_nothing_else(data: bytes, place
     for wrong in (data, whole[:place], whole + data + b"!", *([] if padding else [bytes(changed)])):
         with pytest.raises(DamagedFile):
             wire.read_request(wrong, calls.REQUESTS["Push"])
+
+
+@pytest.mark.parametrize("method", calls.REQUESTS)
+def test_a_request_has_its_fields_and_no_others(method: str) -> None:
+    fields = calls.REQUESTS[method]
+    plain_values = {str: "a", int: 1, float: 1.0, list: [], dict: {}, np.ndarray: np.zeros(4, np.float32)}
+    whole = {name: plain_values.get(kinds[0]) for name, kinds in fields.items()}
+    assert set(wire.read_request(pack(whole, sealed=False), fields)) == set(fields)
+    fewer = [{name: value for name, value in whole.items() if name != gone} for gone in whole]
+    for wrong in (*fewer, {**whole, "more": 1}, [whole]):
+        with pytest.raises(DamagedFile):
+            wire.read_request(pack(wrong, sealed=False), fields)
 
 
 @settings(max_examples=300, deadline=None)

@@ -74,7 +74,7 @@ def mcp(
     max_actors: MaxActors = 16,
     max_runs: MaxRuns = 8,
 ) -> None:
-    """Let an AI client look after runs: MCP over standard input and output.
+    """Let an AI client look after runs, over standard input (MCP).
 
     It may only read unless told otherwise. What ends or removes a run is asked of the person. See docs/mcp.md.
     """

@@ -334,7 +334,9 @@ def _settings_of(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written(settings: Mapping[str, Any]) -> str:
     """Flat dotted keys as TOML; JSON's words for strings, numbers, booleans and lists are TOML's too."""
-    kept = {key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir", "runtime")}
+    kept = {
+        key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir", "runtime")
+    }
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in kept.items())
 
 
