@@ -355,6 +355,8 @@ def _state(before: Status, wanted: int, seen: Seen) -> tuple[str, str | None, st
 
 
 def _farewell(seen: Seen) -> str | None:
-    if seen.exit_code in (None, 0):
+    if seen.exit_code is None:
+        return "the learner is gone, and how it ended was not seen: its newest checkpoint may be older"
+    if seen.exit_code == 0:
         return "the learner ended in good order, with a checkpoint"
     return f"the learner ended with exit code {seen.exit_code}: its newest checkpoint may be older"
