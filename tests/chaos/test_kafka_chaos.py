@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from debian import from_debian
 from kafka_kit import PATIENCE_S, connected, own_broker, settings, wait_until
 from kafka_parts import ACTORS, begin
 
@@ -193,15 +194,20 @@ def test_a_broker_whose_disk_is_full(broker, tmp_path):
         subprocess.run(["umount", "--lazy", data], check=True)
 
 
-FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+def faketime():
+    """The library that tells a program another time."""
+    return next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
 
 
-@pytest.mark.skipif(FAKETIME is None, reason="needs Debian's package libfaketime")
 def test_clocks_that_jump(broker, tmp_path):
     """Those of the writers and the reader, by hours, ahead and back; what a clock says decides about no message."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
-    environ = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    environ = {
+        "LD_PRELOAD": str(from_debian("libfaketime", faketime)),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+    }
     with performing(broker, tmp_path, **environ, FAKETIME_DONT_FAKE_MONOTONIC="1") as troupe:
         for jump in ("+3h", "-40d", "+0"):
             some_time(random.Random(jump), troupe)

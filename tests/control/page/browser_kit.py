@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from control_kit import Served
+from debian import from_debian
 from playwright.sync_api import BrowserContext, Page
 
 ROOT = Path(__file__).parents[3]
@@ -19,13 +18,8 @@ FLAGS = (
 
 
 def chromium() -> str:
-    """Debian's browser; installed where it is missing and we may."""
-    if shutil.which("chromium") is None and os.getuid() == 0:
-        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]):
-            subprocess.run(command, check=False, stdout=subprocess.DEVNULL, timeout=600)
-    found = shutil.which("chromium")
-    assert found is not None, "these tests need Chromium: apt-get install chromium"
-    return found
+    """The path of Debian's browser."""
+    return from_debian("chromium", lambda: shutil.which("chromium"))
 
 
 def opened(context: BrowserContext, house: Served) -> Page:
