@@ -13,7 +13,7 @@ from control_kit import SHORT, Served, bring_down, in_state, make
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, no test can run a loop of its own in this thread
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
@@ -49,15 +49,22 @@ def api(house: Served) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def signed_in(house: Served, browser: Browser) -> dict:
-    """The cookie that the one-time link leaves."""
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(house.link)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    state = context.storage_state()
-    context.close()
-    return dict(state)
+def cookies() -> dict:
+    """Empty until somebody has signed in."""
+    return {}
+
+
+@pytest.fixture
+def signed_in(house: Served, browser: Browser, cookies: dict) -> dict:
+    """The cookie that the link left, which works once."""
+    if not cookies:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(house.link)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        cookies |= context.storage_state()
+        context.close()
+    return cookies
 
 
 @pytest.fixture
