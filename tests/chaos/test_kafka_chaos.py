@@ -66,6 +66,13 @@ class Troupe:
         for name, process in self.processes.items():
             assert process.wait(PATIENCE_S) == 0, self.log(name)
 
+    def revive(self, words):
+        """Start again who has ended with these words."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                assert words in self.log(name)
+                self.start(name)
+
     def require_alive(self):
         for name, process in self.processes.items():
             assert process.poll() is None, self.log(name)
@@ -108,7 +115,8 @@ def troupe(kafka, tmp_path):
 
 
 def some_time(stream, troupe):
-    """Until so many more were learned from, and a moment besides."""
+    """Until everybody has begun, so many more were learned from, and a moment besides."""
+    wait_until(lambda: {actor for actor, _ in troupe.learned()["learned"]} == set(range(ACTORS)), troupe.log("reader"))
     due = len(troupe.learned()["learned"]) + stream.randrange(1, 40)
     wait_until(lambda: len(troupe.learned()["learned"]) >= due, troupe.log("reader"))
     time.sleep(stream.uniform(0, 0.05))
@@ -173,7 +181,8 @@ def test_a_broker_that_is_away(broker, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
 def test_a_broker_whose_disk_is_full(broker, tmp_path):
-    """It ends, and its words say why; everybody waits, and goes on once there is room and somebody has started it again."""
+    """It ends, and its words say why; everybody waits, or says which topic could not be written to; and goes on once there
+    is room and somebody has started it again."""
     data = broker.home / "data"
     data.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", data], check=True)
@@ -186,9 +195,9 @@ def test_a_broker_whose_disk_is_full(broker, tmp_path):
                     pass
             wait_until(lambda: broker.running() is None, "the broker's end")
             assert "No space left on device" in broker.last_words()
-            troupe.require_alive()
             filler.unlink()
             broker.up(0)
+            troupe.revive("a message could not be written to")
     finally:
         broker.down()
         subprocess.run(["umount", "--lazy", data], check=True)
