@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_kit import LONG, learning, make
+from control_kit import LONG, learning, make, until
 
 from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
 from steppe.records.exposition import FAMILIES, of_actor, of_evaluation, of_learner, text
@@ -61,11 +61,16 @@ def test_reports_become_samples():
 def test_a_run_that_goes_on_shows_every_role(api: httpx.Client):
     run = make(api, LONG)
     learning(api, run)
-    found = parsed(line for line in api.get("/metrics").text.splitlines() if "{" in line or "TYPE" in line)
-    names = {name for name, labels in found if ("run", run) in labels}
+
+    def samples():
+        return parsed(line for line in api.get("/metrics").text.splitlines() if "{" in line or "TYPE" in line)
+
+    def actors():
+        return {dict(labels)["actor"] for name, labels in samples() if name == "steppe_actor_up"}
+
+    until(lambda: actors() == {"0", "1"}, "both actors have reported")
+    names = {name for name, labels in samples() if ("run", run) in labels}
     assert {"steppe_learner_seconds_total", "steppe_actor_seconds_total", "steppe_actor_up"} <= names
-    actors = {dict(labels)["actor"] for name, labels in found if name == "steppe_actor_up"}
-    assert actors == {"0", "1"}
 
 
 @pytest.mark.unit

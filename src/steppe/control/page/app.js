@@ -3,7 +3,7 @@
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/htm-preact.js";
 import { Compare } from "./compare.js";
 import { connect, state } from "./live.js";
-import { Notes, go, keysOn, useKeys, useLive } from "./parts.js";
+import { Notes, go, keysOn, useDialog, useKeys, useLive } from "./parts.js";
 import { RunView } from "./run.js";
 import { Runs } from "./runs.js";
 import { Start } from "./start.js";
@@ -24,9 +24,8 @@ function route() {
 const nextTheme = () => window.dispatchEvent(new Event("steppe:turn"));
 
 function Keys({ onClose }) {
-  const dialog = useRef(null);
+  const dialog = useDialog();
   const [on, setOn] = useState(keysOn());
-  useEffect(() => dialog.current.showModal(), []);
   const turn = (event) => {
     localStorage.setItem("steppe.keys", event.target.checked ? "on" : "off");
     setOn(event.target.checked);

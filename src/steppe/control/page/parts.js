@@ -1,6 +1,6 @@
 // Small parts that every view uses: states, dialogs that ask first, words about what is under way, keys.
 
-import { html, useEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
 import { get, settled } from "./api.js";
 import { subscribe } from "./live.js";
 import { glyph, titled } from "./words.js";
@@ -117,12 +117,18 @@ export async function carryOut(words, asking, superseded = () => false) {
   }
 }
 
-// A question before something that cannot be taken back; the safe answer has the focus.
-export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose }) {
+// A dialog that is open before the next key is heard: what somebody types fast is meant for it, not for what is under it.
+export function useDialog() {
   const dialog = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     dialog.current.showModal();
   }, []);
+  return dialog;
+}
+
+// A question before something that cannot be taken back; the safe answer has the focus.
+export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose }) {
+  const dialog = useDialog();
   const answer = (act) => () => {
     dialog.current.close();
     act?.();
