@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from steppe.control.autoscaling import Advice, Autoscaler, Policy, Stretches
+from steppe.control.repeating import Repeating
 from steppe.control.service import Service
 from steppe.core.errors import SteppeError
 from steppe.core.links import EVENTS
@@ -28,26 +28,14 @@ class _Tended:
     said: tuple[int, str] | None = None
 
 
-class Tending:
-    """A thread between `start` and `stop`. Only runs whose number of actors can change are looked after."""
+class Tending(Repeating):
+    """Only runs whose number of actors can change are looked after."""
 
     def __init__(self, service: Service, how: Literal["recommend", "set"], policy: Policy) -> None:
+        super().__init__(NAME, LOOK_S, lambda: self.look(time.time()))
         self._service, self._how, self._policy = service, how, policy
         self._runs: dict[str, _Tended] = {}
         self._refused: dict[str, str] = {}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._live, name=NAME, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _live(self) -> None:
-        while not self._stopped.wait(LOOK_S):
-            self.look(time.time())
 
     def look(self, now_s: float) -> None:
         """One look at every run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Literal
 
 import anyio
 import uvicorn
@@ -28,7 +29,7 @@ def serve(
     allowed: tuple[str, ...],
     bounds: Bounds,
     namespace: str | None = None,
-    autoscale: str = "off",
+    autoscale: Literal["off", "recommend", "set"] = "off",
 ) -> None:
     """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace."""
     require_safe_bind(host, allowed)
@@ -59,7 +60,7 @@ def serve(
         ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
         limit_concurrency=1_000,
     )
-    tending = Tending(service, autoscale, Policy(most=bounds.actors)) if autoscale != "off" else None  # type: ignore[arg-type]
+    tending = Tending(service, autoscale, Policy(most=bounds.actors)) if autoscale != "off" else None
     if tending is not None:
         tending.start()
     try:

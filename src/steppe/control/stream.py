@@ -12,11 +12,10 @@ import json
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
+from steppe.control.repeating import Repeating
 from steppe.control.service import Service
-from steppe.core.errors import SteppeError
 
 EVERY_S = 0.1
 RING = 4_096  # messages that are kept for those who fell behind
@@ -78,35 +77,14 @@ class Hub:
         self._news = asyncio.Event()
 
 
-class Watcher:
+class Watcher(Repeating):
     """Looks at the runs again and again while the service is up, and looks after its operations."""
 
     def __init__(self, service: Service, hub: Hub, every_s: float = EVERY_S) -> None:
-        self.service, self.hub, self._every_s = service, hub, every_s
-        self.failures = 0
+        super().__init__("steppe-watcher", every_s, service.tend, self.look)
+        self.service, self.hub = service, hub
         self._known: dict[str, str] = {}
         self._cursors: dict[str, int] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="steppe-watcher", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while not self._ended.wait(self._every_s):
-            for work in (self.service.tend, self.look):
-                self._attempt(work)
-
-    def _attempt(self, work: Callable[[], None]) -> None:
-        """One run that cannot be read must not end the watch over the others: the next look tries again."""
-        try:
-            work()
-        except (SteppeError, OSError, ValueError, KeyError):
-            self.failures += 1
 
     def look(self) -> None:
         """Put into the ring what has changed since the last look."""

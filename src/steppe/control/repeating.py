@@ -1,0 +1,37 @@
+"""Work that is done again and again beside the service, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from steppe.core.errors import SteppeError
+
+
+class Repeating:
+    """Does all of `works` every `every_s` seconds, between `start` and `stop`."""
+
+    def __init__(self, name: str, every_s: float, *works: Callable[[], None]) -> None:
+        self.failures = 0
+        self._every_s, self._works = every_s, works
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._ended.wait(self._every_s):
+            for work in self._works:
+                self._attempt(work)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """One run that cannot be read must not end the care for the others: the next time tries again."""
+        try:
+            work()
+        except (SteppeError, OSError, ValueError, KeyError):
+            self.failures += 1
