@@ -96,6 +96,8 @@ def test_version(steppe):
         (["watch", "nothing"], "there is no run 'nothing'"),
         (["stop", "nothing"], "there is no run 'nothing'"),
         (["eval", "nothing", "--episodes", "0"], "--episodes"),
+        (["role", "actor", "--run", "r", "-s", "learning_rate=1"], "a run's settings are its learner's"),
+        (["role", "manager", "--run", "r", "-s", "seed=1"], "a run's settings are its learner's"),
     ],
 )
 def test_wrong_usage_is_one_paragraph_with_code_2_and_writes_nothing(steppe, tmp_path, words, said):

@@ -27,7 +27,10 @@ Port = Annotated[
     typer.Option("--metrics-port", metavar="N", min=0, max=65_535, help="Answer /healthz, /readyz, /metrics there."),
 ]
 Lines = Annotated[bool, typer.Option("--log-json", help="Print what happens as lines of JSON.")]
-Pairs = Annotated[list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Any key, repeatable.")]
+Pairs = Annotated[
+    list[str] | None,
+    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Any key, repeatable; kafka.… only, but of a learner."),
+]
 
 
 @app.command()
@@ -89,6 +92,8 @@ def _serve(
     env: str | None = None,
     index: int | None = None,
 ) -> None:
+    if kind != "learner":
+        _require_ways_in(kind, pairs or [])
     found, resolved = _settings(address, file, pairs or [], env)
     from steppe.records.showing import shown
 
@@ -100,6 +105,13 @@ def _serve(
         serve(kind, found, run, index, resolved if kind == "learner" else None, showing)
     finally:
         showing.close()
+
+
+def _require_ways_in(kind: str, pairs: list[str]) -> None:
+    """What a run is made of is the learner's to say; whoever joins it takes that from there."""
+    for pair in pairs:
+        if not pair.startswith("kafka."):
+            raise ConfigError(f"-s {pair}: a run's settings are its learner's, and a role {kind} takes kafka.… only")
 
 
 def _settings(
