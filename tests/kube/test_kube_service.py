@@ -123,13 +123,16 @@ def test_ready_is_what_was_seen_not_what_was_asked_for(plane, namespace, api, no
 def test_the_learner_ends_in_good_order_before_it_is_said_to_be_stopped(plane, namespace, api, node):
     until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is under way")
     done = finished(api, api.put(f"{RUN}/learner", json={"learner": 0}))
-    assert "checkpoint" in done["message"]
+    assert done["message"] == "the learner ended in good order, with a checkpoint"
     assert pods(plane, namespace, "learner") == {}
     until(lambda: api.get(RUN).json()["state"] == "STOPPED", "the run is stopped")
     finished(api, api.put(f"{RUN}/learner", json={"learner": 1}))
     assert len(pods(plane, namespace, "learner")) == 1
     until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is under way again")
     assert api.put(f"{RUN}/learner", json={"learner": 2}).status_code == 422
+    node.silent = True
+    done = finished(api, api.put(f"{RUN}/learner", json={"learner": 0}))
+    assert "how it ended was not seen" in done["message"], "what the one before it said is not its word"
 
 
 def test_a_run_that_has_come_to_its_end_is_not_started_again_and_again(plane, namespace, api, node):

@@ -163,9 +163,9 @@ class Namespace:
         selected = {"namespace": self.name, "label_selector": ROLE}
         listed = await self._core.list_namespaced_pod(**selected, _request_timeout=CALL_S)
         with self._lock:
-            self._pods = {pod.metadata.name: pod for pod in listed.items}
+            known, self._pods = self._pods, {}
             for pod in listed.items:
-                self._note_exit(pod)
+                self._meet(pod, new=pod.metadata.name not in known)
         self.lost = None
         version = listed.metadata.resource_version
         while True:
@@ -185,16 +185,18 @@ class Namespace:
         if kind == "BOOKMARK":
             return str(pod["metadata"]["resourceVersion"])
         with self._lock:
+            self._meet(pod, new=pod.metadata.name not in self._pods)
             if kind == "DELETED":
-                self._pods.pop(pod.metadata.name, None)
-            else:
-                self._pods[pod.metadata.name] = pod
-            self._note_exit(pod)
+                del self._pods[pod.metadata.name]
         return str(pod.metadata.resource_version)
 
-    def _note_exit(self, pod: Any) -> None:
+    def _meet(self, pod: Any, *, new: bool) -> None:
+        """How one before it ended says nothing of a new pod, whose own end may never be seen."""
+        self._pods[pod.metadata.name], role = pod, pod.metadata.labels[ROLE]
+        if new:
+            self._exits.pop(role, None)
         for end in _ends(pod):
-            self._exits[pod.metadata.labels[ROLE]] = int(end.exit_code)
+            self._exits[role] = int(end.exit_code)
 
     def _call(self, method: Callable[..., Awaitable[Any]], name: str, *arguments: Any, **options: Any) -> Any:
         async def called() -> Any:
