@@ -7,14 +7,14 @@ topics of the same names on Kafka.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from steppe.core.codec import Buffer
 from steppe.core.experience import Segment
 from steppe.core.weights import Weights
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 TRAINING = "metrics.training"
 ACTORS = "metrics.actors"
 EVALUATIONS = "metrics.evaluations"

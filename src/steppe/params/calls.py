@@ -1,5 +1,5 @@
 """What may be asked of a parameter server by packed bytes (core/codec.py), and what is answered: the same whichever way they
-come. Who may ask is for those who carry them: service.py (gRPC), ray_host.py, mpi_line.py."""
+come. Who may ask is for those who carry them: service.py (gRPC), and roles/cluster_ray.py and cluster_mpi.py."""
 
 from __future__ import annotations
 
