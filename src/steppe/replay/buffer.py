@@ -60,8 +60,7 @@ class ReplayBuffer:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
         with self._store.lock:
             require_enough(batch_size, self.size())
-            slots, _ = self._store.draw(self._stream, batch_size, self._part)
-            return self._store.gather(slots)
+            return self._store.take(self._stream, batch_size, 1.0, self._part)[0]
 
     def clear(self) -> None:
         """Forget all experiences; their shapes stay agreed."""
@@ -131,9 +130,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         store = self._store
         with store.lock:
             require_enough(batch_size, self.size())
-            slots, leaves = store.draw(self._stream, batch_size, self._part)
-            indices, weights = store.describe(slots, leaves, self.beta)
-            batch = store.gather(slots)
+            batch, weights, indices = store.take(self._stream, batch_size, self.beta, self._part)
+        assert weights is not None
+        assert indices is not None
         self.beta = min(1.0, self.beta + self.beta_increment)
         return batch, weights, indices >> store.shift if store.shift else indices
 

@@ -64,10 +64,20 @@ class Gathering:
 
     def __call__(self, slots: np.ndarray, tray: Tray | None = None) -> dict[str, np.ndarray]:
         """The rows at `slots`."""
-        layout = self._layout(len(slots))
-        block = tray.block if tray is not None else _unused(layout)
+        layout, block = self.room(len(slots), tray)
         if not gather(layout.plan, self._num_rows, slots, block):
             raise IndexError(f"slots lie in [0, {self._num_rows})")
+        return self.finished(slots, layout, block, tray)
+
+    def room(self, count: int, tray: Tray | None) -> tuple[Layout, np.ndarray]:
+        """How `count` rows are to lie, and where: in a tray's block, or one that nobody holds."""
+        layout = self._layout(count)
+        return layout, tray.block if tray is not None else _unused(layout)
+
+    def finished(
+        self, slots: np.ndarray, layout: Layout, block: np.ndarray, tray: Tray | None
+    ) -> dict[str, np.ndarray]:
+        """The columns of a block whose plain ones are filled: stacks are put together here."""
         if self._frames is not None and self._stacked:
             frames = self._frames
             ids = np.empty((len(self._stacked), len(slots), self._columns[self._stacked[0]].shape[1]), np.int32)

@@ -105,11 +105,8 @@ class ReplayBufferPool:
             self._require_buffer(buffer_id)
         with self.store.lock:
             require_enough(batch_size, len(self.store if buffer_id is None else self.buffers[buffer_id]))
-            slots, leaves = self.store.draw(self._stream, batch_size, buffer_id)
-            batch = self.store.gather(slots)
-            if self.use_prioritized:
-                batch["indices"], batch["weights"] = self.store.describe(slots, leaves, self.beta)
-        return batch
+            batch, weights, indices = self.store.take(self._stream, batch_size, self.beta, buffer_id)
+        return batch if indices is None or weights is None else {**batch, "indices": indices, "weights": weights}
 
     @checked
     def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:

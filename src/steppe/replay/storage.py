@@ -23,6 +23,7 @@ from steppe.core.experience import Batch
 from steppe.core.rings import History
 from steppe.core.specs import FieldSpec
 from steppe.replay import keeping
+from steppe.replay.drawing import revise, take
 from steppe.replay.frames import FrameStore, frame_shape, stacks_of
 from steppe.replay.gathering import Gathering, Tray
 from steppe.replay.mapped import zeros
@@ -32,6 +33,7 @@ from steppe.replay.sumtree import SumTree
 Block = Mapping[str, np.ndarray]  # columns of several rows
 _put: Callable[[np.ndarray, slice, np.ndarray], None] = setitem  # type: ignore[assignment]  # of sequences, it says
 NO_LEAVES = np.empty(0, np.float32)
+NOTHING = "every priority is 0, so nothing can be drawn: give one that is positive"
 STACKED_AT_ONCE = 128  # rows whose frames are taken in before those of the rows they replace are let go
 
 
@@ -196,7 +198,7 @@ class Store:
             if self.tree is not None:
                 drawn = self.tree.descend(stream.random(count), first, last, self._gathering.sources)
                 if drawn is None:
-                    raise UsageError("every priority is 0, so nothing can be drawn: give one that is positive")
+                    raise UsageError(NOTHING)
                 return drawn
             slots = np.empty(count, np.int64)
             spread(self.rings, self.capacity, first, last, stream.random(count), self._gathering.sources, slots)
@@ -211,14 +213,28 @@ class Store:
         """Whether a row has a priority above 0."""
         return self.tree is not None and bool(self.tree.totals.any())
 
-    def batch(self, stream: np.random.Generator, count: int, tray: Tray, beta: float) -> Batch:
-        """`count` draws in the arrays of `tray`; by priority, with their importance weights and indices."""
+    def take(
+        self, stream: np.random.Generator, count: int, beta: float, part: int | None = None, tray: Tray | None = None
+    ) -> tuple[dict[str, np.ndarray], np.ndarray | None, np.ndarray | None]:
+        """The rows of `count` draws, and by priority their importance weights and indices: `draw`, `gather` and `describe`."""
+        if self.tree is None:
+            with self.lock:
+                return self.gather(self.draw(stream, count, part)[0], tray), None, None
+        parts = (0, self.num_parts) if part is None else (part, part + 1)
+        slots, indices = np.empty(count, np.int64), np.empty(count, np.int64)
+        weights, gathering = np.empty(count, np.float32), self._gathering
         with self.lock:
-            slots, leaves = self.draw(stream, count)
-            if self.tree is None:
-                return Batch(self.gather(slots, tray))
-            indices, weights = self.describe(slots, leaves, beta)
-            return Batch(self.gather(slots, tray), weights=weights, indices=indices)
+            layout, block = gathering.room(count, tray)
+            draws, plans = stream.random(count), (gathering.sources, layout.plan)
+            tree = self.tree.arrays()
+            if not take(*tree, self.rings, self.shift, parts, draws, beta, *plans, block, slots, indices, weights):
+                raise UsageError(NOTHING)
+            return gathering.finished(slots, layout, block, tray), weights, indices
+
+    def batch(self, stream: np.random.Generator, count: int, tray: Tray, beta: float) -> Batch:
+        """`count` draws in the arrays of `tray`."""
+        columns, weights, indices = self.take(stream, count, beta, tray=tray)
+        return Batch(columns, weights=weights, indices=indices)
 
     def tray(self, count: int) -> Tray:
         """Memory for `count` rows, to be filled again and again by `gather`."""
@@ -251,11 +267,9 @@ class Store:
         count = len(indices)
         if priorities.shape != (count,):
             raise UsageError(f"{count} indices need {count} priorities, not an array of shape {priorities.shape}")
-        slots, leaves = np.empty(count, np.int64), np.empty(count, np.float32)
         with self.lock:
-            unknown, largest, stale = prepare(
-                self.rings, self.capacity, self.shift, self.alpha, indices, priorities, slots, leaves
-            )
+            tree = self.tree.arrays()
+            unknown, largest, stale = revise(*tree, self.rings, self.shift, self.alpha, indices, priorities)
             if unknown >= 0:
                 raise UsageError(
                     f"index {indices[unknown]} was never given out: use the indices that came with a sample"
@@ -264,7 +278,6 @@ class Store:
             self.stale += stale
             if largest > self.max_priority:
                 self.set_max_priority(largest)
-            self.tree.assign(slots, leaves)
 
     def load(self) -> None:
         """Bring compiled code into memory now, not with the first batch: that takes as long as thousands of them."""
@@ -276,6 +289,15 @@ class Store:
             self.tree.descend(np.empty(0), 0, 1)
             self.describe(nothing, NO_LEAVES, 1.0)
             self.prioritize(nothing, np.empty(0))
+            places = (
+                self._gathering.sources,
+                self._gathering.sources,
+                np.empty(0, np.uint8),
+                nothing,
+                nothing,
+                NO_LEAVES,
+            )
+            take(*self.tree.arrays(), self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
 
     def ordered(self, part: int) -> np.ndarray:
         """The slots of one part, oldest first."""

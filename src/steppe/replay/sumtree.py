@@ -57,10 +57,15 @@ class SumTree:
         roots: np.ndarray = self.nodes[:, self.levels[-1]]
         return roots
 
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+        """What the compiled code takes first: leaves, nodes, starts, where levels begin, and the slots of a part."""
+        if self._waiting is not None:
+            self.settle()
+        return self._leaves, self._nodes, self._starts, self.levels, self.capacity
+
     def assign(self, slots: np.ndarray, values: np.ndarray) -> None:
         """Set leaves (int64 slots, float32 values); of duplicates the last one counts, and slots below 0 are left out."""
-        self.settle()
-        _assign(self._leaves, self._nodes, self._starts, self.levels, self.capacity, slots, values)
+        assign(*self.arrays(), slots, values)
 
     def fill(self, part: int, start: int, values: np.ndarray) -> None:
         """Set the leaves of one part from position `start` on, without wrapping around."""
@@ -100,17 +105,13 @@ class SumTree:
 
         None if all of those leaves are 0. Rows of the columns in `plan` are on their way to the cache afterwards.
         """
-        self.settle()
         slots, drawn = np.empty(len(draws), np.int64), np.empty(len(draws), np.float32)
-        tree = self._leaves, self._nodes, self._starts, self.levels, self.capacity
-        return (slots, drawn) if descend(*tree, first, last, draws, plan, slots, drawn) else None
+        return (slots, drawn) if descend(*self.arrays(), first, last, draws, plan, slots, drawn) else None
 
     def find(self, part: int, rests: np.ndarray, plan: np.ndarray = NOTHING) -> tuple[np.ndarray, np.ndarray]:
         """Slots, and their leaves, that lie so far into the sum of one part, which is not empty."""
-        self.settle()
         slots, drawn = np.empty(len(rests), np.int64), np.empty(len(rests), np.float32)
-        tree = self._leaves, self._nodes, self._starts, self.levels, self.capacity
-        find(*tree, np.full(len(rests), part), np.array(rests, np.float64), plan, slots, drawn)
+        find(*self.arrays(), np.full(len(rests), part), np.array(rests, np.float64), plan, slots, drawn)
         return slots, drawn
 
     def _fill(self, part: int, start: int, end: int, values: np.ndarray) -> None:
@@ -156,7 +157,7 @@ def _fill(
 
 
 @compiled
-def _assign(
+def assign(
     leaves: np.ndarray,
     nodes: np.ndarray,
     starts: np.ndarray,
