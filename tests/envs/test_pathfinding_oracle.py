@@ -105,3 +105,23 @@ def test_every_free_cell_may_have_an_agent():
         slow = slow_copy(worlds, b)
         assert len(slow.free) == 12
         assert distances(slow.free, slow.at[0])[slow.goals[0]] > 0
+
+
+def test_progress_is_the_ground_gained():
+    worlds = PathfindingWorlds(3, 12, size=10, density=0.2, max_steps=40, progress=0.25)
+    stream, gained = np.random.default_rng(3), Counter()
+    seen = worlds.reset(3)
+    slow = [slow_copy(worlds, b) for b in range(3)]
+    for _ in range(300):
+        actions = greedy_walk(seen.obs, stream, 0.4)
+        seen = worlds.step(actions)
+        for b, world in enumerate(slow):
+            before = [known[at] for known, at in zip(world.distances, world.at, strict=True)]
+            rewards, _ = world.step(actions[b].tolist())
+            nearer = [was - known[at] for was, known, at in zip(before, world.distances, world.at, strict=True)]
+            expected = np.array(rewards, np.float32) + np.float32(0.25) * np.array(nearer, np.float32)
+            np.testing.assert_array_equal(seen.rewards[b], expected)
+            gained.update(nearer)
+            if seen.terminated[b] or seen.truncated[b]:
+                slow[b] = slow_copy(worlds, b)
+    assert min(gained[-1], gained[0], gained[1]) > 100

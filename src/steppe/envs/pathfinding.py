@@ -41,7 +41,8 @@ class PathfindingWorlds:
 
     Every episode has a new map: by chance, of `size` (40 × 40) with obstacles of `density` (without one, triangular
     between 0 and .5), or one of `maps` drawn by chance: scenarios, arrays of obstacles, or paths of `.map` and `.scen`
-    files. `reset` and `step` write into `into`, or into `seen`, which the next call overwrites. For one thread at a time.
+    files. With `progress`, a step nearer to the goal is rewarded by so much more and a step away by so much less: over an
+    episode that adds up to the ground that was gained, whatever the way. `reset` and `step` write into `into`, or into `seen`, which the next call overwrites. For one thread at a time.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PathfindingWorlds:
         maps: Sequence[Map] = (),
         view: int = 9,
         max_steps: int = 256,
+        progress: float = 0.0,
         autoreset: bool = True,
     ) -> None:
         if len(maps) > 0 and (size is not None or density is not None):
@@ -67,7 +69,7 @@ class PathfindingWorlds:
             heights, widths = zip(*(each.obstacles.shape for each in self.scenarios), strict=True)
             shape = max(heights), max(widths)
         self.max_size = shape
-        self._limits = Limits(view, max_steps, autoreset)
+        self._limits = Limits(view, max_steps, autoreset, float(progress))
         self._room = _room(shape, num_agents, view)
         self._pool = _pool(self.scenarios, density, shape, num_agents, self._room)
         self._state = _state(num_worlds, num_agents, (shape[0] + view - 1) * self._room.stride)

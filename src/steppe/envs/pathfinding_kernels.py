@@ -45,6 +45,7 @@ class Limits(NamedTuple):
     window: int  # cells that an agent sees each way (numba reserves the name `view`)
     max_steps: int
     autoreset: bool
+    progress: float  # added to the reward of a step nearer, taken from that of a step away
 
 
 @numba.njit(cache=True, nogil=True)
@@ -70,7 +71,7 @@ def step_worlds(
                 return BAD_ACTION, b
     for b in range(len(actions)):
         n = state.episode[b, 0]
-        arrived = _move(state, room, b, n, actions[b], seen.rewards[b])
+        arrived = _move(state, room, limits.progress, b, n, actions[b], seen.rewards[b])
         if n < seen.rewards.shape[1]:
             seen.rewards[b, n:] = np.float32(0)
         state.episode[b, 3] += 1
@@ -85,7 +86,9 @@ def step_worlds(
 
 
 @numba.njit(cache=True, nogil=True)
-def _move(state: State, room: Room, b: Whole, n: Whole, actions: np.ndarray, rewards: np.ndarray) -> bool:
+def _move(
+    state: State, room: Room, progress: float, b: Whole, n: Whole, actions: np.ndarray, rewards: np.ndarray
+) -> bool:
     """Move the agents of one world and settle their conflicts; whether all are at their goals."""
     cells, who, at, goal = state.cells[b], state.who[b], state.at[b], state.goal[b]
     target, offsets = room.target, room.offsets
@@ -105,19 +108,32 @@ def _move(state: State, room: Room, b: Whole, n: Whole, actions: np.ndarray, rew
             for k in (i, other):
                 target[k], rewards[k] = at[k], _COLLISION
     _settle(room, n, at, actions, rewards)
+    arrived = True
     for i in range(n):
         cells[at[i]] &= ~AGENT
         who[at[i]] = 0
-    arrived = True
+        arrived &= target[i] == goal[i]
+    if arrived:
+        rewards[:n] = _ARRIVED
+    if progress != 0.0:
+        _reward_progress(state.ways[b], at, target, actions, progress, rewards[:n])
     for i in range(n):
         here = target[i]
         at[i] = here
         cells[here] |= AGENT
         who[here] = i + 1
-        arrived &= here == goal[i]
-    if arrived:
-        rewards[:n] = _ARRIVED
     return arrived
+
+
+@numba.njit(cache=True, nogil=True)
+def _reward_progress(
+    ways: np.ndarray, at: np.ndarray, target: np.ndarray, actions: np.ndarray, progress: float, rewards: np.ndarray
+) -> None:
+    """A move leads one step nearer to the goal or one away: cells next to each other are never equally far from it."""
+    for i in range(len(rewards)):
+        if target[i] != at[i]:
+            nearer = ways[i, at[i]] >> (actions[i] - UP) & 1
+            rewards[i] += np.float32(progress if nearer else -progress)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -42,13 +42,22 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         maps: Sequence[Map] = (),
         view: int = 9,
         max_steps: int = 256,
+        progress: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(f"render_mode={render_mode!r} must be 'rgb_array' or None")
         self.render_mode = render_mode
         self.worlds = PathfindingWorlds(
-            1, num_agents, size=size, density=density, maps=maps, view=view, max_steps=max_steps, autoreset=False
+            1,
+            num_agents,
+            size=size,
+            density=density,
+            maps=maps,
+            view=view,
+            max_steps=max_steps,
+            progress=progress,
+            autoreset=False,
         )
         self.possible_agents = [f"agent_{index}" for index in range(num_agents)]
         self.agents: list[str] = []

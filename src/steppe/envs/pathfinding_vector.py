@@ -38,10 +38,18 @@ class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         maps: Sequence[Map] = (),
         view: int = 9,
         max_episode_steps: int = 256,
+        progress: float = 0.0,
     ) -> None:
         self.num_envs = num_envs
         self.worlds = PathfindingWorlds(
-            num_envs, num_agents, size=size, density=density, maps=maps, view=view, max_steps=max_episode_steps
+            num_envs,
+            num_agents,
+            size=size,
+            density=density,
+            maps=maps,
+            view=view,
+            max_steps=max_episode_steps,
+            progress=progress,
         )
         self.single_observation_space = spaces.Box(0, 1, (num_agents, NUM_PLANES, view, view), np.uint8)
         self.single_action_space = spaces.MultiDiscrete([NUM_ACTIONS] * num_agents)
