@@ -1,5 +1,7 @@
 """DHC in small pathfinding worlds: what it remembers, whom it heeds, what it learns from, and its lessons."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -234,6 +236,36 @@ def test_environments_have_places_on_the_ladder():
         agent.begin(4 * AGENTS, np.random.default_rng(0), actor=actor, num_actors=2)
         shares += agent._epsilon.tolist()
     assert sorted(shares) == pytest.approx(sorted(0.4 ** (1 + 7 * i / 7) for i in range(8)))
+
+
+def test_guided_environments_go_the_ways_they_see():
+    world = world_of(worlds=8)
+    agent = agent_of(world.spec, guided=0.25, epsilon_base=0.0)
+    rng, nearer, strays = np.random.default_rng(1), 0, 0
+    agent.begin(8 * AGENTS, np.random.default_rng(0))
+    for _ in range(100):
+        obs = rng.integers(0, 2, (8 * AGENTS, 6, 9, 9), np.uint8)
+        mask = np.ones((8, AGENTS, AGENTS), bool)
+        mask[:, -1] = mask[:, :, -1] = False
+        told = {"comm_mask": mask.reshape(-1, AGENTS)}
+        starts = np.ones(8 * AGENTS, bool)
+        best = agent.act(obs, starts, explore=False, **told)["action"].reshape(8, AGENTS)
+        done = agent.act(obs, starts, **told)["action"].reshape(8, AGENTS)
+        np.testing.assert_array_equal(done[[0, 1, 2, 4, 5, 6]], best[[0, 1, 2, 4, 5, 6]])
+        assert not done[:, -1].any(), "who is absent does nothing"
+        for world_index in (3, 7):
+            for who in range(AGENTS - 1):
+                advised = {move + 1 for move in range(4) if obs[world_index * AGENTS + who, 2 + move, 4, 4]} or {0}
+                nearer += done[world_index, who] in advised
+                strays += done[world_index, who] not in advised
+    assert 0.9 < nearer / (nearer + strays) < 1.0
+
+
+def test_guided_needs_planes_that_advise():
+    spec = world_of().spec
+    other = dataclasses.replace(spec, obs=dataclasses.replace(spec.obs, shape=(5, 9, 9)))
+    with pytest.raises(ConfigError, match="do not say which moves lead nearer; leave it out"):
+        agent_of(other, guided=0.5)
 
 
 def lesson_segment(agent, world, outcomes):

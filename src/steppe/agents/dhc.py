@@ -23,6 +23,7 @@ from steppe.agents.windows import Windows
 from steppe.core.agent import Learned, Progress, Tree
 from steppe.core.algorithms import DHCConfig
 from steppe.core.experience import Batch, Segment
+from steppe.core.guidance import greedy_walk
 from steppe.core.sequences import mixed
 from steppe.core.specs import EnvSpec
 
@@ -45,7 +46,7 @@ class DHC(TorchAgent):
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
         self._target = Target(self.flat, config.target_every)
         self._recollection = self._remembered = Recollection((self.network.memory_size,))
-        self._epsilon = np.zeros(0)
+        self._epsilon, self._guided = np.zeros(0), np.zeros(0, np.bool_)
 
     # Acting: rows are the agents of all environments, those of one next to each other.
 
@@ -54,11 +55,14 @@ class DHC(TorchAgent):
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
         config, worlds = self.config, num_envs // self.num_agents
         self._epsilon = ladder(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
+        place = np.arange(worlds) * num_actors + actor
+        self._guided = np.floor((place + 1) * config.guided) > np.floor(place * config.guided)
 
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, comm_mask: np.ndarray | None = None
     ) -> Mapping[str, np.ndarray]:
-        """The best actions; where an environment explores, one of its agents does anything.
+        """The best actions; where an environment explores, one of its agents does anything, and where it is guided all do as
+        their observations advise.
 
         `comm_mask` [B, num_agents] says whom each hears, everyone if absent; an agent that does not hear itself is absent.
         """
@@ -68,7 +72,9 @@ class DHC(TorchAgent):
         values = self._values(obs.reshape(-1, agents, *obs.shape[1:]), before, mask.reshape(-1, agents, agents))
         action = values.argmax(axis=2)
         if explore:
-            self._wander(action, np.einsum("naa->na", mask.reshape(-1, agents, agents)))
+            there = np.einsum("naa->na", mask.reshape(-1, agents, agents))
+            self._wander(action, there)
+            self._follow(action, obs.reshape(-1, agents, *obs.shape[1:]), there)
         noted = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
         return {"action": action.reshape(rows), **noted}
 
@@ -107,6 +113,12 @@ class DHC(TorchAgent):
         rank = (place * there.sum(axis=1)).astype(np.int64)
         who = (there.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
         action[strays, who[strays]] = choice[strays]
+
+    def _follow(self, action: np.ndarray, obs: np.ndarray, there: np.ndarray) -> None:
+        """In an environment that is guided, all agents do as their observations advise."""
+        guided = self._guided
+        if len(guided) == len(action) and guided.any():
+            action[guided] = greedy_walk(obs[guided], self._stream) * there[guided]
 
     def _exploring(self, worlds: int) -> np.ndarray:
         """The shares of random actions [N], also for whoever acts without having begun."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from steppe.core import factory
 from steppe.core.errors import ConfigError, WorldError, nearest
+from steppe.core.guidance import advises
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 
 Positive = Annotated[int, Field(gt=0)]
@@ -435,6 +436,11 @@ class DHCConfig(SequenceConfig):
     learn_from: Literal["all", "first"] = Field(
         "all", description="Whose experience counts: everyone's, or the first agent's, which then alone explores."
     )
+    guided: Fraction = Field(
+        0.0,
+        description="Share of environments whose agents go the ways that they see lead nearer, one move in ten at random: "
+        "success to learn from, from the start.",
+    )
     lesson_agents: tuple[Positive, ...] | None = Field(
         None,
         description="Numbers of agents to begin with and to go on to; 1, 2, 3, … if absent, [] for all of them at once.",
@@ -460,6 +466,10 @@ class DHCConfig(SequenceConfig):
             raise WorldError(
                 f"{name} sees planes (channels, height, width) of at least 3 × 3 cells, and {spec.id} has observations of "
                 f"the shape {spec.obs.shape}"
+            )
+        if self.guided and not advises(spec):
+            raise ConfigError(
+                f"guided={self.guided}: observations of {spec.id} do not say which moves lead nearer; leave it out"
             )
         for key in ("lesson_agents", "lesson_sizes"):
             self._require_lessons(spec, key, getattr(self, key))

@@ -14,6 +14,7 @@ import numpy as np
 
 from steppe.core.agent import Tree
 from steppe.core.errors import CannotResume, ConfigError, WorldError
+from steppe.core.guidance import greedy_walk
 from steppe.envs.pathfinding_beginning import BLOCKED, OBSTACLE, OUTSIDE, Pool, Room, State, enter
 from steppe.envs.pathfinding_kernels import (
     BAD_ACTION,
@@ -297,16 +298,6 @@ class PathfindingWorlds:
         sound = sound and all(((saved[name] >= 0) & (saved[name] < num_cells)).all() for name in ("at", "goal"))
         if not sound or (episode[:, 3] < 0).any():
             raise CannotResume("the snapshot has numbers that these worlds cannot have")
-
-
-def greedy_walk(obs: np.ndarray, stream: np.random.Generator, noise: float = 0.1) -> np.ndarray:
-    """Actions [B, N] that lead nearer to the goal, any of them alike, and with probability `noise` anything: a baseline."""
-    middle = obs.shape[-1] // 2
-    nearer = obs[..., 2:, middle, middle]
-    draws = stream.random(nearer.shape) * nearer
-    actions = np.where(nearer.any(axis=-1), draws.argmax(axis=-1) + 1, 0)
-    wild = stream.random(actions.shape) < noise
-    return np.where(wild, stream.integers(0, NUM_ACTIONS, actions.shape), actions)
 
 
 def _shape(size: Any) -> tuple[int, int]:
