@@ -59,7 +59,8 @@ def test_runs_on_a_cluster_of_two_nodes():
     assert "skipped" not in done.stdout
 
 
-def test_killed_actor_then_killed_head():
+@pytest.mark.parametrize("head", ["raylet", "gcs_server"])
+def test_killed_actor_then_killed_head(head):
     """The run goes on without the one, and resumes exactly without the other."""
     words = ["--actors", "1", "--steps", "20000", "-s", "checkpoint.every_s=0.1", "-s", "seed=3", "--name", "run"]
     before = scratch()
@@ -72,10 +73,10 @@ def test_killed_actor_then_killed_head():
         wait_until(lambda: seats_of(process).get("actor-0") not in (None, seats["actor-0"]), process)
         wait_until(lambda: Checkpoints(opened().checkpoints).latest() is not None, process)
         members = family(process.pid)
-        os.kill(named(process, "raylet"), signal.SIGKILL)
+        os.kill(named(process, head), signal.SIGKILL)
         out, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1, out
-        assert re.search("the raylet of the run's own Ray cluster|the Ray driver ended", errors), errors
+        assert re.search(f"the {head} of the run's own Ray cluster|the Ray driver ended", errors), errors
         wait_until(lambda: not set(members) & set(parents()))
     assert scratch() <= before
     assert (status().state, status().reason) == ("FAILED", "role_died")
