@@ -10,10 +10,16 @@ import pytest
 from control_kit import Served, bring_down
 
 
+@pytest.fixture(scope="session")
+def brokers() -> str | None:
+    """The Kafka that carries the service's runs, if any; where tests are to hold for both, their file has another one."""
+    return None
+
+
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path, brokers: str | None) -> Iterator[Served]:
     """A service that is up; whatever it started is brought down."""
-    service = Served(tmp_path)
+    service = Served(tmp_path, brokers)
     service.start()
     yield service
     bring_down(service)

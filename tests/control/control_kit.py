@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,23 @@ LONG = {
 class Served:
     """One life of the service after the other, over the same runs."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kafka: str | None = None) -> None:
+        """With `kafka`, runs go through that broker, by topics of their own."""
         self.root = root
+        self.options: tuple[str, ...] = ()
+        self.environ = {"STEPPE_RUNS": str(root / "runs")}
+        if kafka is not None:
+            self.options = ("--kafka", kafka)
+            self.environ |= {"STEPPE_KAFKA__PREFIX": f"t{uuid.uuid4().hex[:8]}.", "STEPPE_KAFKA__PARTITIONS": "2"}
         self.process: subprocess.Popen[str] | None = None
         self.address = self.link = ""
 
     def start(self, *options: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", "--port", "0", *options],
+            [sys.executable, "-c", SERVE, "serve", "--port", "0", *self.options, *options],
             cwd=self.root,
-            env=environ | {"STEPPE_RUNS": str(self.root / "runs")},
+            env=environ | self.environ,
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -1,23 +1,42 @@
-"""Real training runs through the real service: from the request to the end, and every change on the way."""
+"""Real training runs through the real service: from the request to the end, and every change on the way.
+
+All of it holds for the embedded broker and for a real Kafka broker.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+from pathlib import Path
 
 import httpx
 import pytest
 from control_kit import LONG, SHORT, Served, finished, in_state, learning, listen, make, run_of, until
 from websockets.sync.client import ClientConnection
 
+from steppe.records.directory import RunDirectory
+
 pytestmark = pytest.mark.integration
+CONTRACT = Path(__file__).parents[2] / "docs" / "openapi.json"
 
 
-def test_a_run_from_the_request_to_its_results(api: httpx.Client):
+@pytest.fixture(scope="session", params=["embedded", "kafka"])
+def brokers(request: pytest.FixtureRequest) -> str | None:
+    return str(request.getfixturevalue("kafka")) if request.param == "kafka" else None
+
+
+def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str | None):
+    assert api.get("/api/v1/openapi.json").json() == json.loads(CONTRACT.read_text()), "the same operations on both"
+    assert api.get("/version").json()["broker"] == ("kafka" if brokers else "embedded")
+    assert api.get("/readyz").json()["status"] == "ok"
     run = make(api, SHORT, name="short")
     found = in_state(api, run, "SUCCEEDED")
     assert found["reason"] == "steps_done"
     assert found["progress"]["env_steps"] >= 4_000
     assert found["config"]["envs"] == 8
+    assert found["config"]["runtime"] == ("kafka" if brokers else "processes")
+    assert not {"run_dir", "kafka.key", "kafka.username"} & set(found["config"]), "what is the host's is not told"
     assert found["config"]["agent.learning_rate"] is not None, "the choices that were made for it are written down"
     assert found["sources"]["steps"] == "request"
     assert not any("resume" in event["kind"] for event in api.get(f"/api/v1/runs/{run}/events").json()["events"])
@@ -143,11 +162,6 @@ def beats_until_lost(socket: ClientConnection, run: str) -> int:
 
 
 def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: httpx.Client):
-    import os
-    import signal
-
-    from steppe.records.directory import RunDirectory
-
     run = make(api, LONG, checkpoint={"every_s": 0.5})
     learning(api, run)
     until(lambda: api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"], "a checkpoint")

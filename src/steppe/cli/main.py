@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import bench, doctor, info, kafka, params, recovery, role, runs, serve, train, warm
+from steppe.cli import bench, ctl, doctor, info, kafka, params, recovery, role, runs, serve, train, warm
 from steppe.cli.options import FieldHelp
 from steppe.core.errors import SteppeError
 
@@ -48,6 +48,7 @@ app.command()(warm.warm)
 app.command()(bench.bench)
 app.command()(serve.serve)
 app.command()(serve.mcp)
+app.add_typer(ctl.app, name="ctl")
 
 
 def _print_version(wanted: bool) -> None:

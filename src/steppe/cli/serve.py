@@ -12,6 +12,7 @@ from steppe.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from steppe.control.service import Bounds
+    from steppe.core.config import KafkaConfig
 
 Hosts = Annotated[
     list[str] | None,
@@ -21,8 +22,12 @@ Modules = Annotated[
     list[str] | None,
     typer.Option("--allow-env", metavar="MODULE:ID", help="Let runs use this environment too. May be repeated."),
 ]
-
-
+Kafka = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDR", help="Let runs go through these Kafka brokers, host:port; STEPPE_KAFKA__* says how to get in."
+    ),
+]
 MaxActors = Annotated[int, typer.Option(metavar="N", min=1, help="Most actors of one run.")]
 MaxRuns = Annotated[int, typer.Option(metavar="N", min=1, help="Most runs under way at once.")]
 
@@ -50,6 +55,7 @@ def serve(
     allow_env: Modules = None,
     max_actors: MaxActors = 16,
     max_runs: MaxRuns = 8,
+    kafka: Kafka = None,
     kubernetes: Annotated[
         str | None, typer.Option(metavar="NAMESPACE", help="Serve the run of this Kubernetes namespace instead.")
     ] = None,
@@ -62,8 +68,9 @@ def serve(
     Prints its address with a link that signs in once. Runs outlive it: stopped or killed and started again, it goes on
     where it was.
     """
-    bounds = _bounds(allow_env, max_actors, max_runs)
-    _serving("steppe serve").serve(host, port, tuple(allow_host or ()), bounds, kubernetes, autoscale.value)
+    bounds = bounds_of(allow_env, max_actors, max_runs)
+    allowed, mode = tuple(allow_host or ()), autoscale.value
+    _serving("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, brokers_at(kafka))
 
 
 def mcp(
@@ -73,13 +80,14 @@ def mcp(
     allow_env: Modules = None,
     max_actors: MaxActors = 16,
     max_runs: MaxRuns = 8,
+    kafka: Kafka = None,
 ) -> None:
     """Let an AI client look after runs, over standard input (MCP).
 
     It may only read unless told otherwise. What ends or removes a run is asked of the person. See docs/mcp.md.
     """
-    bounds = _bounds(allow_env, max_actors, max_runs)
-    _serving("steppe mcp").speak(scope.value, bounds)
+    bounds = bounds_of(allow_env, max_actors, max_runs)
+    _serving("steppe mcp").speak(scope.value, bounds, brokers_at(kafka))
 
 
 def _serving(command: str) -> ModuleType:
@@ -92,10 +100,23 @@ def _serving(command: str) -> ModuleType:
     return serving
 
 
-def _bounds(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
+def bounds_of(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
+    """What may be asked of this machine."""
     from steppe.control.service import Bounds
 
     for name in modules or ():
         if ":" not in name:
             raise UsageError(f"--allow-env {name}: give module:Id; registered environments need no leave")
     return Bounds(actors=max_actors, live_runs=max_runs, modules=tuple(modules or ()))
+
+
+def brokers_at(address: str | None) -> KafkaConfig | None:
+    """How to reach them; what is secret, and everything but the address, comes from the environment."""
+    if address is None:
+        return None
+    from steppe.core.config import KafkaConfig, from_environ
+    from steppe.core.validating import validated
+
+    ways = {key.removeprefix("kafka."): value for key, value in from_environ().items() if key.startswith("kafka.")}
+    found: KafkaConfig = validated(KafkaConfig, {**ways, "address": address}, "kafka.")
+    return found

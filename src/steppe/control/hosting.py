@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+from steppe.core.config import KafkaConfig
 from steppe.core.errors import Conflict, SteppeError
 from steppe.core.links import COMMANDS
 from steppe.core.rooms import sweep
@@ -20,11 +21,12 @@ LOG = "supervisor"
 _MAIN = "from steppe.control.hosting import main; main()"
 
 
-def launch(directory: RunDirectory) -> subprocess.Popen[bytes]:
+def launch(directory: RunDirectory, kafka: KafkaConfig | None = None) -> subprocess.Popen[bytes]:
     """Start or go on with a run in a process of its own, which begins when the store says that the run is its.
 
-    Conflict when somebody else, perhaps another service, is about to do the same.
+    A run over Kafka goes by the brokers `kafka`, which may have moved since it was made. Conflict when somebody else, perhaps another service, is about to do the same.
     """
+    brokers = kafka.address if kafka is not None and directory.config().runtime == "kafka" else None
     directory.acquire()
     try:
         earlier = directory.store.newest(COMMANDS)  # whatever is asked of it from now on is for the life that begins
@@ -32,7 +34,8 @@ def launch(directory: RunDirectory) -> subprocess.Popen[bytes]:
     finally:
         directory.release()
     assert process.stdin is not None
-    process.stdin.write(json.dumps({"path": str(directory.path.resolve()), "commands_after": earlier}).encode())
+    told = {"path": str(directory.path.resolve()), "commands_after": earlier, "kafka": brokers}
+    process.stdin.write(json.dumps(told).encode())
     process.stdin.close()
     return process
 
@@ -89,7 +92,7 @@ def main() -> None:
     try:
         from steppe.loops.resuming import continued
 
-        result = continued(directory, commands_after=told["commands_after"])
+        result = continued(directory, kafka=told["kafka"], commands_after=told["commands_after"])
     except SteppeError as error:
         _tell(directory, str(error))
         print(f"steppe: {error}", file=sys.stderr)

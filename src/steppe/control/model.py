@@ -70,8 +70,12 @@ else:
                 Field(None, pattern=RUN_ID, description="Name of the run, which is its id; one is made if absent."),
             ),
             "runtime": (
-                Literal["inline", "processes"],
-                Field("processes", description="Where the roles live: in one process, or each in its own."),
+                Literal["inline", "processes", "kafka"] | None,
+                Field(
+                    None,
+                    description="Where the roles live: in one process, each in its own, or each in its own with Kafka between "
+                    "them; if absent, kafka where the service has brokers and processes where it has none.",
+                ),
             ),
             "start": (bool, Field(True, description="Start it at once.")),
             "agent": (

@@ -2,6 +2,7 @@
 
 Runs live in processes of their own session and say everything in their own stores; the service reads those, posts
 commands there, and keeps in its ledger only what was asked of it. Killed and started again, it goes on where it was.
+With brokers, runs are carried by Kafka: their supervisors keep the stores what the topics say, so nothing here differs.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from steppe.control.ledger import Ledger
 from steppe.control.settling import settle
 from steppe.control.watched import Known
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config import RunConfig, flatten, resolve
-from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, UsageError
+from steppe.core.config import KafkaConfig, RunConfig, flatten, resolve
+from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, Unreachable, UsageError
 from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.loops.resuming import COMPLETE, tuned
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
 from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from steppe.records.view import ENDED, RunView
+from steppe.transport.kafka import Connection
 
 SCOPES = ("read", "control", "admin")
 API = "v1"
 STOP_S = 30.0  # how long a run has to stop in good order before it is killed
+REACH_S = 2.0  # how long brokers have to answer a probe
+_HOSTS = ("run_dir", *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")))  # not told
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -65,8 +69,11 @@ def operation(scope: str) -> Callable[[Method], Method]:
 class Service:
     """May be used by several threads. `tend` is to be called about twice a second."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
-        self.bounds = bounds or Bounds()
+    def __init__(self, bounds: Bounds | None = None, kafka: KafkaConfig | None = None) -> None:
+        """With `kafka`, runs go through those brokers; Unreachable when none answers."""
+        self.bounds, self.kafka = bounds or Bounds(), kafka
+        if kafka is not None:
+            Connection(kafka, "").reach()
         self.root = runs_root().resolve()
         self.root.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(self.private)
@@ -89,7 +96,9 @@ class Service:
     @operation("read")
     def get_version(self) -> model.Version:
         """Which version this is."""
-        return model.Version(version=importlib.metadata.version("steppe"), api=API, broker="embedded")
+        return model.Version(
+            version=importlib.metadata.version("steppe"), api=API, broker="embedded" if self.kafka is None else "kafka"
+        )
 
     @operation("read")
     def get_health(self) -> model.Health:
@@ -102,7 +111,9 @@ class Service:
         try:
             self.ledger.operations(limit=1)
             list(self.root.iterdir())
-        except OSError as error:
+            if self.kafka is not None:
+                Connection(self.kafka, "").reach(REACH_S)
+        except (OSError, Unreachable) as error:
             return model.Health(status="unavailable", detail=str(error))
         return model.Health(status="ok")
 
@@ -146,7 +157,7 @@ class Service:
         """One run with its configuration."""
         directory = self._directory(run)
         told = self._line(self._known.info(directory.path)).model_dump()
-        config = {key: value for key, value in flatten(self._config(directory)).items() if key != "run_dir"}
+        config = {key: value for key, value in flatten(self._config(directory)).items() if key not in _HOSTS}
         return model.RunDetail(**told, config=config, sources=directory.sources)
 
     @operation("control")
@@ -366,7 +377,7 @@ class Service:
     def _start(self, directory: RunDirectory, issuer: str, expected: int | None) -> model.Operation:
         run = directory.path.name
         self.ledger.change(run, "running", expected)
-        self._children[run] = hosting.launch(directory)
+        self._children[run] = hosting.launch(directory, self.kafka)
         return self._settled(self.ledger.new_operation("start", run, issuer, deadline_s=180.0))
 
     def _command(
@@ -429,10 +440,23 @@ class Service:
         ):
             if settings.get(key, 0) > most:
                 raise ConfigError(f"{key}={settings[key]}: at most {most} here")
-        if settings.get("mode") == "async" and settings.get("runtime", "processes") in ("processes", "kafka"):
+        carried = self._carried(settings)
+        if settings.get("mode") == "async" and settings.get("runtime") != "inline":
             settings.setdefault("flow.max_actors", self.bounds.actors)
-        resolved = resolve(("request", settings))
+        resolved = resolve(("service", carried), ("request", settings))
         return resolved.config, resolved.sources
+
+    def _carried(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What the service decides for a request: where roles live if that says nothing, and how they reach brokers."""
+        runtime = settings.get("runtime", "processes" if self.kafka is None else "kafka")
+        if runtime != "kafka":
+            return {}
+        if self.kafka is None:
+            raise ConfigError(
+                "runtime='kafka' needs brokers, which this service has not: steppe serve --kafka HOST:PORT"
+            )
+        brokers = self.kafka.model_dump(mode="json", exclude_unset=True)
+        return {"runtime": runtime, **{f"kafka.{name}": value for name, value in brokers.items()}}
 
     def _require_room(self) -> None:
         live = sum(info.status.live for info in self._infos())

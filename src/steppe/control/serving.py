@@ -18,6 +18,7 @@ from steppe.control.page_files import MISSING, is_complete
 from steppe.control.resources import tell_changes
 from steppe.control.service import Bounds, Service
 from steppe.control.stream import Hub, Watcher
+from steppe.core.config import KafkaConfig
 from steppe.core.errors import MissingExtra, UsageError
 
 KEYS = "tokens.json"
@@ -30,15 +31,21 @@ def serve(
     bounds: Bounds,
     namespace: str | None = None,
     autoscale: Literal["off", "recommend", "set"] = "off",
+    kafka: KafkaConfig | None = None,
 ) -> None:
-    """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace."""
+    """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace.
+
+    With `kafka`, runs of this machine that go through those brokers.
+    """
     require_safe_bind(host, allowed)
     if autoscale != "off" and namespace is not None:
         raise UsageError(
             "--autoscale needs what roles report, which the service of a cluster does not read: leave it out"
         )
+    if kafka is not None and namespace is not None:
+        raise UsageError("--kafka is for runs of this machine: the roles of a cluster have their own settings")
     listener = bind(host, port)
-    service = Service(bounds) if namespace is None else _clustered(namespace, bounds)
+    service = Service(bounds, kafka) if namespace is None else _clustered(namespace, bounds)
     service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
     app = make_app(service, Gate(keys, allowed))
@@ -46,6 +53,8 @@ def serve(
     print(f"steppe serves {service.root} at {address}", flush=True)
     print(f"sign in once:  {address}/sign-in?code={keys.new_link()}", flush=True)
     print(f"tokens:        {keys.path}", flush=True)
+    if kafka is not None:
+        print(f"kafka:         {kafka.address}", flush=True)
     if not is_complete():
         print(f"note:          {MISSING}", flush=True)
     config = uvicorn.Config(
@@ -87,9 +96,9 @@ def _clustered(namespace: str, bounds: Bounds) -> Service:
         raise
 
 
-def speak(scope: str, bounds: Bounds) -> None:
+def speak(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
     """MCP over standard input and output, until the input ends; runs go on. Whoever started the process has the scope."""
-    service, hub = Service(bounds), Hub()
+    service, hub = Service(bounds, kafka), Hub()
     watcher = Watcher(service, hub)
     mcp = Mcp(service, Caller(f"stdio:{scope}", scope))
 

@@ -55,7 +55,7 @@ export function Actors({ run, live, scaler }) {
       <button aria-label="One actor more" title="+" disabled=${wanted >= seen.most} onClick=${() => step(1)}>+</button>
       <output>${wanted}</output>
     </div>`}
-    ${live && seen && !seen.most && html`<p class="sub">Their number can change in mode async on processes only.</p>`}
+    ${live && seen && !seen.most && html`<p class="sub">Their number can change in mode async on processes and kafka only.</p>`}
     ${seen?.actors.length > 0 && html`<${Table} actors=${seen.actors} />`}
     ${!seen?.actors.length && html`<p class="nothing">None has reported yet.</p>`}
   </section>`;
