@@ -75,10 +75,16 @@ class Sender:
         self.failure: str | None = None
         self.written: deque[int] = deque(maxlen=64)  # the newest offsets
 
-    def send(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> None:
-        """Hand over for sending; never blocks."""
-        self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=list(headers.items()))
-        self.progress()
+    def send(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> bool:
+        """Hand over for sending; never blocks. False: as much waits for the broker as may, try again."""
+        about = list(headers.items())
+        try:
+            self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
+        except BufferError:
+            return False
+        finally:
+            self.progress()
+        return True
 
     def post(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> int:
         """Send and wait until it is written down; returns its offset."""
@@ -156,7 +162,8 @@ class KafkaOutlet:
         }
         if segment.state is not None:
             about["state"] = segment.state
-        self._sender.send(self._topic, encode_segment(segment), self._key, self._home, about)
+        if not self._sender.send(self._topic, encode_segment(segment), self._key, self._home, about):
+            return False
         self._last, self._held = (header.sequence, segment.state), None
         self._outstanding.add(header.sequence)
         self._free.append(segment)  # the message has a copy
