@@ -68,6 +68,7 @@ class Case:
     sample_s: float = 0.0  # how often the family's memory is looked at; 0 for never
     python_path: Path | None = None  # where the command finds modules of the suite's
     codes: tuple[int, ...] = (0,)  # exit codes with which it may still have printed something to read
+    aside_s: Callable[[], float] = lambda: 0.0  # CPU seconds so far of a server that works for it, outside the family
 
 
 @dataclass
@@ -181,13 +182,14 @@ def run_quietly(case: Case, number: int, attempts: int = ATTEMPTS) -> Run:
 def run_once(case: Case, number: int) -> Run:
     """Run a case's command in a fresh directory and read its figure."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
+        directory, aside_s = Path(name), case.aside_s()
         done = launch(case.command(number), directory, case.timeout_s, case.sample_s, case.python_path, case.codes)
         try:
             reading, account = case.read(done), done.account
         except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
             raise RunError(f"its figures could not be read: {type(error).__name__} {error}") from error
-    return Run(number, reading, account["wall_s"], account["cpu_s"], account["others_cores"], account["peak_mib"])
+    others_cores = max(0.0, account["others_cores"] - (case.aside_s() - aside_s) / account["elapsed_s"])
+    return Run(number, reading, account["wall_s"], account["cpu_s"], others_cores, account["peak_mib"])
 
 
 def launch(

@@ -1,13 +1,18 @@
-"""Sends segments of one size through a broker and times when the last has come: run by kafka.py."""
+"""Sends segments of one size through a broker and times when the last has come: run by kafka.py.
+
+One process sends and one receives. A bare client and our channel take turns, so that whatever else goes on meets both.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,6 +24,7 @@ from steppe.transport.kafka import Connection, Feed, ensure_topics, home_of, lib
 from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
 
 SLOTS, PARTITIONS, WARM_UPS = 256, 1, 16
+Spoken = Callable[[], object]  # called when messages may come
 
 
 def spec_of(nbytes: int) -> SegmentSpec:
@@ -49,7 +55,9 @@ def send_bare(connection: Connection, spec: SegmentSpec, count: int) -> None:
     producer.flush(60)
 
 
-def receive_bare(connection: Connection, count: int, begun: dict) -> tuple[float, float]:
+def receive_bare(
+    connection: Connection, spec: SegmentSpec, count: int, begun: dict, ready: Spoken
+) -> tuple[float, float]:
     consumer, kafka = connection.consumer(), library()
     topic = connection.topic("experiences")
     consumer.assign([kafka.TopicPartition(topic, number, low) for number, (low, _) in begun.items()])
@@ -75,12 +83,15 @@ def send_ours(connection: Connection, spec: SegmentSpec, count: int) -> None:
             for name, column in source.columns.items():
                 segment[name][...] = column
         segment.header = SegmentHeader(connection.name, 0, 0, sequence, 0)
-        channel.offer(segment)
+        while not channel.offer(segment):
+            feed.progress(0.005)
     channel.close(60)
     feed.close()
 
 
-def receive_ours(connection: Connection, spec: SegmentSpec, count: int, begun: dict) -> tuple[float, float]:
+def receive_ours(
+    connection: Connection, spec: SegmentSpec, count: int, begun: dict, ready: Spoken
+) -> tuple[float, float]:
     feed = Feed(connection)
     channel = KafkaInlet(connection, feed, spec, 1, SLOTS, begun)
     times: list[float] = []
@@ -97,38 +108,61 @@ def receive_ours(connection: Connection, spec: SegmentSpec, count: int, begun: d
     return times[WARM_UPS - 1], times[-1]
 
 
-def ready() -> None:
-    print("ready", flush=True)
+SENDING, RECEIVING = {"bare": send_bare, "ours": send_ours}, {"bare": receive_bare, "ours": receive_ours}
+
+
+def spell(config: KafkaConfig, spec: SegmentSpec, count: int, who: str, sender: subprocess.Popen[str]) -> float:
+    """Megabytes per second of one turn."""
+    connection = Connection(config, f"moving~{uuid.uuid4().hex[:8]}")
+    assert sender.stdin is not None
+    line = f"{who} {connection.run} {count}\n"
+
+    def ready() -> None:
+        sender.stdin.write(line)
+        sender.stdin.flush()
+
+    first, last = RECEIVING[who](connection, spec, count, beginning(connection, PARTITIONS), ready)
+    nbytes = len(encode_segment(filled(spec, connection.name)))
+    return (count - WARM_UPS) * nbytes / (last - first) / 1e6
+
+
+def send_as_told(config: KafkaConfig, spec: SegmentSpec) -> None:
+    for line in sys.stdin:
+        who, run, count = line.split()
+        SENDING[who](Connection(config, run), spec, int(count))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("who", choices=["bare", "ours"])
     parser.add_argument("--kafka", required=True)
     parser.add_argument("--nbytes", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--run", default=f"moving~{uuid.uuid4().hex[:8]}")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--prefix", default=f"{uuid.uuid4().hex[:8]}.")
     parser.add_argument("--sending", action="store_true")
     given = parser.parse_args()
-    config = KafkaConfig(address=given.kafka, prefix=f"{given.run[-8:]}.", partitions=PARTITIONS)
-    connection, spec, count = Connection(config, given.run), spec_of(given.nbytes), given.count + WARM_UPS
+    config = KafkaConfig(address=given.kafka, prefix=given.prefix, partitions=PARTITIONS)
+    spec = spec_of(given.nbytes)
     if given.sending:
-        (send_bare if given.who == "bare" else send_ours)(connection, spec, count)
-        return
+        return send_as_told(config, spec)
+    connection = Connection(config, "moving")
     ensure_topics(connection)
-    begun = beginning(connection, PARTITIONS)
-    other = subprocess.Popen([sys.executable, *sys.argv, "--run", given.run, "--sending"])
-    if given.who == "bare":
-        first, last = receive_bare(connection, count, begun)
-    else:
-        first, last = receive_ours(connection, spec, count, begun)
-    assert other.wait(60) == 0
-    nbytes = len(encode_segment(filled(spec, connection.name)))
+    words = [sys.executable, *sys.argv, "--prefix", given.prefix, "--sending"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as sender:
+        rates: dict[str, list[float]] = {"bare": [], "ours": []}
+        for turn in range(-1, given.turns):  # the first warms up
+            for who in rates:
+                rate = spell(config, spec, WARM_UPS + given.count // (4 if turn < 0 else 1), who, sender)
+                rates[who] += [rate] if turn >= 0 else []
+        sender.stdin.close()
+        assert sender.wait(60) == 0
     admin = connection.admin()
     for answer in admin.delete_topics([connection.topic("experiences")]).values():
         answer.result()
-    rate = given.count * nbytes / (last - first) / 1e6
-    print(json.dumps({"value": rate, "settings": {"nbytes": nbytes, "count": given.count, "compression": "lz4"}}))
+    bare, ours = (statistics.median(rates[who]) for who in ("bare", "ours"))
+    used = {"nbytes": given.nbytes, "count": given.count, "turns": given.turns, "compression": config.compression}
+    print(json.dumps({"value": ours / bare, "ours_mb_s": ours, "bare_mb_s": bare, "settings": used}))
+    return None
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.weights import Weights
 from steppe.testing.channel import SPEC, send
 from steppe.testing.weights import some_weights
-from steppe.transport.kafka import Feed, ends, ensure_topics, headers_of, library, newest, security, span
+from steppe.transport.kafka import Connection, Feed, ends, ensure_topics, headers_of, library, newest, security, span
 from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
 from steppe.transport.kafka_weights import KafkaWeights, Press
 
@@ -104,6 +104,26 @@ def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
     for message, (reason, (value, _)) in zip(parked, poison.items(), strict=True):
         assert reason in headers_of(message)["reason"].decode()
         assert message.value() == value
+
+
+class Narrow(Connection):
+    """One message at a time may wait for the broker, and does so for a while."""
+
+    def producer(self, **more):
+        return super().producer(**{"queue.buffering.max.messages": 1, "linger.ms": 500, **more})
+
+
+def test_a_writer_is_told_to_wait_while_as_much_as_may_be_is_under_way(kafka):
+    connection = connected(kafka)
+    with ends_of(Narrow(connection.config, connection.run)) as (inlet, writer):
+        outlet, offered = writer(0), []
+        for sequence in range(2):
+            segment = outlet.blank(0)
+            segment.header = SegmentHeader(RUN, 0, 0, sequence, 0)
+            offered.append(outlet.offer(segment))
+        assert offered == [True, False]
+        wait_until(lambda: outlet.blank(0) is segment and outlet.offer(segment))
+        assert [polled(inlet).header.sequence for _ in range(2)] == [0, 1]
 
 
 def _flipped(data):

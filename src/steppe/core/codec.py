@@ -57,17 +57,7 @@ def pack(tree: Any, *, sealed: bool = True) -> bytes:
         plain = _plain(tree, arrays)
     except TypeError as error:
         raise TypeError(f"{_place(tree)}: {error}") from None
-    structure = msgspec.msgpack.encode(plain)
-    parts: list[Buffer] = [structure]
-    end = _HEAD.size + len(structure)
-    for array in arrays:
-        parts += [bytes(-end % _ALIGN), array.reshape(-1).view(np.uint8).data]
-        end += len(parts[-2]) + array.nbytes
-    magic = _MAGIC if sealed else _OPEN
-    checksum = zlib.crc32(_HEAD.pack(magic, FORMAT, end, len(structure), 0))
-    for part in parts if sealed else parts[:1]:
-        checksum = zlib.crc32(part, checksum)
-    return b"".join([_HEAD.pack(magic, FORMAT, end, len(structure), checksum), *parts])
+    return _joined(msgspec.msgpack.encode(plain), arrays, sealed=sealed)
 
 
 def unpack(data: Buffer, *, copy: bool = True, sealed: bool = True) -> Any:
@@ -82,29 +72,27 @@ def encode_segment(segment: Segment) -> bytes:
     """A segment with its header; `final_obs` only where an episode was cut."""
     if segment.header is None:
         raise ValueError("a segment without a header cannot be sent")
-    columns = {**segment.columns, "final_obs": segment["final_obs"][segment.cut]}
-    header = msgspec.to_builtins(segment.header)
-    return pack({"kind": "segment", "schema": SEGMENT_SCHEMA, "header": header, "columns": columns})
+    arrays: list[np.ndarray] = []
+    columns = _plain({**segment.columns, "final_obs": segment["final_obs"][segment.cut]}, arrays)
+    about = {"kind": "segment", "schema": SEGMENT_SCHEMA, "header": segment.header, "columns": columns}
+    return _joined(msgspec.msgpack.encode(about), arrays)
 
 
 def decode_segment(data: Buffer, spec: SegmentSpec) -> Segment:
     """A segment in private memory, which must be exactly as `spec` says; `final_obs` is zero where nothing was cut."""
-    message = _message(data, "segment", SEGMENT_SCHEMA)
+    message = _message(bytearray(data), "segment", SEGMENT_SCHEMA)
     with _damaged("segment"):
         header = msgspec.convert(message["header"], SegmentHeader)
-        received = message["columns"]
-        segment = Segment.blank(spec)
-        _same("columns", sorted(received), sorted(segment.columns))
-        for name in ("terminated", "truncated"):
-            _fill(segment[name], received[name], name)
-        cut = segment.cut
-        for name, column in segment.columns.items():
+        columns, final = message["columns"], message["columns"].get("final_obs")
+        _same("columns", sorted(columns), sorted(spec.arrays))
+        for name, (dtype, shape) in spec.arrays.items():
             if name != "final_obs":
-                _fill(column, received[name], name)
-        final = np.empty((np.count_nonzero(cut), *spec.obs.shape), spec.obs.dtype)
-        _fill(final, received["final_obs"], "final_obs")
-        segment["final_obs"][cut] = final
-        segment.header = header
+                _require(columns[name], dtype, shape, name)
+        segment = Segment(spec, columns, header)
+        cut, (dtype, shape) = segment.cut, spec.arrays["final_obs"]
+        _require(final, dtype, (int(np.count_nonzero(cut)), *spec.obs.shape), "final_obs")
+        columns["final_obs"] = np.zeros(shape, dtype)
+        columns["final_obs"][cut] = final
         return segment
 
 
@@ -152,6 +140,20 @@ def checked_layout(rows: Any, nbytes: int) -> Layout:
     if end != nbytes or len({entry.name for entry in entries}) != len(entries):
         raise ValueError("the entries do not fill the buffer, or a name occurs twice")
     return Layout(tuple(entries))
+
+
+def _joined(structure: bytes, arrays: list[np.ndarray], *, sealed: bool = True) -> bytes:
+    """The message of a structure and its arrays, which are contiguous."""
+    parts: list[Any] = [structure]
+    end = _HEAD.size + len(structure)
+    for array in arrays:
+        parts += [bytes(-end % _ALIGN), array]
+        end += len(parts[-2]) + array.nbytes
+    magic = _MAGIC if sealed else _OPEN
+    checksum = zlib.crc32(_HEAD.pack(magic, FORMAT, end, len(structure), 0))
+    for part in parts if sealed else parts[:1]:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join([_HEAD.pack(magic, FORMAT, end, len(structure), checksum), *parts])
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
@@ -249,26 +251,41 @@ class _Reader:
 
     def extension(self, code: int, data: memoryview) -> Any:
         if code == _ARRAY:
-            return self._array(*msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...]]))
+            return self._array(*_array_kind(bytes(data)))
         if code == _SCALAR:
-            name, raw = msgspec.msgpack.decode(data, type=tuple[str, bytes])
-            return self._values(name, (), memoryview(raw))[()]
+            return _scalar(*msgspec.msgpack.decode(data, type=tuple[str, bytes]))
         if code == _BIG_INT:
             return int.from_bytes(data, "little", signed=True)
         raise ValueError(f"unknown extension {code}")
 
-    def _array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> np.ndarray:
         start = self.position + -self.position % _ALIGN
-        self.position = start + _size(name, shape)
-        array = self._values(name, shape, self._view[start : self.position])
+        self.position = start + size
+        if self.position > len(self._view):
+            raise ValueError(f"{len(self._view)} bytes end before {dtype.name}{list(shape)} does")
+        array = _truthful(np.ndarray(shape, dtype, buffer=self._view, offset=start))
         return array.copy() if self._copy else array
 
-    def _values(self, name: str, shape: tuple[int, ...], raw: memoryview) -> np.ndarray:
-        if len(raw) != _size(name, shape):
-            raise ValueError(f"{len(raw)} bytes cannot be {name}{list(shape)}")
-        if name == "bool" and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
-            raise ValueError("a truth value that is neither 0 nor 1")
-        return np.ndarray(shape, _DTYPES[name], buffer=raw)
+
+@functools.lru_cache(maxsize=1024)
+def _array_kind(told: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """dtype, shape and bytes of an array, as its place in the structure tells them."""
+    name, shape = msgspec.msgpack.decode(told, type=tuple[str, tuple[int, ...]])
+    size = _size(name, shape)
+    return _DTYPES[name], shape, size
+
+
+def _scalar(name: str, raw: bytes) -> np.generic:
+    if len(raw) != _size(name, ()):
+        raise ValueError(f"{len(raw)} bytes cannot be {name}")
+    value: np.generic = _truthful(np.frombuffer(raw, _DTYPES[name]))[0]
+    return value
+
+
+def _truthful(array: np.ndarray) -> np.ndarray:
+    if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("a truth value that is neither 0 nor 1")
+    return array
 
 
 def _size(name: str, shape: tuple[int, ...]) -> int:
@@ -289,11 +306,10 @@ def _message(data: Buffer, kind: str, schema: int, *, sealed: bool = True) -> di
     return tree
 
 
-def _fill(column: np.ndarray, received: Any, name: str) -> None:
-    if not isinstance(received, np.ndarray) or received.dtype != column.dtype or received.shape != column.shape:
+def _require(received: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> None:
+    if not isinstance(received, np.ndarray) or received.dtype != dtype or received.shape != shape:
         found = f"{received.dtype}{received.shape}" if isinstance(received, np.ndarray) else type(received).__name__
-        raise ValueError(f"column {name!r} is {found} instead of {column.dtype}{column.shape}")
-    column[...] = received
+        raise ValueError(f"column {name!r} is {found} instead of {dtype}{shape}")
 
 
 def _same(what: str, found: list[Any], expected: list[Any]) -> None:

@@ -15,8 +15,9 @@ learned from. That is what a transaction commits and a checkpoint names, and whe
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -74,10 +75,16 @@ class Sender:
         self.failure: str | None = None
         self.written: deque[int] = deque(maxlen=64)  # the newest offsets
 
-    def send(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> None:
-        """Hand over for sending; never blocks."""
-        self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=list(headers.items()))
-        self.progress()
+    def send(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> bool:
+        """Hand over for sending; never blocks. False: as much waits for the broker as may, try again."""
+        about = list(headers.items())
+        try:
+            self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
+        except BufferError:
+            return False
+        finally:
+            self.progress()
+        return True
 
     def post(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> int:
         """Send and wait until it is written down; returns its offset."""
@@ -119,13 +126,13 @@ class KafkaOutlet:
     ) -> None:
         self._connection, self._actor = connection, actor
         self._topic, self._home = connection.topic(EXPERIENCES), home_of(connection.run, actor, partitions)
-        self._key = connection.key(actor)
+        self._key, self._run = connection.key(actor), connection.run.encode()
         self._sender = Sender(connection)
         self._free = deque(Segment.blank(spec) for _ in range(slots))
         self._held: Segment | None = None
         self._refused: tuple[int, str] | None = None
         self._feed, self._slots = feed, slots
-        about = {"kind": BEGIN, "run": connection.run.encode(), "actor": WORD.pack(actor)}
+        about = {"kind": BEGIN, "run": self._run, "actor": WORD.pack(actor)}
         self.life = self._sender.post(self._topic, None, self._key, self._home, about)
         self._last = last_of(connection, actor, self._home, before=self.life)
         self._read = self._begin_reading()
@@ -146,7 +153,7 @@ class KafkaOutlet:
         about = {
             "kind": SEGMENT,
             "schema": WORD.pack(SEGMENT_SCHEMA),
-            "run": self._connection.run.encode(),
+            "run": self._run,
             "actor": WORD.pack(header.actor),
             "epoch": WORD.pack(header.epoch),
             "sequence": WORD.pack(header.sequence),
@@ -155,7 +162,8 @@ class KafkaOutlet:
         }
         if segment.state is not None:
             about["state"] = segment.state
-        self._sender.send(self._topic, encode_segment(segment), self._key, self._home, about)
+        if not self._sender.send(self._topic, encode_segment(segment), self._key, self._home, about):
+            return False
         self._last, self._held = (header.sequence, segment.state), None
         self._outstanding.add(header.sequence)
         self._free.append(segment)  # the message has a copy
@@ -256,7 +264,29 @@ class _Home:
     @property
     def low(self) -> int:
         """In front of it everything was learned from."""
-        return min(self.held, default=self.next)
+        return next(iter(self.held), self.next)  # they came in order
+
+    def release(self, offset: int) -> None:
+        first = offset == self.low
+        del self.held[offset]
+        self.done.add(offset)
+        if first:
+            low = self.low
+            self.done = {one for one in self.done if one >= low}
+
+
+@dataclass(slots=True)
+class _Account:
+    """One actor, as the reader keeps account of it: what a Read tells."""
+
+    next: int = -1
+    held: dict[int, None] = field(default_factory=dict)  # sequence numbers
+    life: int = -1
+    refused: tuple[int, str] | None = None
+    untold: int = 0  # segments that were released and not yet told of
+
+    def read(self) -> Read:
+        return Read(self.next, tuple(self.held), self.life, self.refused)
 
 
 class KafkaInlet:
@@ -270,14 +300,13 @@ class KafkaInlet:
         self._connection, self._feed, self._spec = connection, feed, spec
         self._num_actors = num_actors
         self._topic, self._run, self._id = connection.topic(EXPERIENCES), connection.run, topic_id(connection)
+        self._own = connection.run.encode()
         self._sender = Sender(connection)
         self.metadata = feed.metadata()  # whose offsets these are; without subscriptions it never changes
         self._ready: deque[Segment] = deque()
         self._slots: dict[int, tuple[int, int]] = {}  # segment's slot → partition, offset
         self._next_slot = 0
-        self._lives: dict[int, int] = {}
-        self._reads: dict[int, Read] = {}
-        self._untold: Counter[int] = Counter()  # by actor, segments that were released and not yet told of
+        self._accounts: defaultdict[int, _Account] = defaultdict(_Account)
         self._told_at = max(1, slots // 8)  # so many at once: a message for each would cost as much as a small segment
         self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # who began, and whether in the place of another
         self.dropped: Counter[str] = Counter()
@@ -307,19 +336,15 @@ class KafkaInlet:
     def release(self, segment: Segment) -> None:
         assert segment.header is not None
         partition, offset = self._slots.pop(segment.slot)
-        home, actor = self.homes[partition], segment.header.actor
-        del home.held[offset]
-        home.done.add(offset)
-        home.done = {one for one in home.done if one > home.low or one >= home.next}
+        home, account = self.homes[partition], self._accounts[segment.header.actor]
+        home.release(offset)
         if home.paused and len(home.held) <= home.limit // 2:  # not for each one: it takes a moment
             home.paused = False
             self._feed.hold(self._topic, partition, on=False)
-        known = self._reads[actor]
-        held = tuple(n for n in known.held if n != segment.header.sequence)
-        self._reads[actor] = msgspec.structs.replace(known, held=held)
-        self._untold[actor] += 1
-        if self._untold[actor] >= self._told_at:
-            self._tell(actor, self._reads[actor])
+        account.held.pop(segment.header.sequence, None)  # twice there only if somebody sent it twice
+        account.untold += 1
+        if account.untold >= self._told_at:
+            self._tell(segment.header.actor, account)
 
     def recall(self, actor: int) -> Last | None:
         return last_of(self._connection, actor, self._home(actor))
@@ -368,7 +393,7 @@ class KafkaInlet:
         try:
             if "run" not in about or about.get("kind") not in (SEGMENT, BEGIN, PRIME):
                 raise DamagedFile("it does not say which run and which kind of message it is")
-            if about["run"] != self._run.encode():
+            if about["run"] != self._own:
                 return
             actor = _word(about, "actor", self._num_actors)
             if about["kind"] == BEGIN:
@@ -379,28 +404,29 @@ class KafkaInlet:
             self._reject(message, about, str(error))
 
     def _begin(self, actor: int, life: int) -> None:
-        self.joined.append((actor, actor in self._lives))
-        self._lives[actor] = life
-        self._tell(actor, msgspec.structs.replace(self._reads.get(actor, Read(-1)), refused=None))
+        account = self._accounts[actor]
+        self.joined.append((actor, account.life >= 0))
+        account.life, account.refused = life, None
+        self._tell(actor, account)
 
     def _receive(self, message: Message, about: Mapping[str, bytes], actor: int) -> None:
-        life = _word(about, "life")
-        if life < self._lives.get(actor, -1):
+        life, account = _word(about, "life"), self._accounts[actor]
+        if life < account.life:
             self.dropped["overtaken"] += 1
             return
         segment = self._decoded(message, about, actor)
         if life >= message.offset():
             raise DamagedFile(f"its header 'life' is {life}, and no life began there before offset {message.offset()}")
-        self._lives[actor] = life  # not before: a forged one would end the actor's own
         assert segment.header is not None
+        account.life = life  # not before: a forged one would end the actor's own
+        account.next, account.refused = segment.header.sequence + 1, None
+        account.held[segment.header.sequence] = None
         partition, home = message.partition(), self.homes[message.partition()]
         segment.slot, self._next_slot = self._next_slot, self._next_slot + 1
         age_s = max(0.0, time.time() - message.timestamp()[1] / 1000)
         self._came = [self._came[0] + 1, self._came[1] + len(message), age_s]
         self._slots[segment.slot] = (partition, message.offset())
         home.held[message.offset()] = actor
-        held = (*self._reads.get(actor, Read(0)).held, segment.header.sequence)
-        self._reads[actor] = Read(segment.header.sequence + 1, held, life)
         self._ready.append(segment)
         if len(home.held) >= home.limit and not home.paused:
             home.paused = True
@@ -437,22 +463,19 @@ class KafkaInlet:
         key = message.key() or self._connection.key("unknown")
         self._sender.send(self._connection.topic(REJECTED), value, key, 0, parked)
         for actor in range(self._num_actors):
-            if about.get("run") == self._run.encode() and about.get("actor") == WORD.pack(actor):
-                known = self._reads.get(actor, Read(-1))
-                self._tell(actor, msgspec.structs.replace(known, refused=(message.offset(), reason[:200])))
+            if about.get("run") == self._own and about.get("actor") == WORD.pack(actor):
+                self._accounts[actor].refused = (message.offset(), reason[:200])
+                self._tell(actor, self._accounts[actor])
 
     def _tell_all(self) -> None:
-        for actor in list(self._untold):
-            self._tell(actor, self._reads[actor])
+        for actor, account in self._accounts.items():
+            if account.untold:
+                self._tell(actor, account)
 
-    def _tell(self, actor: int, read: Read) -> None:
-        self._untold.pop(actor, None)
-        if read.next >= 0:
-            self._reads[actor] = read
-        told = msgspec.structs.replace(read, life=self._lives.get(actor, read.life))
-        self._sender.send(
-            self._connection.topic(PROGRESS), msgspec.msgpack.encode(told), self._connection.key(actor), 0, {}
-        )
+    def _tell(self, actor: int, account: _Account) -> None:
+        account.untold = 0
+        told = msgspec.msgpack.encode(account.read())
+        self._sender.send(self._connection.topic(PROGRESS), told, self._connection.key(actor), 0, {})
 
 
 class Primer:
