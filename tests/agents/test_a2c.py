@@ -41,7 +41,8 @@ def autograd_gradient(agent, batch, advantage):
     action = torch.from_numpy(columns["action"][valid])
     agent.network.zero_grad(set_to_none=False)
     outputs, value = written_out(agent.network, torch.from_numpy(columns["obs"][:-1][valid]))
-    if action.dtype == torch.float32:
+    is_box = action.dtype == torch.float32
+    if is_box:
         chosen = [torch.distributions.Normal(outputs[:, d], outputs[:, 2 + d].exp()) for d in range(2)]
     else:
         sizes = [4] if action.ndim == 1 else [2, 3]
@@ -51,7 +52,8 @@ def autograd_gradient(agent, batch, advantage):
     entropy = sum(choice.entropy() for choice in chosen).mean()
     policy = -(logp * gain).mean()
     error = (value - returns).square().mean()
-    (policy + config.value_coef * error - config.entropy_coef * entropy).backward()
+    beyond = torch.relu(outputs[:, :2].abs() - 1.0).square().sum(1).mean() if is_box else 0.0
+    (policy + config.value_coef * error - config.entropy_coef * entropy + config.bounds_coef * beyond).backward()
     found = {"policy_loss": policy.item(), "value_loss": error.item(), "entropy": entropy.item()}
     return agent.flat.gradient.numpy().copy(), found
 
@@ -59,6 +61,10 @@ def autograd_gradient(agent, batch, advantage):
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_the_gradient_is_autograds(kind):
     agent, batch = agent_and_batch(kind, entropy_coef=0.02, gae_lambda=0.0)
+    if kind == "box":  # some means are beyond the bounds, which costs something
+        agent.flat.parameters *= 4.0
+        means = agent.network.run(batch["obs"][0])[0][:, :2]
+        assert np.abs(means).max() > 1.2 > np.abs(means).min()
     expected, terms = autograd_gradient(agent, batch, one_step_advantages(agent, batch))
     np.testing.assert_allclose(agent.gradients(batch), expected, rtol=1e-4, atol=1e-6)
     learned = agent.learn(batch)
@@ -118,6 +124,13 @@ def test_the_learning_rate_falls_where_it_should():
     assert agent.learn(batch).stats["learning_rate"] == pytest.approx(0.0025)
     with pytest.raises(ConfigError, match="anneal=true needs a run with a number of steps"):
         agent.observe(segment, Progress(75, None))
+
+
+def test_bounds_are_for_continuous_actions():
+    assert agent_and_batch()[0].config.bounds_coef == 0.0
+    assert agent_and_batch("box")[0].config.bounds_coef == 0.1
+    with pytest.raises(ConfigError, match="bounds_coef is for continuous actions, and invented has others"):
+        agent_and_batch(bounds_coef=0.5)
 
 
 def test_rewards_that_are_no_numbers_are_named():

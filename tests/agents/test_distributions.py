@@ -64,6 +64,20 @@ def test_gradients_are_autograds(case):
     np.testing.assert_allclose(found, leaf.grad, rtol=1e-5, atol=1e-6)
 
 
+def test_means_beyond_the_bounds_are_pulled_back_and_no_others():
+    """Against autograd; the third component has no bounds, and 0 ± 1 are those of the others."""
+    distribution = Gaussian(BOX)
+    outputs = np.array([[0.9, -3.0, 50.0, 0, 0, 0], [1.5, -1.0, -50.0, 0, 0, 0]], np.float32)
+    action, _ = distribution.sample(outputs, np.random.default_rng(0))
+    _, _, inner = distribution.evaluate(outputs, action)
+    leaf = torch.from_numpy(outputs).double().requires_grad_()
+    (0.7 * torch.relu(leaf[:, :2].abs() - 1.0).square().sum()).backward()
+    assert np.count_nonzero(leaf.grad) == 2
+    still = distribution.backward(inner, action, np.zeros(2), 0.0)
+    assert not still.any()
+    np.testing.assert_allclose(distribution.backward(inner, action, np.zeros(2), 0.0, 0.7), leaf.grad, rtol=1e-6)
+
+
 def test_extreme_logits_stay_finite_and_impossible_choices_are_never_made():
     distribution = Categorical(ActionSpec("discrete", (3,)))
     outputs = np.tile(np.array([[-1e4, 1e4, -1e4]], np.float32), (500, 1))

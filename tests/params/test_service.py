@@ -95,6 +95,39 @@ def test_synchronous_rounds_over_the_network() -> None:
         assert server.get_server_stats()["accepted_pushes"] == 6
 
 
+def test_a_pull_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that ends meanwhile is in both, the weights and the round that come with them, or in neither."""
+    with serving(rounds=Rounds(synchronous=True)) as (server, url), ParameterClient(url) as client:
+        client.register_worker("a")
+        pushing, pull = threading.Thread(target=lambda: server.push_gradients("a", ones())), server.pull
+
+        def meanwhile(worker: str) -> object:
+            pushing.start()
+            pushing.join(0.3)  # it cannot end before this pull has
+            return pull(worker)
+
+        monkeypatch.setattr(server, "pull", meanwhile)
+        assert client.pull("a").version == client.about("a")["round_number"] == 0
+        pushing.join()
+        assert server.version == server.round_number == 1
+
+
+def test_workers_count_together_over_the_network() -> None:
+    with (
+        serving(rounds=Rounds(synchronous=True), update_frequency=2) as (_, url),
+        ParameterClient(url) as one,
+        ParameterClient(url) as two,
+    ):
+        one.register_worker("a")
+        two.register_worker("b")
+        assert one.about("a")["tallies"]
+        assert one.tally("a", 0, [3, 0.25]) == (0, None)
+        assert two.tally("b", 0, [1, 1e-9]) == (0, [4.0, 0.25 + 1e-9])
+        assert one.tally("a", 0, [3, 0.25]) == (0, [4.0, 0.25 + 1e-9])
+        with pytest.raises(UsageError, match="finite numbers"):
+            one.tally("a", 0, [float("nan")])
+
+
 def test_the_token_is_left_for_the_same_user_and_no_one_else(tmp_path: Path) -> None:
     with serving() as (_, url):
         path = wire.token_file(int(url.rpartition(":")[2]))

@@ -114,6 +114,16 @@ def test_staleness_is_counted_by_what_each_client_pulled() -> None:
         assert server.get_server_stats()["staleness"] == {0: 3, 2: 1}
 
 
+def test_workers_count_together() -> None:
+    rounds = Rounds(synchronous=True)
+    with sharing(rounds=rounds, update_frequency=2) as (server, url), ParameterClient(url) as client:
+        client.register_worker("a")
+        assert client.about("a")["tallies"]
+        server.register_worker("b")
+        assert client.tally("a", 0, [3, 0.25]) == (0, None)
+        assert server.tally("b", 0, [1.0, 0.5]) == client.tally("a", 0, [3, 0.25]) == (0, [4.0, 0.75])
+
+
 def test_by_steps_nothing_happens_until_it_is_called() -> None:
     server = ParameterServer(params(), update_frequency=1)
     url = server.share(by_steps=True)

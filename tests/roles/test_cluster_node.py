@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
-from steppe.agents import make_agent
-from steppe.agents.a2c import A2C
 from steppe.agents.dqn import DQN
-from steppe.agents.ppo import PPO
 from steppe.core.agent import Learned, Progress, trainable
-from steppe.core.algorithms import A2CConfig, DQNConfig, PPOConfig
+from steppe.core.algorithms import DQNConfig
 from steppe.core.cluster import ClusterConfig, read_cluster
 from steppe.core.errors import ConfigError, RunFailed
 from steppe.core.experience import Batch
@@ -137,52 +134,6 @@ def test_steps_together_are_those_of_one_learner_with_the_joint_batch(count: int
             assert agent.joint_step is None
             assert node.counts == {"exchanges": 12, "missed": 0}
     assert np.abs(flat(alone) - before).max() > 0.01, "something was learned"
-
-
-ON_POLICY = {
-    "a2c": A2CConfig(hidden=(16,), learning_rate=RATE, max_grad_norm=NORM),
-    "ppo": PPOConfig(
-        hidden=(16,), learning_rate=RATE, max_grad_norm=NORM, epochs=2, minibatch_size=2**20, normalize_advantage=False
-    ),
-}
-
-
-@pytest.mark.parametrize("algo", ON_POLICY)
-def test_rollouts_of_different_length_count_by_their_rows(algo: str) -> None:
-    """Two nodes with 3 of 4 environments and the fourth; some of the steps are no experience."""
-
-    def made() -> PPO | A2C:
-        return make_agent(algo, ON_POLICY[algo], SPEC, seed=2)
-
-    alone, stream = made(), np.random.default_rng(3)
-    alone.begin(4, np.random.default_rng(0))
-    rollouts = [invented_segment(alone, ON_POLICY[algo], SPEC, stream).columns for _ in range(4)]
-    widths = rollouts[0]["reward"].shape[1]
-    assert widths > 1
-    for columns in rollouts:
-        columns["valid"][:, 0] &= stream.random(len(columns["valid"])) < 0.7
-        alone.learn(Batch(columns))
-    optimizer = Optimizer("adam", RATE, eps=alone.adam_eps, max_norm=NORM)
-    rounds = Rounds(synchronous=True, quorum=2, deadline_s=60.0)
-    server = ParameterServer(params_of(made()), "weighted", 2**31, optimizer=optimizer, rounds=rounds)
-    with serving(server) as port:
-        agents = [made(), made()]
-        clusters = [cluster_of(port, name, exchange="gradients") for name in ("a", "b")]
-        nodes = [Node(cluster, agent, connect(cluster)) for cluster, agent in zip(clusters, agents, strict=True)]
-        for node in nodes:
-            node.join()
-        parts = slice(0, widths - 1), slice(widths - 1, widths)
-
-        def learn(index: int) -> None:
-            for columns in rollouts:
-                agents[index].learn(Batch({name: column[:, parts[index]].copy() for name, column in columns.items()}))
-
-        in_threads(lambda: learn(0), lambda: learn(1))
-        for node, agent in zip(nodes, agents, strict=True):
-            node.leave()
-            node.client.close()
-            np.testing.assert_allclose(flat(agent), flat(alone), rtol=1e-3, atol=5e-6)
-    assert np.abs(flat(alone) - flat(made())).max() > 0.01, "something was learned"
 
 
 def federated(**given) -> FederatedParameterServer:

@@ -63,7 +63,8 @@ class A2C(OnPolicy):
                 raise NotFinite(
                     f"{name} is {number} at update {self.updates}: lower learning_rate or check the rewards"
                 )
-        d_outputs = self.choices.backward(inner, action, d_logp, -config.entropy_coef / len(rows))
+        d_entropy, d_beyond = -config.entropy_coef / len(rows), (config.bounds_coef or 0.0) / len(rows)
+        d_outputs = self.choices.backward(inner, action, d_logp, d_entropy, d_beyond)
         self._pass.backward(d_outputs, d_value)
         return stats | {"explained_variance": rollout.explained_variance}
 

@@ -28,8 +28,11 @@ class Distribution(Protocol):
     def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(logp [N], entropy [N]) of given actions, as float64, and what `backward` would otherwise compute again."""
 
-    def backward(self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
-        """d(loss)/d(outputs) from d(loss)/d(logp) [N] and the same d(loss)/d(entropy) for every row."""
+    def backward(
+        self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float, d_beyond: float = 0.0
+    ) -> np.ndarray:
+        """d(loss)/d(outputs) from d(loss)/d(logp) [N], and for every row the same d(loss)/d(entropy) and d(loss)/d(beyond): the
+        squares of how far means are beyond the bounds, in half extents; 0 where there are none."""
 
 
 def distribution_for(action: ActionSpec) -> Distribution:
@@ -54,7 +57,9 @@ class Categorical:
         logp, entropy, masses = _categorical_evaluate(outputs, self._bounds, action.reshape(len(outputs), -1))
         return logp, entropy, masses
 
-    def backward(self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+    def backward(
+        self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float, d_beyond: float = 0.0
+    ) -> np.ndarray:
         action = action.reshape(len(inner), -1)
         gradient: np.ndarray = _categorical_backward(inner, self._bounds, action, d_logp, d_entropy)
         return gradient
@@ -76,6 +81,7 @@ class Gaussian:
         bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
         low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
         self._middle, self._extent = 0.5 * low + 0.5 * high, 0.5 * high - 0.5 * low
+        self._bound = np.where(bounded, np.float32(1.0), np.float32(math.inf))
 
     def sample(self, outputs: np.ndarray, stream: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
         shape = (len(outputs), self.width // 2)
@@ -88,9 +94,14 @@ class Gaussian:
         logp, entropy = _gaussian_evaluate(outputs, self._middle, self._extent, action)
         return logp, entropy, outputs
 
-    def backward(self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+    def backward(
+        self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float, d_beyond: float = 0.0
+    ) -> np.ndarray:
         action = action.reshape(len(inner), -1)
         gradient: np.ndarray = _gaussian_backward(inner, self._middle, self._extent, action, d_logp, d_entropy)
+        if d_beyond:
+            means = inner[:, : self.width // 2]
+            gradient[:, : self.width // 2] += 2.0 * d_beyond * (means - np.clip(means, -self._bound, self._bound))
         return gradient
 
 

@@ -74,9 +74,9 @@ class PPO(OnPolicy):
         outputs, value = self._pass.trace(rollout, rows)
         action = rollout.action.take(rows, axis=0)
         logp, entropy, inner = self.choices.evaluate(outputs, action)
-        scaled = config.normalize_advantage
+        scale = self._scale(rollout.advantage, rows)
         d_logp, d_value, stats = _clipped_loss(
-            rows, logp, value, rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef, scaled
+            rows, logp, value, rollout.logp, rollout.advantage, rollout.returns, config.clip, config.value_coef, *scale
         )
         stats[2] = entropy.sum() / len(rows)
         for name, number in zip(_STATS[:3], stats[:3].tolist(), strict=True):
@@ -84,10 +84,21 @@ class PPO(OnPolicy):
                 raise NotFinite(
                     f"{name} is {number} at update {self.updates}: lower learning_rate or check the rewards"
                 )
-        d_outputs = self.choices.backward(inner, action, d_logp, -config.entropy_coef / len(rows))
+        d_entropy, d_beyond = -config.entropy_coef / len(rows), (config.bounds_coef or 0.0) / len(rows)
+        d_outputs = self.choices.backward(inner, action, d_logp, d_entropy, d_beyond)
         self.flat.gradient.zero_()
         self._pass.backward(d_outputs, d_value)
         return stats
+
+    def _scale(self, advantage: np.ndarray, rows: np.ndarray) -> tuple[bool, float, float]:
+        """Whether the minibatch's own mean and deviation are used; where not, what is taken off and multiplied by."""
+        if self.joint_sum is None or not self.config.normalize_advantage:
+            return self.config.normalize_advantage, 0.0, 1.0
+        mine = advantage[rows].astype(np.float64)
+        count, total, squares = self.joint_sum(np.array([len(mine), mine.sum(), mine @ mine])).tolist()
+        mean = total / count
+        deviation = math.sqrt(max(0.0, squares / count - mean * mean))
+        return (False, mean, 1.0 / (deviation + 1e-8)) if count > 1 else (False, 0.0, 1.0)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -101,20 +112,22 @@ def _clipped_loss(
     clip: float,
     value_coef: float,
     scaled: bool,
+    mean: float,
+    scale: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """d(loss)/d(logp), d(loss)/d(value) and statistics of −min(r A, clip(r) A) + value_coef (V − R)² (eq. 7 and 9).
 
-    `logp` and `value` are the minibatch's, the other columns the rollout's. Advantages are normalized over the minibatch if `scaled`.
+    `logp` and `value` are the minibatch's, the other columns the rollout's. An advantage counts as (A − mean) · scale, by the
+    minibatch's own mean and deviation if `scaled`.
     """
     count = len(rows)
-    mean, square = 0.0, 0.0
-    for i in range(count):
-        mean += advantage[rows[i]] / count
-    for i in range(count):
-        square += (advantage[rows[i]] - mean) ** 2 / count
-    scale = 1.0 / (math.sqrt(square) + 1e-8)
-    if count == 1 or not scaled:  # a lone row normalized would vanish
-        mean, scale = 0.0, 1.0
+    if scaled and count > 1:  # a lone row normalized would vanish
+        square = 0.0
+        for i in range(count):
+            mean += advantage[rows[i]] / count
+        for i in range(count):
+            square += (advantage[rows[i]] - mean) ** 2 / count
+        scale = 1.0 / (math.sqrt(square) + 1e-8)
     d_logp = np.zeros(count, np.float64)
     d_value = np.empty(count, np.float32)
     stats = np.zeros(5, np.float64)

@@ -38,6 +38,8 @@ class TorchAgent:
         self._adam: FlatAdam | None = None
         # Of learners together: a gradient, and over how many rows it is a mean, become everyone's parameters.
         self.joint_step: Callable[[np.ndarray, int], np.ndarray] | None = None
+        # Likewise, at most once before each step: a few numbers become everyone's, added up.
+        self.joint_sum: Callable[[np.ndarray], np.ndarray] | None = None
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """All later exploration draws from `stream`, and nothing is remembered."""

@@ -154,12 +154,17 @@ class ActorCriticConfig(AgentConfig):
     memory = "rollout"
     live = (
         *("learning_rate", "gamma", "gae_lambda", "epochs", "minibatch_size"),
-        *("clip", "value_coef", "entropy_coef", "target_kl"),
+        *("clip", "value_coef", "entropy_coef", "bounds_coef", "target_kl"),
     )
 
     gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
     value_coef: Annotated[float, Field(ge=0)] = Field(0.5, description="Weight of the value loss.")
     entropy_coef: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight of the entropy bonus.")
+    bounds_coef: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="Weight of the penalty on means beyond the bounds of continuous actions, where worlds cut actions off and "
+        "nothing says which way is better; chosen to fit if absent.",
+    )
     anneal: bool = Field(False, description="Lower the learning rate linearly to 0 over the run's steps.")
     recurrent: bool = Field(False, description="Remember within an episode, and learn from whole sequences.")
     cell: Literal["lstm", "gru"] | None = Field(
@@ -179,6 +184,11 @@ class ActorCriticConfig(AgentConfig):
         if not self.recurrent:
             return noted
         return (*noted, state_column(self.cell or "lstm", self.cell_size or fitting_cell(spec), once=True))
+
+    def require(self, spec: EnvSpec, name: str) -> None:
+        super().require(spec, name)
+        if self.bounds_coef and spec.action.kind != "box":
+            raise ConfigError(f"bounds_coef is for continuous actions, and {spec.id} has others: leave it out")
 
     def _layers(self, spec: EnvSpec) -> dict[str, object]:
         """What is chosen of the network: two layers, or one before the cell."""
@@ -221,6 +231,7 @@ class PPOConfig(ActorCriticConfig):
             learning_rate=rate,
             normalize_obs=continuous,
             normalize_reward=continuous,
+            bounds_coef=0.0,
             **self._layers(spec),
         )
         return fitted, envs
@@ -245,6 +256,7 @@ class A2CConfig(ActorCriticConfig):
         """Environments that step as a vector are cheap: 64 over all actors, 8 per actor elsewhere; 16 steps between updates.
         A rollout is used once, so the step size is larger than PPO's: 3e-3, 7e-4 for images. Rewards and observations of
         worlds with continuous actions are normalized, but where agents mostly are workers: each would know only its own.
+        Nothing holds a step back here as PPO's clipping does, so there means beyond the bounds cost something.
         """
         cheap = spec.native_vector and not spec.is_image
         continuous = spec.action.kind == "box" and self.usual_mode == "sync"
@@ -254,6 +266,7 @@ class A2CConfig(ActorCriticConfig):
             learning_rate=7e-4 if spec.is_image else 3e-3,
             normalize_obs=continuous,
             normalize_reward=continuous,
+            bounds_coef=0.1 if spec.action.kind == "box" else 0.0,
             **self._layers(spec),
         )
         return fitted, num_envs or (max(1, 64 // num_actors) if cheap else 8)

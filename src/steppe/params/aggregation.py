@@ -44,6 +44,11 @@ class Aggregation:
         return self.method in ("weighted", "federated")
 
     @property
+    def linear(self) -> bool:
+        """Whether the result is a sum of the updates, each times a number: with gradients, that of all rows together."""
+        return self.method in ("average", "sum", "weighted")
+
+    @property
     def at_least(self) -> int:
         """The fewest updates that it can make one of."""
         if self.method in _KRUM:

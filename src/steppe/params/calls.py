@@ -11,9 +11,11 @@ import numpy as np
 
 from steppe.core.codec import Buffer, encode_weights, pack
 from steppe.core.errors import DamagedFile, SteppeError, UsageError
+from steppe.core.weights import Weights
 from steppe.params import wire
 from steppe.params.pushing import POLICY, Push
 from steppe.params.space import MISFITS, Refusal
+from steppe.params.tallies import countable
 
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
@@ -40,6 +42,7 @@ REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
         "number": (int, _NONE),
         "version": (int, _NONE),
     },
+    "Tally": {**_WHO, "round_number": (int,), "counted": (list,)},
     "Report": {**_WHO, "metrics": (dict,)},
     "Stats": {},
     "Checkpoint": {},
@@ -50,9 +53,10 @@ Answer = tuple[str, Any, int | None]  # "ok" and bytes, or "usage", "error" and 
 
 def carry_out(server: ParameterServer, method: str, request: dict[str, Any]) -> tuple[bytes, int | None]:
     """The answer's bytes, and for a worker's pull the server's round."""
-    known = method == "Pull" and request["worker"] is not None
-    number = int(server.standing(request["worker"])["round_number"]) if known else None
-    return CALLS[method](server, request), number
+    if method == "Pull" and request["worker"] is not None:
+        found, number = server.pull_newer(request["worker"], request["newer_than"])
+        return _weights(found), number
+    return CALLS[method](server, request), None
 
 
 def answer(server: ParameterServer, method: str, data: Buffer) -> Answer:
@@ -78,12 +82,12 @@ def _unregister(server: ParameterServer, request: dict[str, Any]) -> bytes:
 
 
 def _pull(server: ParameterServer, request: dict[str, Any]) -> bytes:
-    """The newest weights, or no bytes when the caller has them; one without a name only reads."""
-    worker, known = request["worker"], request["newer_than"]
-    if worker is None:
-        found = server.newer_than(POLICY, known)
-    else:
-        found = server.pull(worker) if server.standing(worker)["version"] > known else None
+    """For one without a name, who only reads."""
+    return _weights(server.newer_than(POLICY, request["newer_than"]))
+
+
+def _weights(found: Weights | None) -> bytes:
+    """The newest weights, or no bytes when the caller has them."""
     return b"" if found is None else encode_weights(found, sealed=False)
 
 
@@ -98,6 +102,11 @@ def _push(server: ParameterServer, request: dict[str, Any]) -> bytes:
     if len(words) != 2 or not all(isinstance(word, str) for word in words) or words[0] not in MISFITS:
         raise DamagedFile("a push's refusal is a known word and a sentence")
     return packed(msgspec.to_builtins(server.refuse_push(push, Refusal(words[0], words[1][:1000]))))
+
+
+def _tally(server: ParameterServer, request: dict[str, Any]) -> bytes:
+    number, total = server.tally(request["worker"], request["round_number"], countable(request["counted"]).tolist())
+    return packed({"round_number": number, "total": total})
 
 
 def _report(server: ParameterServer, request: dict[str, Any]) -> bytes:
@@ -124,6 +133,7 @@ CALLS: dict[str, Callable[[ParameterServer, dict[str, Any]], bytes]] = {
     "Unregister": _unregister,
     "Pull": _pull,
     "Push": _push,
+    "Tally": _tally,
     "Report": _report,
     "Stats": _stats,
     "Checkpoint": _checkpoint,

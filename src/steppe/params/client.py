@@ -4,7 +4,7 @@ pauses until the server answers, and a push that is repeated counts once. How th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -128,6 +128,13 @@ class ParameterClient(Pushing):
                 return found
             time.sleep(min(pause, left))
             pause = min(2 * pause, self._line.LAST_LOOK_S)
+
+    @checked
+    def tally(self, worker_id: str, round_number: int, counted: Sequence[float]) -> tuple[int, list[float] | None]:
+        """As ParameterServer.tally."""
+        request = {"worker": worker_id, "round_number": round_number, "counted": list(counted)}
+        answer = self._line.call("Tally", request)
+        return int(answer["round_number"]), answer["total"]
 
     @checked
     def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:

@@ -17,6 +17,7 @@ from steppe.params.optimizers import Optimizer
 from steppe.params.pushing import Push
 from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
 from steppe.params.space import Refusal, Space
+from steppe.params.tallies import Tally
 from steppe.params.values import Values
 
 
@@ -37,6 +38,7 @@ class Collector:
         self._values = Values(space, initial, optimizer)
         self._roster = Roster()
         self._pending = Pending(space.size)
+        self._tally = Tally()
         self._waiting: np.ndarray | None = None  # aggregated and not yet applied
         self._staleness: dict[int, int] = {}
         self._clock: Callable[[], float] = time.monotonic
@@ -118,6 +120,17 @@ class Collector:
             return Refusal("too_stale", f"it was made {age} versions ago, {limit} are allowed")
         return misplaced(account, self.rounds, self.round_number, push.number)
 
+    def _count(self, worker: str, counted: np.ndarray) -> np.ndarray | None:
+        """Everyone's sum for the round under way: once all have counted, or at the deadline so many as are enough."""
+        now, tally = self._clock(), self._tally
+        tally.open(self.round_number, now)
+        tally.add(worker, counted)
+        there = tally.workers | set(self._pending.workers)  # who pushed already had a sum, of a server before this one
+        late = self.rounds.deadline_s is not None and now >= tally.opened_at + self.rounds.deadline_s
+        if tally.total is None and len(there) >= self._quorum() and (late or there >= self._roster.present):
+            tally.close()
+        return tally.total
+
     def _relate(self, push: Push, row: np.ndarray) -> Refusal | None:
         """Turn what was pushed into a change of the newest version, in place, where it is not one."""
         return None
@@ -138,8 +151,9 @@ class Collector:
         self._pending.add(push.worker, push.weight, self._clock())
 
     def _expected(self) -> set[str]:
-        """Whose pushes a synchronous round waits for."""
-        return self._roster.present
+        """Whose pushes a synchronous round waits for: those who counted, where the others were waited for once already."""
+        counted = self._tally.total is not None and self._tally.number == self.round_number
+        return self._roster.present & self._tally.workers if counted else self._roster.present
 
     def _close_if_complete(self) -> None:
         count = len(self._pending)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from steppe.params.privacy import PrivateSum
 from steppe.params.pushing import POLICY, Push, Pushing
 from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds
 from steppe.params.space import Refusal, Space
+from steppe.params.tallies import countable
 from steppe.params.wire import Tls
 
 if TYPE_CHECKING:
@@ -108,6 +109,29 @@ class ParameterServer(Pushing, Collector):
             self._tick()
             self._roster.account(worker_id).version = self.version
             return self.weights()
+
+    @checked
+    def pull_newer(self, worker_id: str, version: int) -> tuple[Weights | None, int]:
+        """As `pull` where there is something newer than `version`, and the round, which both are of one moment."""
+        with self._changed:
+            self._tick()
+            self._roster.account(worker_id)
+            return self.pull(worker_id) if self.version > version else None, self.round_number
+
+    @checked
+    def tally(self, worker_id: str, round_number: int, counted: Sequence[float]) -> tuple[int, list[float] | None]:
+        """Count together before pushing, once per round: the server's round (−1 for who is not registered), and the sum of what
+        all workers counted for `round_number`; None until they have, and where the server is in another. Ask again until then."""
+        if not self._tallies:
+            raise UsageError(
+                "workers count together in synchronous rounds of average, sum or weighted, without privacy"
+            )
+        with self._changed:
+            self._tick()
+            if worker_id not in self._roster.present:
+                return -1, None
+            found = self._count(worker_id, countable(counted)) if round_number == self.round_number else None
+            return self.round_number, None if found is None else found.tolist()
 
     @checked
     def refuse_push(self, push: Push, refusal: Refusal) -> Receipt:
@@ -334,6 +358,7 @@ class ParameterServer(Pushing, Collector):
         """What somebody else needs to make rows of updates, and weights of rows."""
         with self._changed:
             about = {"whole": self._whole, "deltas": self.optimizer.for_deltas, "run": self.run}
+            about["tallies"] = self._tallies
             about["weighs"] = self.aggregation.weighs and self._private is None
             return {**about, "fields": self._space.fields, "carried": self._space.carried}
 
@@ -352,6 +377,11 @@ class ParameterServer(Pushing, Collector):
 
     def _newer(self, version: int) -> Weights | None:
         return self.weights() if self.version > version else None
+
+    @property
+    def _tallies(self) -> bool:
+        """Not where one worker's numbers must not reach the others, be it to mislead them or to tell them something."""
+        return self.rounds.synchronous and self.aggregation.linear and self._private is None
 
     def _takes_deltas(self, aggregation: Aggregation) -> bool:
         return aggregation.method == "federated"

@@ -58,6 +58,7 @@ class Question(msgspec.Struct, array_like=True):
     version: int | None = None
     refusal: tuple[str, str] | None = None
     metrics: dict[str, float] = {}
+    counted: list[float] = []
 
 
 class Memory:
@@ -299,7 +300,7 @@ def _still_there(seat: Seat, bell: Bell) -> bool:
 def _register(server: ParameterServer, question: Question, _: Seat) -> Any:
     assert question.worker is not None
     new, about = server.register_worker(question.worker), server.description()
-    told = {name: about[name] for name in ("deltas", "run", "weighs")}
+    told = {name: about[name] for name in ("deltas", "run", "tallies", "weighs")}
     return {"new": new, **server.standing(question.worker), **told}
 
 
@@ -308,6 +309,11 @@ def _push(server: ParameterServer, question: Question, seat: Seat) -> Any:
     if question.refusal is not None:
         return msgspec.to_builtins(server.refuse_push(push, Refusal(*question.refusal)))
     return msgspec.to_builtins(server.take_row(push, seat.row, finite=True))
+
+
+def _tally(server: ParameterServer, question: Question, _: Seat) -> Any:
+    number, total = server.tally(question.worker or "", question.round_number or 0, question.counted)
+    return {"round_number": number, "total": total}
 
 
 def _unregister(server: ParameterServer, question: Question, _: Seat) -> Any:
@@ -330,6 +336,7 @@ _CALLS: dict[str, Callable[[ParameterServer, Question, Seat], Any]] = {
     "Register": _register,
     "Unregister": _unregister,
     "Push": _push,
+    "Tally": _tally,
     "Report": _report,
     "Stats": _stats,
     "Checkpoint": _checkpoint,

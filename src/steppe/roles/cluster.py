@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CLUSTER_END = "cluster_end"  # the event with what the cluster has come to
 LATE_S = 2.0  # what a round's deadline is waited for beyond
 LOOK_S = 0.2  # between looks at whether the run is to end
+FIRST_PAUSE_S = 0.001  # between looks at whether the others have counted, at first
 PATIENCE = 3  # rounds without result until nodes that step together give up
 
 
@@ -71,11 +72,14 @@ class Node:
             if not hasattr(self.agent, "joint_step"):
                 raise ConfigError(f"{type(self.agent).__name__} cannot exchange gradients: use exchange='deltas'")
             self.agent.joint_step = self.step_together
+            if about["tallies"] and hasattr(self.agent, "joint_sum"):
+                self.agent.joint_sum = self.sum_together
 
     def leave(self) -> None:
         """Let the others go on without this node."""
-        if hasattr(self.agent, "joint_step"):
-            self.agent.joint_step = None
+        for tie in ("joint_step", "joint_sum"):
+            if hasattr(self.agent, tie):
+                setattr(self.agent, tie, None)
         try:
             self.client.unregister_worker(self.name)
         except Unreachable:  # they wait until the deadline of a round
@@ -118,7 +122,27 @@ class Node:
             if self._ending():
                 return self._flat(self.agent.weights())
             self.counts["missed"] += 1
-        raise RunFailed(f"{PATIENCE} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?")
+        raise self._alone()
+
+    def sum_together(self, counted: np.ndarray) -> np.ndarray:
+        """What all nodes counted for the step that they take next, added up; at most once a step.
+
+        A node whose round went on without it has its own numbers only: its push comes too late too, and then it is with the others.
+        """
+        number, pause = int(self.client.about(self.name)["round_number"]), FIRST_PAUSE_S
+        until = time.monotonic() + PATIENCE * (self.config.deadline_s + LATE_S)
+        while time.monotonic() < until:
+            current, total = self.client.tally(self.name, number, counted.tolist())
+            if total is not None:
+                return np.array(total)
+            if current != number or self._ending():
+                return counted
+            time.sleep(pause)
+            pause = min(2 * pause, LOOK_S)
+        raise self._alone()
+
+    def _alone(self) -> RunFailed:
+        return RunFailed(f"{PATIENCE} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?")
 
     def report(self, metrics: dict[str, float]) -> None:
         """Let everyone see how far this node is."""
