@@ -50,6 +50,21 @@ def test_only_what_is_new_is_read_and_cursors_go_on(tmp_path):
     assert curves.points("nothing", 0, 100) == ([], 0)
 
 
+def test_reports_of_several_kinds_keep_their_order(tmp_path):
+    store = Store(tmp_path / "run.sqlite")
+    curves = Curves(store)
+    for step in range(1, 2_501):  # more than are read at once
+        stats = {"x": step / 2, "y": -1.0} if step % 3 else {"x": step / 2}
+        told = TrainingReport(
+            run="r", version=step, updates=step, env_steps=step, train_s=step, time_s=step, stats=stats
+        )
+        store.post(TRAINING, told.record())
+    curves.refresh()
+    assert curves.points("loss/x", 0, 5_000)[0] == [(step, step, step / 2) for step in range(1, 2_501)]
+    assert curves.points("loss/y", 0, 5_000)[0] == [(step, step, -1.0) for step in range(1, 2_501) if step % 3]
+    assert curves.points("loss/y", 2_499, 9)[0] == [(2_500, 2_500, -1.0)]
+
+
 def test_a_resumed_run_goes_back(tmp_path):
     store = Store(tmp_path / "run.sqlite")
     curves = Curves(store)

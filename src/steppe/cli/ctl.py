@@ -67,7 +67,7 @@ class Operations(TyperGroup):
 
 app = typer.Typer(
     cls=Operations,
-    help="Every operation of the page, the API and MCP on runs of this machine, by the same names.",
+    help="All operations on runs, by the names of API and MCP.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )

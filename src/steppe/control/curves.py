@@ -7,10 +7,10 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,8 @@ _KINDS: dict[str, type[Report]] = {
 }
 _PAGE = 1_000
 
-Row = tuple[int, int, float, float]  # of a series' columns
 Point = tuple[int, float, float | None]
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # of a series, in its order
 
 
 class Series(NamedTuple):
@@ -44,12 +44,10 @@ class Series(NamedTuple):
     def empty(cls) -> Series:
         return cls(array("q"), array("q"), array("d"), array("d"))
 
-    def add(self, rows: Iterable[Row]) -> None:
-        numbers, steps, times, values = zip(*rows, strict=True)
-        self.numbers.extend(numbers)
-        self.steps.extend(steps)
-        self.times.extend(times)
-        self.values.extend(values)
+    def add(self, columns: Columns) -> None:
+        own: tuple[array[Any], ...] = (self.numbers, self.steps, self.times, self.values)
+        for column, new in zip(own, columns, strict=True):
+            column.frombytes(new.tobytes())
 
     def take(self, rows: Sequence[int]) -> Series:
         numbers, steps = (array("q", [column[row] for row in rows]) for column in (self.numbers, self.steps))
@@ -90,18 +88,27 @@ class Curves:
                 return
 
     def _take(self, reports: list[tuple[int, Report]]) -> None:
-        rows: defaultdict[str, list[Row]] = defaultdict(list)
+        """Reports that bring the same curves are taken as one table: there are far more points than kinds of reports."""
+        heads: list[tuple[int, int, float]] = []
+        tables: dict[tuple[str, ...], tuple[list[int], list[list[float]]]] = {}
         for number, report in reports:
-            for name, value in self._scalars.of(report).items():
-                rows[name].append((number, self._scalars.env_steps, report.time_s, value))
+            scalars = self._scalars.of(report)
+            if scalars:
+                rows, values = tables.setdefault(tuple(scalars), ([], []))
+                rows.append(len(heads))
+                values.append(list(scalars.values()))
+                heads.append((number, self._scalars.env_steps, report.time_s))
         self.cursor = max(self.cursor, reports[-1][0])
-        for name, new in rows.items():
+        if not heads:
+            return
+        numbers, steps, times = map(np.array, zip(*heads, strict=True))
+        for name, chosen, column in _columns(tables):
             if name in self._series or len(self._series) < MOST_SERIES:
-                self._add(name, new)
+                self._add(name, (numbers[chosen], steps[chosen], times[chosen].astype(np.float64), column))
 
-    def _add(self, name: str, rows: list[Row]) -> None:
+    def _add(self, name: str, columns: Columns) -> None:
         series = self._series.setdefault(name, Series.empty())
-        series.add(rows)
+        series.add(columns)
         length = len(series.values)
         if length > self._most:
             kept = extremes(series.values, range(length - 1), self._most // 2)
@@ -115,6 +122,21 @@ class Curves:
         rows = range(bisect_right(series.numbers, since), len(series.numbers))
         chosen = extremes(series.values, rows, most)
         return [(series.steps[row], series.times[row], _finite(series.values[row])) for row in chosen], len(rows)
+
+
+def _columns(
+    tables: Mapping[tuple[str, ...], tuple[list[int], list[list[float]]]],
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Each curve with the rows that it has points in, in order, and their values."""
+    found: defaultdict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    for names, (rows, values) in tables.items():
+        at, table = np.array(rows), np.array(values, dtype=np.float64)
+        for column, name in enumerate(names):
+            found[name].append((at, table[:, column]))
+    for name, parts in found.items():
+        rows_, column_ = (np.concatenate(some) for some in zip(*parts, strict=True))
+        order = np.argsort(rows_) if len(parts) > 1 else slice(None)
+        yield name, rows_[order], column_[order]
 
 
 def extremes(values: Sequence[float], rows: range, most: int) -> list[int]:
