@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -136,3 +137,18 @@ def test_lines_that_an_image_must_have(name):
     assert "\nUSER 10001:10001\n" in final
     assert "\nHEALTHCHECK " in final
     assert "uv pip install" not in final
+
+
+@pytest.mark.parametrize("name", ["actor", "learner"])
+def test_a_role_answers_where_its_health_is_asked_for(name):
+    text = (DEPLOY / "docker" / f"Dockerfile.{name}").read_text()
+    entry = json.loads(text.rpartition("\nENTRYPOINT ")[2])
+    asked = json.loads(text.rpartition("\nHEALTHCHECK ")[2].partition(" CMD ")[2].splitlines()[0])
+    assert entry[entry.index("--metrics-port") + 1] == asked[-1]
+    [pod] = [
+        one
+        for one in yaml.safe_load_all((DEPLOY / "k8s" / "base" / f"{name}.yaml").read_text())
+        if one["kind"] == "Deployment"
+    ]
+    [container] = pod["spec"]["template"]["spec"]["containers"]
+    assert [str(port["containerPort"]) for port in container["ports"]] == [asked[-1]]
