@@ -12,7 +12,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steppe.control import describing, model
 from steppe.control.scaling import ACTOR, LEARNER, ROLES, Described, Scaler, Seen
@@ -23,6 +23,10 @@ from steppe.core.links import EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
 from steppe.records.directory import RECORD, RunDirectory
 from steppe.records.store import HEARTBEAT_S, NOBODY, PENDING, RUNNING, STARTING, STOPPED, STOPPING, SUCCEEDED, Status
+
+if TYPE_CHECKING:
+    from steppe.control.following import Following
+    from steppe.core.config import KafkaConfig
 
 ROLL_S = 600.0  # how long pods may take to come and go
 Verdict = tuple[str, str | None] | None
@@ -44,15 +48,19 @@ class Current:
 class ClusterService(Service):
     """May be used by several threads. `tend` is to be called about twice a second."""
 
-    def __init__(self, scaler: Scaler, bounds: Bounds | None = None) -> None:
+    def __init__(self, scaler: Scaler, bounds: Bounds | None = None, kafka: KafkaConfig | None = None) -> None:
+        """With `kafka`, what the roles report there is read too."""
         super().__init__(bounds)
-        self._scaler = scaler
+        self._scaler, self._kafka = scaler, kafka
+        self._following: Following | None = None
         self._current: Current | None = None
         self._looked_s = 0.0
         self._wanted = dict.fromkeys((ACTOR, LEARNER), 0)
         self._look()
 
     def close(self) -> None:
+        if self._following is not None:
+            self._following.stop()
         super().close()
         self._scaler.close()
 
@@ -206,6 +214,17 @@ class ClusterService(Service):
             directory.settle(config)
         directory.release()
         self._known.forget(current.run)
+        self._follow(directory)
+
+    def _follow(self, directory: RunDirectory) -> None:
+        if self._kafka is None or (self._following is not None and self._following.run == directory.id):
+            return
+        from steppe.control.following import Following
+
+        if self._following is not None:
+            self._following.stop()
+        self._following = Following(directory, self._kafka)
+        self._following.start()
 
     def _describe(self, current: Current, run: str, settings: dict[str, Any], roles: tuple[str, ...]) -> Current:
         """Write settings down in the cluster and replace who has read the old ones."""

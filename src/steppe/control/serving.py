@@ -18,8 +18,9 @@ from steppe.control.page_files import MISSING, is_complete
 from steppe.control.resources import tell_changes
 from steppe.control.service import Bounds, Service
 from steppe.control.stream import Hub, Watcher
-from steppe.core.config import KafkaConfig
+from steppe.core.config import KafkaConfig, from_environ, resolve
 from steppe.core.errors import MissingExtra, UsageError
+from steppe.transport.kafka import library
 
 KEYS = "tokens.json"
 
@@ -35,17 +36,16 @@ def serve(
 ) -> None:
     """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace.
 
-    With `kafka`, runs of this machine that go through those brokers.
+    With `kafka`, runs of this machine that go through those brokers, or the brokers where the cluster's roles report.
     """
     require_safe_bind(host, allowed)
-    if autoscale != "off" and namespace is not None:
+    kafka = kafka or (_kafka() if namespace is not None else None)
+    if autoscale != "off" and namespace is not None and kafka is None:
         raise UsageError(
-            "--autoscale needs what roles report, which the service of a cluster does not read: leave it out"
+            "--autoscale goes by what roles report: say where their Kafka is, --kafka HOST:PORT or STEPPE_KAFKA__ADDRESS"
         )
-    if kafka is not None and namespace is not None:
-        raise UsageError("--kafka is for runs of this machine: the roles of a cluster have their own settings")
     listener = bind(host, port)
-    service = Service(bounds, kafka) if namespace is None else _clustered(namespace, bounds)
+    service = Service(bounds, kafka) if namespace is None else _clustered(namespace, bounds, kafka)
     service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
     app = make_app(service, Gate(keys, allowed))
@@ -79,7 +79,16 @@ def serve(
             tending.stop()
 
 
-def _clustered(namespace: str, bounds: Bounds) -> Service:
+def _kafka() -> KafkaConfig | None:
+    """How to reach the brokers, where the environment says so; MissingExtra when there is no client to do it with."""
+    found = resolve(("environment", from_environ()), ("default", {"env": "none", "runtime": "kafka"})).config.kafka
+    if not found.address:
+        return None
+    library()
+    return found
+
+
+def _clustered(namespace: str, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
     from steppe.control.cluster import ClusterService
 
     try:
@@ -90,7 +99,7 @@ def _clustered(namespace: str, bounds: Bounds) -> Service:
         raise MissingExtra("steppe serve --kubernetes", "kube") from None
     scaler = Namespace(namespace)
     try:
-        return ClusterService(scaler, bounds)
+        return ClusterService(scaler, bounds, kafka)
     except BaseException:
         scaler.close()
         raise

@@ -79,8 +79,7 @@ def serve(
     """
     signals, showing = Signals(), showing or Showing(run, kind)
     showing.tell("begins")
-    Connection(config, run).reach()
-    charter = _found(config, run)
+    charter = find_charter(config, run)
     if charter is None and kind == "learner" and resolved is not None:
         charter = _founded(config, run, resolved)
     elif charter is not None and resolved is not None:
@@ -90,7 +89,7 @@ def serve(
         if signals.stopped:
             return
         time.sleep(LOOK_S)
-        charter = _found(config, run)
+        charter = find_charter(config, run)
     _Alone(kind, config, charter, signals, showing).live(index)
     showing.tell("ends", asked=signals.stopped)
 
@@ -193,13 +192,6 @@ def _leave_word(word: str) -> None:
     """For whoever runs containers: an end that was reached is not one that was asked for, and both have exit code 0."""
     if path := os.environ.get("TERMINATION_LOG"):
         Path(path).write_text(word)
-
-
-def _found(config: KafkaConfig, run: str) -> Charter | None:
-    connection = Connection(config, run)
-    if connection.topic(COMMANDS) not in connection.reach().topics:
-        return None
-    return find_charter(config, run)
 
 
 def _founded(config: KafkaConfig, run: str, resolved: Resolved) -> Charter:

@@ -109,8 +109,10 @@ def wire_name(directory: RunDirectory) -> str:
 
 
 def find_charter(config: KafkaConfig, run: str) -> Charter | None:
-    """The newest charter of a run, by its name, or by its name and key."""
+    """The newest charter of a run, by its name, or by its name and key; Unreachable when no broker answers."""
     connection = Connection(config, run)
+    if connection.topic(COMMANDS) not in connection.reach().topics:
+        return None
 
     def wanted(message: Message) -> bool:
         told = headers_of(message).get("run", b"").decode(errors="replace")

@@ -1,0 +1,87 @@
+"""Copies what the roles of a run report on Kafka into a run's directory here, where the service reads it like any other run's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from steppe.control.repeating import Repeating
+from steppe.core.config import KafkaConfig
+from steppe.core.durable import read_json, write_json
+from steppe.core.errors import DamagedFile
+from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.kafka_charter import Charter, find_charter
+from steppe.transport.kafka_board import KafkaBoard
+
+LOOK_S = 1.0
+TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)
+BATCH = 2_000  # records of a topic that are copied at once
+CURSORS = "followed.json"  # how far each topic has been copied: a service that is started again goes on there
+
+
+class Following(Repeating):
+    """Between `start` and `stop`. While no broker answers, or the run has not begun, it waits."""
+
+    def __init__(self, directory: RunDirectory, config: KafkaConfig) -> None:
+        super().__init__("following", LOOK_S, self.look)
+        self.run = directory.id
+        self.charter: Charter | None = None
+        self._store, self._path, self._config = directory.store, directory.path / CURSORS, config
+        self._cursors = dict.fromkeys(TOPICS, 0)
+        with contextlib.suppress(DamagedFile, FileNotFoundError):
+            self._cursors |= read_json(self._path)
+        back = BATCH * len(TOPICS)
+        self._beyond = {  # what a service that was killed may have copied without saying so
+            topic: {_text(record) for _, record in self._store.read(topic, max(0, self._store.newest(topic) - back))}
+            for topic in TOPICS
+        }
+        self._board: KafkaBoard | None = None
+        self._commands = -1  # the newest one that was seen
+
+    def stop(self) -> None:
+        super().stop()
+        self._leave()
+
+    def look(self) -> None:
+        """Copy what is new; Unreachable while no broker answers."""
+        board = self._board
+        if board is None or board.end(COMMANDS) != self._commands:
+            board = self._board = self._joined()
+        if board is None:
+            return
+        before = dict(self._cursors)
+        for topic in TOPICS:
+            self._copy(board, topic)
+        if self._cursors != before:
+            write_json(self._path, self._cursors)
+
+    def _joined(self) -> KafkaBoard | None:
+        """The run as its newest charter has it: one that was begun anew is another one on Kafka."""
+        self._leave()
+        self.charter = find_charter(self._config, self.run)
+        if self.charter is None:
+            return None
+        board = KafkaBoard(self.charter.connection(self._config), origin="service")
+        self._commands = board.end(COMMANDS)
+        return board
+
+    def _copy(self, board: KafkaBoard, topic: str) -> None:
+        end, known = board.end(topic), self._beyond.pop(topic, set())
+        found = board.read(topic, self._cursors[topic], limit=BATCH)
+        for _, record in found:
+            if _text(record) not in known:
+                self._store.post(topic, record)
+        last = found[-1][0] if found else 0
+        # Behind the last, what other runs said: it is passed over once and not again.
+        self._cursors[topic] = last if len(found) == BATCH else max(last, end)
+
+    def _leave(self) -> None:
+        if self._board is not None:
+            self._board.close(0.0)
+            self._board = None
+
+
+def _text(record: dict[str, Any]) -> str:
+    return json.dumps(record, sort_keys=True)
