@@ -29,10 +29,10 @@ RUN = "conformance"
 
 
 @contextmanager
-def ends_of(connection, actors=2, slots=4, marks=None):
+def ends_of(connection, actors=2, slots=4, marks=None, lives=None):
     """A reader, and a way to make writers, all closed at the end."""
     feeds = [Feed(connection, group=f"steppe-{connection.run}")]
-    inlet = KafkaInlet(connection, feeds[0], SPEC, actors, slots, marks or beginning(connection, 2))
+    inlet = KafkaInlet(connection, feeds[0], SPEC, actors, slots, marks or beginning(connection, 2), lives)
 
     def writer(actor):
         feeds.append(Feed(connection))
@@ -223,6 +223,43 @@ def test_what_a_killed_writer_still_sent_counts_for_nothing(kafka):
 
         wait_until(noticed)
         assert last_of(connection, 0, 1 - 1 if heir._home == 0 else 1)[1] is not None
+
+
+@pytest.mark.regression
+def test_another_reader_knows_too_who_was_overtaken(kafka):
+    """What the dead sent counts for nothing, also where the heir's beginning is in front of where this reader goes on; what
+    is in front of that beginning, and was not learned from yet, counts."""
+    connection = connected(kafka)
+    with ends_of(connection) as (inlet, writer):
+        first, other = writer(0), writer(0 + 1)
+        for sequence in range(2):
+            send(first, RUN, 0, sequence, state=b"alive")
+        first.close()
+        segments = [polled(inlet) for _ in range(2)]
+        heir = writer(0)
+        send(other, RUN, 1, 0)
+        other.close()
+        wait_until(lambda: inlet.poll() is not None or inlet._accounts[0].life == heir.life)
+        inlet.release(segments[1])
+        unlearned, saved = inlet.marks(), inlet.mark()
+        inlet.release(segments[0])
+        learned = inlet.marks()
+        for sequence in (2, 3):
+            send(first, RUN, 0, sequence, state=b"of the dead")
+        first.close()
+        send(heir, RUN, 0, 2, state=b"of the heir")
+        heir.close()
+    lives = dict(saved["lives"])
+    assert lives[0] == heir.life
+    for marks, expected in ((unlearned, [(0, b"alive"), (2, b"of the heir")]), (learned, [(2, b"of the heir")])):
+        with ends_of(connection, marks=marks, lives=lives) as (inlet, _):
+            came = []
+            while len(came) < len(expected):
+                segment = polled(inlet)
+                if segment.header.actor == 0:
+                    came.append((segment.header.sequence, segment.state))
+            assert came == expected
+            assert inlet.dropped["overtaken"] == 2
 
 
 def test_a_reader_goes_on_exactly_where_another_was(kafka):

@@ -86,17 +86,18 @@ class Charter(msgspec.Struct, frozen=True):
         passed_s = max(0.0, time.time() - self.time_s)
         return msgspec.structs.replace(self.order, clock_s=self.order.clock_s + passed_s)
 
-    def marks_from(self, plan: Plan, directory: RunDirectory, connection: Connection) -> Marks:
-        """Where the learner reads on: where the plan's checkpoint was, or where the run begins. In a topic that was made
-        anew since, or is another one, all that there is of the run."""
+    def marks_from(self, plan: Plan, directory: RunDirectory, connection: Connection) -> tuple[Marks, dict[int, int]]:
+        """Where the learner reads on, and whose lives had begun by then: where the plan's checkpoint was, or where the run
+        begins. In a topic that was made anew since, or is another one, all that there is of the run."""
         topic = topic_id(connection)
         known: dict[str, Any] = {"topic": self.topic, "marks": self.marks}
         if plan.resume is not None:
             saved = Checkpoints(directory.checkpoints, run=directory.key).at(plan.resume).state.get("channel", known)
             known = saved if saved["topic"] == topic else known
         if known["topic"] != topic:
-            return {number: (0, []) for number in range(partitions_of(connection))}
-        return {int(number): (int(low), list(done)) for number, low, done in known["marks"]}
+            return {number: (0, []) for number in range(partitions_of(connection))}, {}
+        lives = {int(actor): int(life) for actor, life in known.get("lives", ())}
+        return {int(number): (int(low), list(done)) for number, low, done in known["marks"]}, lives
 
     def post(self, board: KafkaBoard) -> None:
         """Let everybody know."""

@@ -83,8 +83,8 @@ class Links:
 
                 prime(self.channel, plan, directory)
             return None
-        marks = charter.marks_from(plan, directory, self.connection)
-        inlet = KafkaInlet(self.connection, self.feed, plan.segment, actors, slots, marks)
+        marks, lives = charter.marks_from(plan, directory, self.connection)
+        inlet = KafkaInlet(self.connection, self.feed, plan.segment, actors, slots, marks, lives)
         self.channel = inlet
         return inlet
 

@@ -294,9 +294,17 @@ class KafkaInlet:
     is bounded however much the topic holds."""
 
     def __init__(
-        self, connection: Connection, feed: Feed, spec: SegmentSpec, num_actors: int, slots: int, marks: Marks
+        self,
+        connection: Connection,
+        feed: Feed,
+        spec: SegmentSpec,
+        num_actors: int,
+        slots: int,
+        marks: Marks,
+        lives: Mapping[int, int] | None = None,
     ) -> None:
-        """`marks` says for each partition where to begin: its low mark, and what was learned from behind that."""
+        """`marks` says for each partition where to begin: its low mark, and what was learned from behind that; `lives`, who had
+        begun until then."""
         self._connection, self._feed, self._spec = connection, feed, spec
         self._num_actors = num_actors
         self._topic, self._run, self._id = connection.topic(EXPERIENCES), connection.run, topic_id(connection)
@@ -307,6 +315,8 @@ class KafkaInlet:
         self._slots: dict[int, tuple[int, int]] = {}  # segment's slot → partition, offset
         self._next_slot = 0
         self._accounts: defaultdict[int, _Account] = defaultdict(_Account)
+        for actor, life in (lives or {}).items():
+            self._accounts[actor].life = life
         self._told_at = max(1, slots // 8)  # so many at once: a message for each would cost as much as a small segment
         self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # who began, and whether in the place of another
         self.dropped: Counter[str] = Counter()
@@ -354,7 +364,9 @@ class KafkaInlet:
 
     def mark(self) -> Tree:
         """Where another reader goes on, for a checkpoint."""
-        return {"topic": self._id, "marks": [[number, low, done] for number, (low, done) in self.marks().items()]}
+        marks = [[number, low, done] for number, (low, done) in self.marks().items()]
+        lives = [[actor, account.life] for actor, account in self._accounts.items()]
+        return {"topic": self._id, "marks": marks, "lives": lives}
 
     def marks(self) -> Marks:
         """Where another reader goes on, by partition."""
@@ -405,20 +417,22 @@ class KafkaInlet:
 
     def _begin(self, actor: int, life: int) -> None:
         account = self._accounts[actor]
-        self.joined.append((actor, account.life >= 0))
-        account.life, account.refused = life, None
+        if life > account.life:  # otherwise it was read by the reader before
+            self.joined.append((actor, account.life >= 0))
+            account.life = life
+        account.refused = None
         self._tell(actor, account)
 
     def _receive(self, message: Message, about: Mapping[str, bytes], actor: int) -> None:
         life, account = _word(about, "life"), self._accounts[actor]
-        if life < account.life:
+        if life < account.life < message.offset():  # what is in front of a life's beginning, its writer has seen
             self.dropped["overtaken"] += 1
             return
         segment = self._decoded(message, about, actor)
         if life >= message.offset():
             raise DamagedFile(f"its header 'life' is {life}, and no life began there before offset {message.offset()}")
         assert segment.header is not None
-        account.life = life  # not before: a forged one would end the actor's own
+        account.life = max(life, account.life)  # not before: a forged one would end the actor's own
         account.next, account.refused = segment.header.sequence + 1, None
         account.held[segment.header.sequence] = None
         partition, home = message.partition(), self.homes[message.partition()]
