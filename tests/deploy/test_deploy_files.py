@@ -91,6 +91,9 @@ def test_the_entry_point_prepares_and_hands_over(tmp_path, programs):
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 7
     process.stdout.close()
+    programs("steppe", '#!/bin/sh\necho "$@"\n')
+    bare = run(*line, env=environ | {"KERNELS": str(tmp_path / "none"), "KAFKA_PASSWORD_FILE": "/dev/null"})
+    assert (bare.returncode, bare.stdout) == (0, "role actor\n")
 
 
 def test_health_is_asked_without_curl(tmp_path):
@@ -119,7 +122,7 @@ def test_health_is_asked_without_curl(tmp_path):
 
 def test_compose_restricts_and_orders_its_containers():
     services = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())["services"]
-    for name in ("learner", "manager", "actor"):
+    for name in ("learner", "manager", "actor", "api"):
         service = services[name]
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
@@ -127,6 +130,9 @@ def test_compose_restricts_and_orders_its_containers():
         assert "STEPPE_KAFKA_PASSWORD" not in service["environment"]  # from a file alone
     assert services["kafka"]["healthcheck"]["test"]
     assert "container_name" not in services["actor"]  # or there could be one only
+    assert all(port.startswith("127.0.0.1:") for name in ("api", "kafka") for port in services[name]["ports"])
+    assert services["api"]["volumes"] == ["api:/runs"]  # its own, and nothing of the engine's
+    assert services["api"]["command"][-2:] == ["--run", services["learner"]["command"][1]]
 
 
 @pytest.mark.parametrize("name", ["actor", "learner", "api"])

@@ -59,6 +59,10 @@ def serve(
     kubernetes: Annotated[
         str | None, typer.Option(metavar="NAMESPACE", help="Serve the run of this Kubernetes namespace instead.")
     ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Serve this run over Kafka alone, whose roles others start."),
+    ] = None,
     autoscale: Annotated[
         Autoscale, typer.Option(help="Say in a run's event log how many actors it needs, or set them.")
     ] = Autoscale.OFF,
@@ -70,7 +74,7 @@ def serve(
     """
     bounds = bounds_of(allow_env, max_actors, max_runs)
     allowed, mode = tuple(allow_host or ()), autoscale.value
-    _serving("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, brokers_at(kafka))
+    _serving("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, brokers_at(kafka), run)
 
 
 def mcp(

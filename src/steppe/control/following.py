@@ -1,4 +1,5 @@
-"""Copies what the roles of a run report on Kafka into a run's directory here, where the service reads it like any other run's."""
+"""Copies what the roles of a run report on Kafka into a run's directory here, where the service reads it like any other run's;
+and the other way round what the service asks of it there."""
 
 from __future__ import annotations
 
@@ -9,16 +10,17 @@ from typing import Any
 from steppe.control.repeating import Repeating
 from steppe.core.config import KafkaConfig
 from steppe.core.durable import read_json, write_json
-from steppe.core.errors import DamagedFile
+from steppe.core.errors import DamagedFile, SteppeError
 from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import Charter, find_charter
+from steppe.runtimes.kafka_charter import CHARTER, EXPIRY_S, WORDS, Charter, find_charter
 from steppe.transport.kafka_board import KafkaBoard
 
 LOOK_S = 1.0
 TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)
 BATCH = 2_000  # records of a topic that are copied at once
 CURSORS = "followed.json"  # how far each topic has been copied: a service that is started again goes on there
+RECENT = 1_000  # commands among which the newest of the run is found
 
 
 class Following(Repeating):
@@ -28,8 +30,10 @@ class Following(Repeating):
         super().__init__("following", LOOK_S, self.look)
         self.run = directory.id
         self.charter: Charter | None = None
+        self.word = CHARTER  # the newest that everybody was told
+        self.lost: str | None = None  # why what is here may be old
         self._store, self._path, self._config = directory.store, directory.path / CURSORS, config
-        self._cursors = dict.fromkeys(TOPICS, 0)
+        self._cursors = dict.fromkeys((*TOPICS, COMMANDS), 0)
         with contextlib.suppress(DamagedFile, FileNotFoundError):
             self._cursors |= read_json(self._path)
         back = BATCH * len(TOPICS)
@@ -46,12 +50,21 @@ class Following(Repeating):
 
     def look(self) -> None:
         """Copy what is new; Unreachable while no broker answers."""
+        try:
+            self._look()
+            self.lost = None
+        except SteppeError as error:
+            self.lost = str(error)
+            raise
+
+    def _look(self) -> None:
         board = self._board
         if board is None or board.end(COMMANDS) != self._commands:
             board = self._board = self._joined()
         if board is None:
             return
         before = dict(self._cursors)
+        self._ask(board)
         for topic in TOPICS:
             self._copy(board, topic)
         if self._cursors != before:
@@ -65,7 +78,15 @@ class Following(Repeating):
             return None
         board = KafkaBoard(self.charter.connection(self._config), origin="service")
         self._commands = board.end(COMMANDS)
+        told = [record.get("command") for _, record in board.read(COMMANDS, max(0, self._commands - RECENT))]
+        self.word = next((str(word) for word in reversed(told) if word in (CHARTER, *WORDS)), CHARTER)
         return board
+
+    def _ask(self, board: KafkaBoard) -> None:
+        """Asked twice by a service that was killed in between, a command is carried out once: it has an id."""
+        for number, command in self._store.read(COMMANDS, self._cursors[COMMANDS]):
+            board.post(COMMANDS, {**command, "run": self.run, "expires_s": command["time_s"] + EXPIRY_S})
+            self._cursors[COMMANDS] = number
 
     def _copy(self, board: KafkaBoard, topic: str) -> None:
         end, known = board.end(topic), self._beyond.pop(topic, set())

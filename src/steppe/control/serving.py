@@ -33,19 +33,18 @@ def serve(
     namespace: str | None = None,
     autoscale: Literal["off", "recommend", "set"] = "off",
     kafka: KafkaConfig | None = None,
+    run: str | None = None,
 ) -> None:
-    """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace.
+    """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace; with `run`, that one,
+    whose roles others start.
 
-    With `kafka`, runs of this machine that go through those brokers, or the brokers where the cluster's roles report.
+    With `kafka`, runs of this machine that go through those brokers, or the brokers where the roles of the others report.
     """
     require_safe_bind(host, allowed)
-    kafka = kafka or (_kafka() if namespace is not None else None)
-    if autoscale != "off" and namespace is not None and kafka is None:
-        raise UsageError(
-            "--autoscale goes by what roles report: say where their Kafka is, --kafka HOST:PORT or STEPPE_KAFKA__ADDRESS"
-        )
+    kafka = kafka or (_kafka() if namespace is not None or run is not None else None)
+    _require_fit(namespace, run, kafka, autoscale)
     listener = bind(host, port)
-    service = Service(bounds, kafka) if namespace is None else _clustered(namespace, bounds, kafka)
+    service = _service(namespace, run, bounds, kafka)
     service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
     app = make_app(service, Gate(keys, allowed))
@@ -86,6 +85,28 @@ def _kafka() -> KafkaConfig | None:
         return None
     library()
     return found
+
+
+def _require_fit(namespace: str | None, run: str | None, kafka: KafkaConfig | None, autoscale: str) -> None:
+    where = "say where their Kafka is, --kafka HOST:PORT or STEPPE_KAFKA__ADDRESS"
+    if run is not None and namespace is not None:
+        raise UsageError("--run is for roles that others start, --kubernetes for those of a cluster: give one of them")
+    if run is not None and kafka is None:
+        raise UsageError(f"--run {run} is followed by what its roles report: {where}")
+    if run is not None and autoscale != "off":
+        raise UsageError("--autoscale needs a service that can start actors, and that of --run cannot: leave it out")
+    if autoscale != "off" and namespace is not None and kafka is None:
+        raise UsageError(f"--autoscale goes by what roles report: {where}")
+
+
+def _service(namespace: str | None, run: str | None, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
+    if namespace is not None:
+        return _clustered(namespace, bounds, kafka)
+    if run is None or kafka is None:
+        return Service(bounds, kafka)
+    from steppe.control.followed import FollowedService
+
+    return FollowedService(run, kafka, bounds)
 
 
 def _clustered(namespace: str, bounds: Bounds, kafka: KafkaConfig | None) -> Service:

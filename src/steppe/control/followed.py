@@ -1,0 +1,202 @@
+"""The operations of service.py for one run over Kafka whose roles others start and stop, such as those of compose.
+
+What is known of the run, and what is asked of it, goes over Kafka (following.py). Processes are none of the service's business:
+what would need them is refused, with what to do instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from steppe.control import model
+from steppe.control.following import Following
+from steppe.control.service import Bounds, Service, operation
+from steppe.core.config import KafkaConfig, unflatten
+from steppe.core.errors import Conflict, RunNotFound, SteppeError, UsageError
+from steppe.core.links import COMMANDS
+from steppe.core.reports import TrainingReport
+from steppe.records.directory import RECORD, RunDirectory
+from steppe.records.store import LOST, LOST_AFTER_S, PAUSED, RUNNING, STARTING, STOPPED, SUCCEEDED, Status
+from steppe.records.view import ENDED
+from steppe.runtimes.kafka_charter import Charter, find_charter
+
+START_S = 600.0  # how long others may take to start a learner
+STOP_S = 120.0  # how long a learner may take for its last checkpoint
+LOOK_S = 1.0
+ASKED = "start_requested"
+SCALING = "actors are started and stopped where they run: docker compose up --scale actor=N --no-recreate"
+State = tuple[str, str | None, str | None]
+
+
+class FollowedService(Service):
+    """May be used by several threads. `tend` is to be called about twice a second; until the run has begun there is none."""
+
+    def __init__(self, run: str, kafka: KafkaConfig, bounds: Bounds | None = None) -> None:
+        """`run` is its name; Unreachable when no broker answers."""
+        super().__init__(bounds)
+        self._run, self._brokers = run, kafka
+        self._following: Following | None = None
+        self._charter: Charter | None = None
+        self._looked_s = 0.0
+        self._look()
+
+    def close(self) -> None:
+        if self._following is not None:
+            self._following.stop()
+        super().close()
+
+    @operation("read")
+    def get_readiness(self) -> model.Health:
+        """Whether runs can be read, and there is news of them."""
+        if self._following is not None and self._following.lost is not None:
+            return model.Health(status="unavailable", detail=f"no news of {self._run}: {self._following.lost}")
+        return super().get_readiness()
+
+    @operation("control")
+    def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:
+        """Refused: the run is its learner's to create."""
+        raise UsageError(
+            f"this service looks after {self._run}, which its learner creates: start another learner with --run and a service for it"
+        )
+
+    @operation("control")
+    def start_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Let a run that was stopped go on as soon as its roles are started again."""
+        directory = self._directory(run)
+        with self._lock:
+            status = directory.store.status()
+            if status.live or status.state == SUCCEEDED:
+                raise Conflict(f"{run} is {status.state}: it cannot be started now")
+            self.ledger.change(run, "running", expected)
+            directory.store.set_status(STARTING, ASKED, "waits for its roles: docker compose up")
+            record = self.ledger.new_operation("start", run, issuer, deadline_s=START_S)
+            command = {"command": "resume", "id": record["id"], "issuer": issuer, "time_s": time.time()}
+            directory.store.post(COMMANDS, command)
+            return self._settled(record)
+
+    @operation("control")
+    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Stop every role, the learner with a checkpoint."""
+        return self._command(run, "stop", issuer, expected, desired="stopped", deadline_s=STOP_S)
+
+    @operation("admin")
+    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+        """Refused: its processes are elsewhere."""
+        raise UsageError("the processes of this run are not this service's: docker compose kill")
+
+    @operation("admin")
+    def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
+        """Refused: it would be found again on Kafka."""
+        raise UsageError("this service looks after one run alone: stop the service to forget it")
+
+    @operation("read")
+    def get_actors(self, run: str) -> model.Actors:
+        """Actors seen; how many there are to be is not said here."""
+        told = super().get_actors(run)
+        return told.model_copy(update={"desired": told.ready, "most": 0})
+
+    @operation("control")
+    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+        """Refused: see `SCALING`."""
+        self._directory(run)
+        raise UsageError(SCALING)
+
+    @operation("control")
+    def set_hyperparameters(
+        self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
+    ) -> model.Effects:
+        """Change settings with the next update; others are in the file that the learner is started with."""
+        live = type(self._config(self._directory(run)).agent).live
+        fixed = sorted(set(values) - set(live))
+        if fixed:
+            raise UsageError(
+                f"{fixed[0]} cannot change while the learner is there: write it into its settings, and start it again"
+            )
+        return super().set_hyperparameters(run, values, issuer, expected, dry_run=dry_run)
+
+    @operation("read")
+    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
+        """Where the lines are: with the roles."""
+        self._directory(run)
+        words = "whoever runs the roles keeps them: docker compose logs --follow learner (or actor, manager)"
+        return model.Logs(source="elsewhere", sources=["elsewhere"], lines=[] if after else [words], next=max(after, 1))
+
+    def tend(self) -> None:
+        """Take over what the run says, and finish operations."""
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return
+        with self._lock:
+            self._looked_s = time.monotonic()
+            try:
+                self._look()
+            except SteppeError:
+                return  # readiness says so; the next look may find it well again
+            if self._following is not None:
+                self._tell_state(self._following)
+            super().tend()
+
+    def _look(self) -> None:
+        """Begin to follow the run, or take over what it has become."""
+        charter = self._following.charter if self._following else find_charter(self._brokers, self._run)
+        if charter is None or charter == self._charter:
+            return
+        config = unflatten(charter.order.config).model_copy(update={"name": self._run, "run_dir": None})
+        path = self.root / self._run
+        if not (path / RECORD).exists():
+            directory = RunDirectory.create(config, {})
+        else:
+            directory = RunDirectory(path)
+            directory.acquire()
+            directory.settle(config)
+        directory.release()
+        self._known.forget(self._run)
+        self._charter = charter
+        if self._following is None:
+            self._following = Following(directory, self._brokers)
+            self._following.start()
+
+    def _tell_state(self, following: Following) -> None:
+        """Keep the run's state in its store what its reports say."""
+        store = self._directory(self._run).store
+        before = store.status()
+        with self.picture(self._run) as view:
+            state = _state(before, view.training, following.word)
+        if state is not None and state != (before.state, before.reason, before.message):
+            store.set_status(*state)
+        store.heartbeat()
+
+    def _settled(self, record: dict[str, Any]) -> model.Operation:
+        """As ever, but for a run that does not stop: there is nothing here to kill."""
+        late = time.time() - record["created_s"] > record["details"].get("deadline_s", STOP_S)
+        if record["state"] == "pending" and record["kind"] == "stop" and late:
+            with self._lock:
+                ended = self._directory(record["run"]).store.status().state in ENDED
+                verdict = ("succeeded", None) if ended else ("failed", f"it has not stopped within {STOP_S:g} s")
+                record |= {"state": verdict[0], "message": verdict[1], "finished_s": time.time()}
+                self.ledger.keep_operation(record)
+        return super()._settled(record)
+
+    def _directory(self, run: str) -> RunDirectory:
+        if run != self._run:
+            raise RunNotFound(f"this service looks after {self._run} alone")
+        return super()._directory(run)
+
+
+def _state(before: Status, report: TrainingReport | None, word: str) -> State | None:
+    """What the newest report means; None while that is what was known."""
+    fresh = report is not None and time.time() - report.time_s < LOST_AFTER_S
+    if report is not None and fresh and not report.final:
+        return (PAUSED, "pause_requested", None) if word == "pause" else (RUNNING, None, None)
+    if before.reason == ASKED:
+        return None  # whoever starts it may take his time
+    if report is None:
+        return STARTING, None, "waits for its learner"
+    if word == "finish":
+        return SUCCEEDED, "complete", "the run has come to its end"
+    if report.final:
+        return STOPPED, "stopped", "its learner has ended, with a checkpoint"
+    if before.state not in ENDED:
+        return LOST, "heartbeat_expired", f"its learner has been silent for more than {LOST_AFTER_S:g} s"
+    return None

@@ -1,0 +1,137 @@
+"""`steppe serve --run`: a run whose roles somebody else starts, as compose does, seen and steered over a real broker alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+from control_kit import Served, finished, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+RUN = "/api/v1/runs/demo"
+SMALL = """
+env = "steppe/Sleep-v0"
+mode = "async"
+actors = 2
+envs = 1
+seed = 3
+steps = 500000000
+agent.hidden = [8]
+agent.segment_steps = 16
+agent.epochs = 1
+evaluation.every_steps = 100000000
+kafka.partitions = 2
+"""
+
+
+@pytest.fixture
+def brokers(kafka):
+    return {"STEPPE_KAFKA__ADDRESS": kafka, "STEPPE_KAFKA__PREFIX": f"t{uuid.uuid4().hex[:8]}."}
+
+
+@pytest.fixture
+def served(tmp_path, brokers):
+    made = Served(tmp_path)
+    made.environ |= brokers
+    yield made
+    if made.process is not None:
+        made.stop()
+
+
+@pytest.fixture
+def role(tmp_path, brokers):
+    """Start a role of the run, each with a place of its own; all are gone afterwards."""
+    (tmp_path / "run.toml").write_text(SMALL)
+    started = []
+
+    def role(kind, *words):
+        line = [
+            sys.executable,
+            "-c",
+            "from steppe.cli.main import entry; entry()",
+            "role",
+            kind,
+            "--run",
+            "demo",
+            *words,
+        ]
+        environ = os.environ | brokers | {"STEPPE_RUNS": str(tmp_path / kind)}
+        with (tmp_path / f"{kind}.log").open("ab") as log:
+            started.append(subprocess.Popen(line, env=environ, stdout=log, stderr=log))
+        return started[-1]
+
+    yield role
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def in_state(api, state):
+    until(lambda: api.get(RUN).json().get("state") == state, f"it is {state}")
+
+
+def steps(api):
+    return api.get(RUN).json()["progress"]["env_steps"]
+
+
+def test_it_is_seen_and_steered_through_all_of_its_life(served, role, tmp_path):
+    config = ("--config", str(tmp_path / "run.toml"))
+    served.start("--run", "demo")
+    with served.client() as api:
+        assert api.get("/api/v1/runs").json()["runs"] == []
+        roles = role("learner", *config), role("actor")
+        in_state(api, "RUNNING")
+        until(lambda: steps(api) > 0 and api.get(f"{RUN}/actors").json()["ready"] == 1, "it learns from its actor")
+        assert api.get(RUN).json()["config"]["env"] == "steppe/Sleep-v0"
+
+        assert finished(api, api.post(f"{RUN}/pause"))["state"] == "succeeded"
+        in_state(api, "PAUSED")
+        assert finished(api, api.post(f"{RUN}/resume"))["state"] == "succeeded"
+        change = api.patch(f"{RUN}/hyperparameters", json={"values": {"learning_rate": 0.0125}})
+        assert "taken over at version" in finished(api, change)["message"]
+
+        refused = api.put(f"{RUN}/actors", json={"actors": 2})
+        assert (refused.status_code, "--scale actor=N" in refused.json()["detail"]) == (422, True)
+        assert api.patch(f"{RUN}/hyperparameters", json={"values": {"hidden": [16]}}).status_code == 422
+        assert api.post("/api/v1/runs", json={"env": "CartPole-v1"}).status_code == 422
+
+        assert finished(api, api.post(f"{RUN}/stop"))["state"] == "succeeded"
+        in_state(api, "STOPPED")
+        assert [process.wait(60) for process in roles] == [0, 0]
+        before = steps(api)
+        until(
+            lambda: api.get(f"{RUN}/events", params={"limit": 1_000}).json()["events"][-1]["number"], "events are there"
+        )
+        checkpoints = sorted((tmp_path / "learner" / "demo" / "checkpoints").iterdir())
+        assert checkpoints
+    served.kill()
+
+    served.start("--run", "demo")
+    with served.client() as api:
+        in_state(api, "STOPPED")
+        asked = api.post(f"{RUN}/start")
+        roles = role("learner", *config), role("actor")
+        assert finished(api, asked)["state"] == "succeeded"
+        until(lambda: steps(api) > before, "it goes on from its checkpoint")
+        roles[0].kill()
+        in_state(api, "LOST")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--run", "demo"], "STEPPE_KAFKA__ADDRESS"),
+        (["--run", "demo", "--kubernetes", "here"], "give one of them"),
+        (["--kubernetes", "here", "--autoscale", "set"], "STEPPE_KAFKA__ADDRESS"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_sentence(tmp_path, options, words):
+    line = [sys.executable, "-c", "from steppe.cli.main import entry; entry()", "serve", "--port", "0", *options]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_KAFKA")}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environ, check=False)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
