@@ -10,6 +10,7 @@ from typing import Any
 from steppe.core.links import EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.timing import RunClock
+from steppe.records.tracing import Take, tracing
 
 Commands = Callable[[int], Sequence[tuple[int, dict[str, Any]]]]
 RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # go on; with new episodes; rest; end in good order; end now
@@ -36,6 +37,10 @@ class Context:
     desk: Desk | None = None  # of a replay role: where the learner asks
     commands: Commands = lambda after: ()  # those numbered above, where roles hear them
     _spans: list[EventReport] = field(default_factory=list)
+    _trace: Take | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._trace = tracing(self.run, self.name)
 
     @property
     def ending(self) -> bool:
@@ -47,11 +52,14 @@ class Context:
         self.board.post(EVENTS, EventReport(run=self.run, kind=kind, role=self.name, details=details).record())
 
     def span(self, phase: str, start_s: float, **details: object) -> None:
-        """Remember when a piece of work began and that it ended now, while there is room for it in the trace."""
+        """Remember when a piece of work began and that it ended now, while there is room for it in the trace; and tell
+        whoever collects traces."""
         if self.trace_spans > 0:
             self.trace_spans -= 1
             times = {"phase": phase, "start_s": start_s, "end_s": self.clock()}
             self._spans.append(EventReport(run=self.run, kind="span", role=self.name, details=times | details))
+        if self._trace is not None:
+            self._trace(phase, self.clock() - start_s, details)
 
     def flush_spans(self) -> None:
         """Post the remembered pieces of work."""

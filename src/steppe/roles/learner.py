@@ -237,7 +237,9 @@ class Learner:
             "episodes": self.episodes,
             "train_s": self.train_s,
         }
+        started_s = self.context.clock()
         self.save(self.stamped(), self.state(), counters)
+        self.context.span("checkpoint", started_s, version=self.version)
 
     def state(self) -> Tree:
         """All but the weights and the counters: agent, memory, where each actor stands and what it has to act with.

@@ -15,6 +15,7 @@ from steppe.core.config import RunConfig
 from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError
 from steppe.core.links import Channel, Role, WeightStore
 from steppe.core.process import in_mib, rss_bytes
+from steppe.records.tracing import finish as finish_traces
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class Turns:
                 if role.done:
                     self._close(role)
                     busy = True
+        if not self.live:
+            finish_traces()
         return busy
 
     def close(self) -> None:
@@ -111,6 +114,7 @@ class Turns:
         for role in list(self.live):
             with self._blaming(role):
                 self._close(role)
+        finish_traces()
 
     def _close(self, role: Role) -> None:
         self.live.remove(role)

@@ -1,0 +1,87 @@
+"""Pieces of work as OpenTelemetry spans, sent by OTLP where the standard OTEL_* variables name a collector (`steppe[otel]`).
+
+Without them nothing is imported, and a role asks once whether anybody wants to know.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from steppe.core.errors import ConfigError, MissingExtra
+
+Take = Callable[[str, float, Mapping[str, object]], None]  # what was done, how many seconds until now, and about what
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+FLUSH_S = 2.0  # how long the last spans may hold up an end
+
+_open: tuple[int, Any] | None = None  # a process and its provider: threads do not survive a fork
+
+
+def tracing(run: str, role: str, environ: Mapping[str, str] = os.environ) -> Take | None:
+    """What takes a role's pieces of work; None where nobody asked for them."""
+    if not wanted(environ):
+        return None
+    _provider()  # what is missing is said at the beginning
+
+    def take(phase: str, seconds: float, details: Mapping[str, object]) -> None:
+        end = time.time_ns()
+        about = {f"steppe.{name}": value for name, value in details.items() if isinstance(value, int | float | str)}
+        tracer = _provider().get_tracer("steppe")
+        about |= {"steppe.run": run, "steppe.role": role}
+        tracer.start_span(phase, start_time=end - int(seconds * 1e9), attributes=about).end(end)
+
+    return take
+
+
+def wanted(environ: Mapping[str, str]) -> bool:
+    """Whether traces are asked for; ConfigError where that is in a way that is not known here."""
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
+        return False
+    if exporter not in ("", "otlp"):
+        raise ConfigError(f"OTEL_TRACES_EXPORTER={exporter}: traces are sent by otlp, or by none")
+    if not (exporter or any(environ.get(name) for name in ENDPOINTS)):
+        return False
+    for name in PROTOCOLS:
+        if environ.get(name, "http/protobuf") != "http/protobuf":
+            raise ConfigError(f"{name}={environ[name]}: traces are sent by http/protobuf, usually to port 4318")
+    return True
+
+
+def finish() -> None:
+    """Send what has not been sent, for a moment at most; what comes later begins anew."""
+    global _open
+    if _open is not None and _open[0] == os.getpid():
+        last = threading.Thread(target=_open[1].shutdown, name="last spans", daemon=True)
+        last.start()
+        last.join(FLUSH_S)
+    _open = None
+
+
+def _provider() -> Any:
+    global _open
+    if _open is None or _open[0] != os.getpid():
+        _open = (os.getpid(), _made())
+    return _open[1]
+
+
+def _made() -> Any:
+    """A provider with the sampler, the resource, the batches and the way to the collector that OTEL_* variables say."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise MissingExtra("tracing (OTEL_EXPORTER_OTLP_ENDPOINT)", "otel") from None
+    about = {"service.version": importlib.metadata.version("steppe")}
+    if not os.environ.get("OTEL_SERVICE_NAME"):
+        about["service.name"] = "steppe"
+    provider = TracerProvider(resource=Resource.create(about))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
