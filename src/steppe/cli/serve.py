@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -74,6 +75,8 @@ def serve(
     """
     bounds = bounds_of(allow_env, max_actors, max_runs)
     allowed, mode = tuple(allow_host or ()), autoscale.value
+    if kubernetes or run:  # whose roles are told in the same way
+        kafka = kafka or os.environ.get("STEPPE_KAFKA__ADDRESS")
     _serving("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, brokers_at(kafka), run)
 
 

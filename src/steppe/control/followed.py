@@ -35,7 +35,7 @@ class FollowedService(Service):
 
     def __init__(self, run: str, kafka: KafkaConfig, bounds: Bounds | None = None) -> None:
         """`run` is its name; Unreachable when no broker answers."""
-        super().__init__(bounds)
+        super().__init__(bounds, kafka)
         self._run, self._brokers = run, kafka
         self._following: Following | None = None
         self._charter: Charter | None = None
@@ -46,13 +46,6 @@ class FollowedService(Service):
         if self._following is not None:
             self._following.stop()
         super().close()
-
-    @operation("read")
-    def get_readiness(self) -> model.Health:
-        """Whether runs can be read, and there is news of them."""
-        if self._following is not None and self._following.lost is not None:
-            return model.Health(status="unavailable", detail=f"no news of {self._run}: {self._following.lost}")
-        return super().get_readiness()
 
     @operation("control")
     def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:

@@ -10,7 +10,7 @@ from typing import Any
 from steppe.control.repeating import Repeating
 from steppe.core.config import KafkaConfig
 from steppe.core.durable import read_json, write_json
-from steppe.core.errors import DamagedFile, SteppeError
+from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import CHARTER, EXPIRY_S, WORDS, Charter, find_charter
@@ -31,7 +31,6 @@ class Following(Repeating):
         self.run = directory.id
         self.charter: Charter | None = None
         self.word = CHARTER  # the newest that everybody was told
-        self.lost: str | None = None  # why what is here may be old
         self._store, self._path, self._config = directory.store, directory.path / CURSORS, config
         self._cursors = dict.fromkeys((*TOPICS, COMMANDS), 0)
         with contextlib.suppress(DamagedFile, FileNotFoundError):
@@ -50,14 +49,6 @@ class Following(Repeating):
 
     def look(self) -> None:
         """Copy what is new; Unreachable while no broker answers."""
-        try:
-            self._look()
-            self.lost = None
-        except SteppeError as error:
-            self.lost = str(error)
-            raise
-
-    def _look(self) -> None:
         board = self._board
         if board is None or board.end(COMMANDS) != self._commands:
             board = self._board = self._joined()

@@ -18,7 +18,7 @@ from steppe.control.page_files import MISSING, is_complete
 from steppe.control.resources import tell_changes
 from steppe.control.service import Bounds, Service
 from steppe.control.stream import Hub, Watcher
-from steppe.core.config import KafkaConfig, from_environ, resolve
+from steppe.core.config import KafkaConfig
 from steppe.core.errors import MissingExtra, UsageError
 from steppe.transport.kafka import library
 
@@ -41,7 +41,6 @@ def serve(
     With `kafka`, runs of this machine that go through those brokers, or the brokers where the roles of the others report.
     """
     require_safe_bind(host, allowed)
-    kafka = kafka or (_kafka() if namespace is not None or run is not None else None)
     _require_fit(namespace, run, kafka, autoscale)
     listener = bind(host, port)
     service = _service(namespace, run, bounds, kafka)
@@ -78,15 +77,6 @@ def serve(
             tending.stop()
 
 
-def _kafka() -> KafkaConfig | None:
-    """How to reach the brokers, where the environment says so; MissingExtra when there is no client to do it with."""
-    found = resolve(("environment", from_environ()), ("default", {"env": "none", "runtime": "kafka"})).config.kafka
-    if not found.address:
-        return None
-    library()
-    return found
-
-
 def _require_fit(namespace: str | None, run: str | None, kafka: KafkaConfig | None, autoscale: str) -> None:
     where = "say where their Kafka is, --kafka HOST:PORT or STEPPE_KAFKA__ADDRESS"
     if run is not None and namespace is not None:
@@ -100,6 +90,8 @@ def _require_fit(namespace: str | None, run: str | None, kafka: KafkaConfig | No
 
 
 def _service(namespace: str | None, run: str | None, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
+    if kafka is not None:
+        library()  # a client that is missing is said now
     if namespace is not None:
         return _clustered(namespace, bounds, kafka)
     if run is None or kafka is None:
