@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "control"), str(ROOT / "tests" / "control" / "page")]
+sys.path[:0] = [str(ROOT / "tests" / place) for place in ("", "control", "control/page")]
 
 from browser_kit import FLAGS, PATIENCE_MS, chromium  # noqa: E402 (found by the line above)
 from control_kit import Served, bring_down, finished, in_state, learning, make, until  # noqa: E402
@@ -28,6 +28,10 @@ SHOWN = {
     "name": "cartpole-async", "env": "CartPole-v1", "mode": "async", "actors": 2, "envs": 8, "steps": 20_000_000,
     "agent": {"learning_rate": 3e-4},
     "evaluation": {"every_steps": 10_000, "max_share": 0.5, "episodes": 2},
+}  # fmt: skip
+REPLAYED = {
+    "name": "cartpole-replay", "algo": "dqn", "env": "CartPole-v1", "mode": "async", "actors": 2, "envs": 4,
+    "steps": 20_000_000, "evaluation": {"every_steps": 5_000, "max_share": 0.5, "episodes": 2},
 }  # fmt: skip
 
 
@@ -59,6 +63,9 @@ def _make_runs(service: Served) -> None:
         change: dict[str, Any] = {"values": {"learning_rate": 1e-4, "clip": 0.1}}
         finished(api, api.patch(f"{path}/hyperparameters", json=change))
         until(lambda: _steps(api, path) > 260_000 and _judged(api, path) > 3, "the other half")
+        run = make(api, REPLAYED)
+        learning(api, run)
+        until(lambda: _drawn(api, f"/api/v1/runs/{run}") > 20, "a curve of draws")
 
 
 def _steps(api: Any, path: str) -> int:
@@ -67,6 +74,12 @@ def _steps(api: Any, path: str) -> int:
 
 def _judged(api: Any, path: str) -> int:
     return len(api.get(f"{path}/evaluations").json()["evaluations"])
+
+
+def _drawn(api: Any, path: str) -> int:
+    """Points of the curve of samples per insert."""
+    found = api.get(f"{path}/metrics", params={"series": "memory/samples_per_insert"}).json()["series"]
+    return len(found[0]["points"])
 
 
 def _draw(service: Served, browser: Browser) -> None:
@@ -78,6 +91,8 @@ def _draw(service: Served, browser: Browser) -> None:
         page = desk.new_page()
         _keep(_run(page, service), f"page-run-{scheme}")
         _keep(_list(page, service), f"page-list-{scheme}")
+        if scheme == "light":
+            _keep(_replay(page, service), "page-replay-light")
         desk.close()
         phone = browser.new_context(storage_state=state, color_scheme=scheme, viewport=PHONE, has_touch=True)
         page = phone.new_page()
@@ -91,6 +106,14 @@ def _run(page: Page, service: Served) -> Page:
     expect(page.locator(".smalls .uplot").first).to_be_visible()
     expect(page.locator(".finding")).to_be_visible()
     expect(page.locator("tr[data-actor]").first).to_be_visible()
+    return page
+
+
+def _replay(page: Page, service: Served) -> Page:
+    page.goto(f"{service.address}/#/run/{REPLAYED['name']}")
+    expect(page.get_by_role("region", name="Samples per insert").locator(".uplot")).to_be_visible()
+    expect(page.locator(".smalls .uplot").first).to_be_visible()
+    expect(page.locator(".finding")).to_be_visible()
     return page
 
 
