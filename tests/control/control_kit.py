@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,13 @@ def listen(served: Served, resume: str | None = None) -> ClientConnection:
     """The stream, from its snapshot or from where a client left off."""
     address = served.address.replace("http", "ws") + "/api/v1/stream" + (f"?resume={resume}" if resume else "")
     return connect(address, additional_headers={"Authorization": f"Bearer {served.token('read')}"})
+
+
+def messages(socket: ClientConnection) -> Iterator[dict[str, Any]]:
+    """What the stream says from now on."""
+    while True:
+        for line in str(socket.recv(PATIENCE_S)).splitlines():
+            yield json.loads(line)
 
 
 def bring_down(service: Served) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_kit import LONG, SHORT, Served, finished, in_state, learning, listen, make, run_of, until
+from control_kit import LONG, SHORT, Served, finished, in_state, learning, listen, make, messages, run_of, until
 from websockets.sync.client import ClientConnection
 
 from steppe.records.directory import RunDirectory
@@ -154,11 +154,11 @@ def test_runs_outlive_the_service_and_are_found_again(served: Served):
 def beats_until_lost(socket: ClientConnection, run: str) -> int:
     """The heartbeats that the stream has sent before it says that the run is LOST."""
     beats = 0
-    while True:
-        message = json.loads(socket.recv(60))
+    for message in messages(socket):
         beats += message["type"] == "heartbeat"
         if message["type"] == "run" and message["run"]["id"] == run and message["run"]["state"] == "LOST":
-            return beats
+            break
+    return beats
 
 
 def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: httpx.Client):

@@ -4,49 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 
 import httpx
 import pytest
-from control_kit import LONG, SHORT, Served, finished, learning, listen, make
-from websockets.sync.client import ClientConnection
+from control_kit import LONG, SHORT, Served, finished, learning, listen, make, messages
 
+from steppe.control import stream
 from steppe.control.stream import Hub
 
 pytestmark = pytest.mark.integration
 
 
-def heard(socket: ClientConnection, kind: str) -> tuple[dict, list[dict]]:
+def heard(told: Iterator[dict], kind: str) -> tuple[dict, list[dict]]:
     """The next message of a kind, and all numbered ones up to it."""
     passed = []
-    while True:
-        message = json.loads(socket.recv(60))
+    for message in told:
         if message["type"] not in ("heartbeat", "snapshot"):
             passed.append(message)
         if message["type"] == kind:
-            return message, passed
+            break
+    return message, passed
 
 
 def test_snapshot_deltas_and_resuming(served: Served, api: httpx.Client):
     waiting = make(api, SHORT, start=False)
     with listen(served) as socket:
-        first, _ = heard(socket, "snapshot")
+        told = messages(socket)
+        first, _ = heard(told, "snapshot")
         assert [run["id"] for run in first["runs"]] == [waiting]
         run = make(api, LONG)
         learning(api, run)
-        points, passed = heard(socket, "metrics")
+        points, passed = heard(told, "metrics")
         assert points["run"] == run
         assert points["series"]["train/updates"]
-        last, more = heard(socket, "run")
+        last, more = heard(told, "run")
         numbers = [message["number"] for message in passed + more]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "nothing is left out"
     assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
     with listen(served, f"{first['epoch']}:{last['number']}") as socket:
-        message = json.loads(socket.recv(30))
+        told = messages(socket)
+        message = next(told)
         assert message["type"] != "snapshot"
         assert message["number"] == last["number"] + 1
-        heard(socket, "heartbeat")
+        heard(told, "heartbeat")
     with listen(served, "00000000:3") as socket:
-        assert json.loads(socket.recv(30))["type"] == "snapshot", "numbers of another life mean nothing"
+        assert next(messages(socket))["type"] == "snapshot", "numbers of another life mean nothing"
 
 
 def test_the_ring_drops_who_is_too_slow():
@@ -63,6 +66,24 @@ def test_the_ring_drops_who_is_too_slow():
         large.put("step", text="x" * 400)
     assert large.after(2) is None, "the ring is bounded in bytes too"
     assert [number for number, _ in large.after(3) or ()] == [4, 5]
+
+
+def test_what_was_missed_goes_out_at_once_and_bounded(monkeypatch: pytest.MonkeyPatch):
+    hub = Hub()
+    assert hub.frame(0) == (0, "")
+    for step in range(3):
+        hub.put("step", step=step)
+    assert [json.loads(line)["step"] for line in hub.frame(1)[1].splitlines()] == [1, 2]
+    assert hub.frame(1)[0] == 3
+    assert hub.frame(1)[1] is hub.frame(1)[1], "made once for all who have heard as much"
+    hub.put("step", step=3, text="two\nlines")
+    assert [json.loads(line)["step"] for line in hub.frame(1)[1].splitlines()] == [1, 2, 3]
+    assert hub.frame(4) == (4, "")
+    assert hub.frame(5) is None
+    monkeypatch.setattr(stream, "FRAME_BYTES", 60)
+    number, text = hub.frame(0)
+    assert (number, len(text.splitlines())) == (2, 2), "the rest comes with the next"
+    assert hub.frame(number)[0] > number
 
 
 def test_news_wakes_a_waiting_client():

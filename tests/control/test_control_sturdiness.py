@@ -99,6 +99,29 @@ def test_lines_of_ended_runs_are_read_again_when_they_change(service: Service) -
     assert service.list_runs().runs == []
 
 
+@pytest.mark.unit
+def test_a_page_that_waits_for_the_service_makes_it_read_no_history(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = service.create_run(ask(), "test").id
+    service.stop_run(run, "test")
+    read: list[Curves] = []
+    monkeypatch.setattr(Curves, "refresh", lambda curves: read.append(curves))
+    hub = Hub()
+    hub.clients = 1
+    watcher, store = Watcher(service, hub), RunDirectory(service.root / run).store
+    watcher.look()
+    assert (hub.number, read) == (1, []), "it is told that the run is there, and no more"
+    store.set_status("RUNNING")
+    try:
+        watcher.look()
+        assert len(read) == 1
+    finally:
+        store.set_status("SUCCEEDED")  # it is this very process's: nobody is to kill it
+    watcher.look()
+    assert len(read) == 2, "its last words are passed on"
+
+
 SERIES, REPORTS = 100, 1_500
 DAY_OVER_TEST = 86_400 * 1_000 / (SERIES * REPORTS)  # all bounds are cut down by about so much
 

@@ -289,18 +289,17 @@ class Doors:
             cursor, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
             await _say(socket, text)
         while not gone.done():
-            news = self.hub.after(cursor)
+            news = self.hub.frame(cursor)
             if news is None:
                 await socket.send_json({"type": "dropped", "detail": "too slow: connect again for a snapshot"})
                 return await socket.close(1013, "too slow")
-            for number_, text in news:
+            cursor, text = news
+            if text:
                 await _say(socket, text)
-                cursor = number_
-            if not news:
-                await self.hub.news(BEAT_S)
-                if self.hub.number == cursor:
-                    beat = {"type": "heartbeat", "number": cursor, "time_s": time.time()}
-                    await _say(socket, json.dumps(beat))
+                continue
+            await self.hub.news(BEAT_S)
+            if self.hub.number == cursor:
+                await _say(socket, json.dumps({"type": "heartbeat", "number": cursor, "time_s": time.time()}))
         return None
 
 

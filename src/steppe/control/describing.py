@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from steppe.control import model
-from steppe.control.ledger import Ledger
+from steppe.control.ledger import Asked
 from steppe.control.settling import READY_S
 from steppe.core.algorithms import ALGORITHMS, AgentConfig
 from steppe.core.config import RunConfig
@@ -27,24 +27,22 @@ from steppe.records.view import ENDED, RunView
 _TEXT = 2_000  # characters of untrusted text that are passed on
 
 
-def run(info: RunInfo, view: RunView | None, ledger: Ledger) -> model.Run:
+def run(info: RunInfo, view: RunView | None, asked: Asked) -> model.Run:
     """One line of the list."""
-    name, status = info.path.name, info.status if view is None else view.status
-    wish, generation = ledger.wish(name)
-    newest = ledger.operations(name, limit=1)
+    status = info.status if view is None else view.status
     return model.Run(
-        id=name,
+        id=info.path.name,
         state=status.state,
         reason=status.reason,
         message=_cut(status.message),
-        desired=_desired(status.state, status.pid, wish),
-        generation=generation,
+        desired=_desired(status.state, status.pid, asked.desired),
+        generation=asked.generation,
         env=info.env,
         algo=info.algo,
         created_s=info.created_s,
         started_s=status.started_s,
         heartbeat_s=status.heartbeat_s,
-        operation=newest[0]["id"] if newest else None,
+        operation=asked.operation,
         progress=_progress(view) if view is not None else _summarized(info.summary or {}),
         damage=info.damage,
     )

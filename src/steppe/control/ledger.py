@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from steppe.core.errors import Conflict, UsageError
 
@@ -39,6 +39,14 @@ class Stale(Conflict):
 
 class KeyReused(UsageError):
     """An idempotency key came again with another request."""
+
+
+class Asked(NamedTuple):
+    """What was asked of a run: the desired state, if anybody wanted one, its generation, and the newest operation."""
+
+    desired: str | None = None
+    generation: int = 1
+    operation: str | None = None
 
 
 class Ledger:
@@ -99,6 +107,13 @@ class Ledger:
         """The desired state, if anybody asked for one, and the run's generation."""
         rows = self._run("SELECT desired, generation FROM wishes WHERE run = ?", run)
         return (rows[0][0] or None, rows[0][1]) if rows else (None, 1)
+
+    def asked(self) -> dict[str, Asked]:
+        """Of every run that anything was asked of."""
+        wishes = {row[0]: row[1:] for row in self._run("SELECT run, desired, generation FROM wishes")}
+        newest = dict(self._run("SELECT run, id FROM (SELECT run, id, MAX(created_s) FROM operations GROUP BY run)"))
+        known = ((run, *wishes.get(run, ("", 1))) for run in {*wishes, *newest})
+        return {run: Asked(desired or None, generation, newest.get(run)) for run, desired, generation in known}
 
     def change(self, run: str, desired: str | None, expected: int | None) -> int:
         """Accept a change: the next generation, if the run's is the `expected` one; Stale otherwise."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -22,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steppe.control import describing, hosting, model
-from steppe.control.ledger import Ledger
+from steppe.control.ledger import Asked, Ledger
 from steppe.control.settling import settle
-from steppe.control.watched import Known
+from steppe.control.watched import Known, Watched
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config import KafkaConfig, RunConfig, flatten, resolve
 from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, Unreachable, UsageError
@@ -81,6 +82,7 @@ class Service:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._known = Known()
         self._ids: frozenset[str] = frozenset()
+        self._lines: dict[str, tuple[RunInfo, Asked, model.Run]] = {}
 
     @property
     def private(self) -> Path:
@@ -150,13 +152,15 @@ class Service:
     @operation("read")
     def list_runs(self) -> model.Runs:
         """Every run, newest first."""
-        return model.Runs(runs=[self._line(info) for info in self._infos()])
+        asked = self.ledger.asked()
+        return model.Runs(runs=[self._line(info, asked.get(info.path.name, Asked())) for info in self._infos()])
 
     @operation("read")
     def get_run(self, run: str) -> model.RunDetail:
         """One run with its configuration."""
         directory = self._directory(run)
-        told = self._line(self._known.info(directory.path)).model_dump()
+        asked = self.ledger.asked().get(run, Asked())
+        told = self._line(self._known.info(directory.path), asked).model_dump()
         config = {key: value for key, value in flatten(self._config(directory)).items() if key not in _HOSTS}
         return model.RunDetail(**told, config=config, sources=directory.sources)
 
@@ -223,13 +227,14 @@ class Service:
             finally:
                 directory.release()
             self._known.forget(run)
+            self._lines.pop(run, None)
             self.ledger.forget_run(run)
             shutil.rmtree(doomed, ignore_errors=True)
 
     @operation("read")
     def get_actors(self, run: str) -> model.Actors:
         """Actors wanted and seen."""
-        with self._known.of(self._directory(run)).view() as view:
+        with self._watched(run).view() as view:
             return describing.actors(view)
 
     @operation("control")
@@ -246,7 +251,7 @@ class Service:
     def get_learner(self, run: str) -> model.Learner:
         """The learner wanted and seen."""
         desired, _ = self.ledger.wish(run)
-        with self._known.of(self._directory(run)).view() as view:
+        with self._watched(run).view() as view:
             ready = view.state in (RUNNING, PAUSED)
             wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NOBODY)
             return model.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
@@ -288,7 +293,7 @@ class Service:
         self, run: str, series: list[str] | None = None, since: int = 0, max_points: int = 500
     ) -> model.Metrics:
         """Curves after a cursor, each downsampled to its least and greatest values."""
-        with self._known.of(self._directory(run)).curves() as curves:
+        with self._watched(run).curves() as curves:
             names, cursor = curves.names, curves.cursor
             found = [(name, *curves.points(name, since, max_points)) for name in series or names]
         told = [model.Series(name=name, points=points, total=total) for name, points, total in found]
@@ -338,7 +343,7 @@ class Service:
     @operation("read")
     def diagnose_run(self, run: str) -> model.Finding:
         """What holds the run back, from measured shares of time."""
-        with self._known.of(self._directory(run)).view() as view:
+        with self._watched(run).view() as view:
             return describing.finding(view)
 
     @operation("read")
@@ -363,7 +368,7 @@ class Service:
 
     def picture(self, run: str) -> AbstractContextManager[RunView]:
         """A run as it is now, the caller's alone until he leaves."""
-        return self._known.of(self._directory(run)).view()
+        return self._watched(run).view()
 
     def tend(self) -> None:
         """Look after operations under way: finish them, and kill what did not stop in time."""
@@ -464,15 +469,21 @@ class Service:
             raise Conflict(f"{live} runs are under way, as many as are allowed here: stop one first")
 
     def _directory(self, run: str) -> RunDirectory:
+        return RunDirectory(self._path(run))
+
+    def _watched(self, run: str) -> Watched:
+        return self._known.of(self._path(run))
+
+    def _path(self, run: str) -> Path:
         path = self.root / run
         if not self._is_run(path):
             raise RunNotFound("there is no run of that id")
-        return RunDirectory(path)
+        return path
 
     def _is_run(self, path: Path) -> bool:
         """A name that nothing can be hidden in, of a directory that lies here."""
         named = re.fullmatch(model.RUN_ID, path.name) is not None and path.parent == self.root
-        return named and not path.is_symlink() and (path / RECORD).exists()
+        return named and not os.path.islink(path) and os.path.exists(f"{path}/{RECORD}")
 
     def _config(self, directory: RunDirectory) -> RunConfig:
         return tuned(directory.config(), directory)
@@ -481,12 +492,15 @@ class Service:
         found = [self._known.info(path) for path in run_paths(self.root) if self._is_run(path)]
         return sorted(found, key=lambda info: info.created_s, reverse=True)
 
-    def _line(self, info: RunInfo) -> model.Run:
+    def _line(self, info: RunInfo, asked: Asked) -> model.Run:
         """One line of the list, from the picture of a run that goes on or that ended without a summary."""
         if not info.damage and (info.summary is None or info.status.live):
-            with contextlib.suppress(DamagedFile, RunNotFound), self._known.of(RunDirectory(info.path)).view() as view:
-                return describing.run(info, view, self.ledger)
-        return describing.run(info, None, self.ledger)
+            with contextlib.suppress(DamagedFile, RunNotFound), self._known.of(info.path).view() as view:
+                return describing.run(info, view, asked)
+        before = self._lines.get(info.path.name)
+        if before is None or before[0] is not info or before[1] != asked:  # the same line is not made again and again
+            before = self._lines[info.path.name] = (info, asked, describing.run(info, None, asked))
+        return before[2]
 
 
 def operations() -> dict[str, str]:

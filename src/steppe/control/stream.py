@@ -1,7 +1,8 @@
 """What changes, as numbered messages: a snapshot first, then deltas, from wherever a client left off.
 
 One thread looks at the runs and puts what is new into a ring; every client reads the ring at its own pace, so a slow one
-costs nothing and is dropped with notice when the ring has gone past it.
+costs nothing and is dropped with notice when the ring has gone past it. What a client has not heard yet goes out as one
+text with a message on each line, which is made once for all clients that have heard as much.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import threading
 from collections import deque
 from typing import Any
 
+from steppe.control.model import Run
 from steppe.control.repeating import Repeating
 from steppe.control.service import Service
+from steppe.records.view import ENDED
 
 EVERY_S = 0.1
 RING = 4_096  # messages that are kept for those who fell behind
 RING_BYTES = 32 << 20
+FRAME_BYTES = 1 << 18  # no message is added to a text that has as much
 POINTS = 200  # of each series in one delta
 
 
@@ -32,6 +36,7 @@ class Hub:
         self._ring: deque[tuple[int, str]] = deque()
         self._size, self._size_bytes, self._bytes = size, size_bytes, 0
         self._number = 0
+        self._frame = (0, 0, "")  # the last one: after which number, up to which, and its text
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
@@ -66,6 +71,24 @@ class Hub:
                 return None
             return [self._ring[row] for row in range(number - self._number, 0)]  # numbers leave no gap
 
+    def frame(self, number: int) -> tuple[int, str] | None:
+        """What there is to say after a number, a message on each line, and up to which number; None as with `after`."""
+        begin, end, text = self._frame
+        if begin == number and end == self._number:
+            return end, text
+        news = self.after(number)
+        if not news:
+            return None if news is None else (number, "")
+        size, lines = 0, list[str]()
+        for _, line in news:
+            lines.append(line)
+            size += len(line)
+            if size >= FRAME_BYTES:
+                break
+        end, text = number + len(lines), "\n".join(lines)
+        self._frame = (number, end, text)
+        return end, text
+
     async def news(self, timeout_s: float) -> None:
         """Wait for a message, or so long."""
         with contextlib.suppress(TimeoutError):
@@ -83,7 +106,7 @@ class Watcher(Repeating):
     def __init__(self, service: Service, hub: Hub, every_s: float = EVERY_S) -> None:
         super().__init__("steppe-watcher", every_s, service.tend, self.look)
         self.service, self.hub = service, hub
-        self._known: dict[str, str] = {}
+        self._known: dict[str, tuple[Run, Run]] = {}  # as it is, and without its heartbeat, which alone is no news
         self._cursors: dict[str, int] = {}
 
     def look(self) -> None:
@@ -94,12 +117,13 @@ class Watcher(Repeating):
             self._cursors.pop(gone, None)
             self.hub.put("removed", run=gone)
         for name, run in runs.items():
-            told = run.model_dump(mode="json")
-            text = json.dumps({**told, "heartbeat_s": None})
-            if self._known.get(name) != text:
-                self._known[name] = text
-                self.hub.put("run", run=told)
-                if self.hub.clients:
+            before = self._known.get(name)
+            if before is not None and before[0] is run:
+                continue
+            self._known[name] = (run, run.model_copy(update={"heartbeat_s": None}))
+            if before is None or before[1] != self._known[name][1]:
+                self.hub.put("run", run=run.model_dump(mode="json"))
+                if self.hub.clients and (name in self._cursors or run.state not in ENDED):
                     self._put_points(name)
 
     def _put_points(self, run: str) -> None:

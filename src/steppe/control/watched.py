@@ -6,6 +6,7 @@ Each run has locks of its own, so that a long history being read for the first t
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,15 @@ MOST_POINTS = 8_000_000  # of all their curves together, at 32 bytes each
 _QUIET = (SUCCEEDED, FAILED, STOPPED)  # what only a new writer changes
 _FILES = (RECORD, STORE, f"{STORE}-wal", SUMMARY)
 
-_Marks = tuple[tuple[int, int] | None, ...]
+_Mark = tuple[int, int] | None
+_Marks = tuple[_Mark, ...]
 
 
 class Watched:
     """One run. What `view` and `curves` give is up to date, and the caller's alone until he leaves."""
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self.key = directory.key
+    def __init__(self, directory: RunDirectory, mark: _Mark = None) -> None:
+        self.mark = mark  # of the file that says what run this is
         self.num_points = 0  # that its curves take up
         self._directory = directory
         self._view: RunView | None = None
@@ -60,15 +62,16 @@ class Known:
         self._lock = threading.Lock()
         self._runs: dict[str, Watched] = {}
         self._lines: dict[str, tuple[_Marks, RunInfo]] = {}
+        self._open: dict[str, tuple[_Mark, RunDirectory]] = {}  # runs that go on, whose stores need not be opened anew
 
-    def of(self, directory: RunDirectory) -> Watched:
-        """A run; another one if there is now another run of that name."""
-        name, key = directory.path.name, directory.key
+    def of(self, path: Path) -> Watched:
+        """A run; another one if what it is has changed, or there is now another run of that name."""
+        mark = _mark(f"{path}/{RECORD}")
         with self._lock:
-            found = self._runs.pop(name, None)
-            if found is None or found.key != key:
-                found = Watched(directory)
-            self._runs[name] = found
+            found = self._runs.pop(path.name, None)
+            if found is None or found.mark != mark:
+                found = Watched(RunDirectory(path), mark)
+            self._runs[path.name] = found
             while len(self._runs) > self._most or (len(self._runs) > 1 and self._num_points() > self._most_points):
                 del self._runs[next(iter(self._runs))]
             return found
@@ -78,28 +81,33 @@ class Known:
 
     def info(self, path: Path) -> RunInfo:
         """The line of a run, read again only if its files have changed: most runs of a long list have ended."""
-        marks = tuple(_mark(path / name) for name in _FILES)
+        marks = tuple(_mark(f"{path}/{name}") for name in _FILES)
         with self._lock:
-            before = self._lines.get(path.name)
+            before, opened = self._lines.get(path.name), self._open.get(path.name)
         if before is not None and before[0] == marks:
             return before[1]
-        info = info_of(RunDirectory(path))
-        waits = info.status.state == PENDING and info.status.pid == NOBODY
+        directory = opened[1] if opened is not None and opened[0] == marks[0] else RunDirectory(path)
+        info = info_of(directory)
+        quiet = info.status.state in _QUIET or (info.status.state == PENDING and info.status.pid == NOBODY)
         with self._lock:
             self._lines.pop(path.name, None)
-            if info.damage is None and (info.status.state in _QUIET or waits):
+            self._open.pop(path.name, None)
+            if info.damage is None and quiet:
                 self._lines[path.name] = (marks, info)
+            elif info.damage is None:
+                self._open[path.name] = (marks[0], directory)
         return info
 
     def forget(self, name: str) -> None:
         with self._lock:
             self._runs.pop(name, None)
             self._lines.pop(name, None)
+            self._open.pop(name, None)
 
 
-def _mark(path: Path) -> tuple[int, int] | None:
+def _mark(path: str) -> _Mark:
     try:
-        found = path.stat()
+        found = os.stat(path)
     except FileNotFoundError:
         return None
     return found.st_mtime_ns, found.st_size

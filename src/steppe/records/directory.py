@@ -275,7 +275,9 @@ def info_of(directory: RunDirectory) -> RunInfo:
     try:
         record, config = directory.record, directory.record["config"]
         created, env, algo = float(record["created_s"]), str(config.get("env")), str(config.get("algo"))
-        status, summary = Store(directory.path / STORE, create=False).status(), directory.summary()
+        if not os.path.exists(directory.path / STORE):
+            raise RunNotFound(f"{directory.path / STORE} is missing: this directory holds no run")
+        status, summary = directory.store.status(), directory.summary()
         return RunInfo(directory.id, directory.path, created, env, algo, status, summary)
     except (DamagedFile, RunNotFound, KeyError, ValueError, TypeError) as error:
         created = (directory.path / RECORD).stat().st_mtime
@@ -284,7 +286,11 @@ def info_of(directory: RunDirectory) -> RunInfo:
 
 def run_paths(root: Path) -> list[Path]:
     """The directories under a root that hold runs."""
-    return sorted(path.parent for path in root.glob(f"*/{RECORD}"))
+    with contextlib.suppress(FileNotFoundError), os.scandir(root) as entries:
+        return [
+            root / name for name in sorted(entry.name for entry in entries if os.path.exists(f"{entry.path}/{RECORD}"))
+        ]
+    return []
 
 
 def _choose(config: RunConfig) -> Path:

@@ -11,6 +11,30 @@ const ROWS = 12;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const ink = (index) => `var(--ink-${index % INKS})`;
 
+// A page of fifty charts is drawn a few at a time, so that it can be used meanwhile.
+const SLICE_MS = 8;
+const waiting = new Set();
+
+function drawSome() {
+  const until = performance.now() + SLICE_MS;
+  try {
+    for (const draw of waiting) {
+      waiting.delete(draw);
+      draw();
+      if (performance.now() > until) break;
+    }
+  } finally {
+    if (waiting.size) requestAnimationFrame(drawSome);
+  }
+}
+
+// Calls `draw` soon; what comes back takes that back, or is of no effect.
+function soon(draw) {
+  if (!waiting.size) requestAnimationFrame(drawSome);
+  waiting.add(draw);
+  return () => waiting.delete(draw);
+}
+
 function joined(lines) {
   const tables = lines.map(({ points }) => [points.map((p) => p[0]), points.map((p) => p[2])]);
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
@@ -119,6 +143,8 @@ export function Chart({ title, lines, marks = [], height = 220, small = false, x
   const [theme, setTheme] = useState(0);
   markRef.current = marks;
   const drawn = lines.filter((line) => line.points.length);
+  const newest = useRef(drawn);
+  newest.current = drawn;
   const shape = drawn.map((line) => line.label + line.ink).join("|");
 
   useEffect(() => {
@@ -129,22 +155,27 @@ export function Chart({ title, lines, marks = [], height = 220, small = false, x
 
   useEffect(() => {
     if (!drawn.length) return undefined;
-    const size = { width: place.current.clientWidth, height };
-    const onSelect = (u) => {
-      zoomed.current ||= u.select.width > 0;
-    };
-    const onMove = (u) => setAt(u.cursor.idx ?? null);
-    const hooks = { setCursor: [onMove], setSelect: [onSelect] };
-    plot.current = new uPlot(options(drawn, size, small, xLabel, markRef, hooks), joined(drawn), place.current);
-    zoomed.current = false;
-    plot.current.over.addEventListener("dblclick", () => {
+    let watch = null;
+    const leave = soon(() => {
+      const size = { width: place.current.clientWidth, height };
+      const onSelect = (u) => {
+        zoomed.current ||= u.select.width > 0;
+      };
+      const onMove = (u) => setAt(u.cursor.idx ?? null);
+      const hooks = { setCursor: [onMove], setSelect: [onSelect] };
+      const now = newest.current;
+      plot.current = new uPlot(options(now, size, small, xLabel, markRef, hooks), joined(now), place.current);
       zoomed.current = false;
+      plot.current.over.addEventListener("dblclick", () => {
+        zoomed.current = false;
+      });
+      watch = new ResizeObserver(() => plot.current?.setSize({ width: place.current.clientWidth, height }));
+      watch.observe(place.current);
     });
-    const watch = new ResizeObserver(() => plot.current?.setSize({ width: place.current.clientWidth, height }));
-    watch.observe(place.current);
     return () => {
-      watch.disconnect();
-      plot.current.destroy();
+      leave();
+      watch?.disconnect();
+      plot.current?.destroy();
       plot.current = null;
     };
   }, [shape, height, theme, xLabel]);

@@ -64,12 +64,14 @@ const takers = {
 };
 
 function take(event) {
-  const message = JSON.parse(event.data);
   state.seen = Date.now();
   wait = FIRST_MS;
   setFresh(true);
-  if (message.number !== undefined) number = message.number;
-  takers[message.type]?.(message);
+  for (const line of event.data.split("\n")) {
+    const message = JSON.parse(line);
+    if (message.number !== undefined) number = message.number;
+    takers[message.type]?.(message);
+  }
 }
 
 export function connect() {
