@@ -1,4 +1,4 @@
-"""The control plane under load: how soon metric points reach 200 WebSocket clients, and what that costs a training run."""
+"""The control plane under load: how soon points reach 200 clients, what that costs training, how soon the page can be used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from suite.report import Part
 from suite.running import Effort, benchmark
 
 LOADED = "200 clients, 1,000 points/s"
+LONG = "51 runs, 6 M points"
+LASTING = "one run, on and on"
 
 
 def load(effort: Effort) -> Part:
@@ -36,7 +38,51 @@ def load(effort: Effort) -> Part:
     )
 
 
-PARTS = {"load": load}
+def page(effort: Effort) -> Part:
+    words = ("--points", str(effort.of(1_000_000)), "--each", str(effort.of(100_000)))
+    rows = effort.measure([workload(LONG, "paging", *words)])
+    return Part(
+        "Long histories on the page",
+        "`steppe serve`, just started, with a run of 1,000,000 points and fifty of 100,000 each, and a fresh tab of Chromium. A page "
+        "can be used when its heading is there and its keys are answered; it is whole when what it was opened for is drawn.",
+        "ms until a run with 1 M points can be used",
+        rows,
+        [
+            Claim("a run of 1 M points can be used", 1_000, rows[LONG].median, unit="ms", at_least=False),
+            Claim("the list of 51 runs can be used", 1_000, further(rows, LONG, "list_ms"), unit="ms", at_least=False),
+            Claim("a comparison of 8 can be used", 1_000, further(rows, LONG, "compare_ms"), unit="ms", at_least=False),
+        ],
+        columns={
+            "run_whole_ms": "its curves drawn, first time",
+            "again_whole_ms": "its curves drawn, again",
+            "list_whole_ms": "list whole",
+            "compare_whole_ms": "comparison drawn",
+        },
+    )
+
+
+def memory(effort: Effort) -> Part:
+    rows = effort.measure([workload(LASTING, "lasting", "--reports", str(effort.of(120_000)))], rounds=1)
+    return Part(
+        "Memory",
+        "`steppe serve` with a client while a run reports without pause: what it takes at the end, beside what it took half-way. "
+        "120,000 reports are what a learner says in 17 hours; beyond 20,000 points a curve is thinned out.",
+        "MiB at the end",
+        rows,
+        [
+            Claim(
+                "memory grows from half-way to the end",
+                5,
+                further(rows, LASTING, "growth_percent"),
+                unit="%",
+                at_least=False,
+            )
+        ],
+        columns={"half_mib": "MiB half-way", "growth_percent": "growth, %"},
+    )
+
+
+PARTS = {"load": load, "page": page, "memory": memory}
 
 if __name__ == "__main__":
     raise SystemExit(benchmark(__file__, PARTS))

@@ -65,8 +65,9 @@ async def listen(address: str, headers: dict[str, str], clients: int, delays: li
         async with connect(address, additional_headers=headers, compression=None, max_size=None) as socket:
             async for text in socket:
                 now = time.time()
-                if '"type": "metrics"' in text[:40] and '"run": "points"' in text[:100]:
-                    delays.extend((posted, now - posted) for _, posted, _ in json.loads(text)["series"]["loss/s0"])
+                for line in text.splitlines():
+                    if '"type": "metrics"' in line[:40] and '"run": "points"' in line[:100]:
+                        delays.extend((posted, now - posted) for _, posted, _ in json.loads(line)["series"]["loss/s0"])
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(clients):
