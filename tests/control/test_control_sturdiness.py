@@ -18,7 +18,8 @@ from steppe.control import hosting, model, watched
 from steppe.control.curves import Curves
 from steppe.control.service import Bounds, Service
 from steppe.control.stream import Hub, Watcher
-from steppe.core.config import RunConfig
+from steppe.core.config import KafkaConfig, RunConfig
+from steppe.core.errors import ConfigError
 from steppe.core.links import TRAINING
 from steppe.core.reports import TrainingReport
 from steppe.records.directory import RunDirectory
@@ -85,6 +86,25 @@ def test_nobody_waits_for_a_long_read_of_another_run(service: Service, monkeypat
     release.set()
     reader.join(60)
     assert not reader.is_alive()
+
+
+@pytest.mark.unit
+def test_brokers_carry_what_they_can_and_their_secrets_are_not_told(service: Service) -> None:
+    service.kafka = KafkaConfig(address="127.0.0.1:9", prefix="mine.", security="sasl", username="me")
+    for request, runtime in (
+        ({}, "kafka"),
+        ({"runtime": "kafka"}, "kafka"),
+        ({"runtime": "processes"}, "processes"),
+        ({"algo": "a3c", "mode": "workers"}, "processes"),  # workers share memory
+    ):
+        made = service.create_run(ask(**request), "test")
+        config = RunDirectory(service.root / made.id).config()
+        assert (made.config["runtime"], config.runtime) == (runtime, runtime), request
+        assert config.kafka == (service.kafka if runtime == "kafka" else KafkaConfig())
+        assert "kafka.username" not in made.config
+    service.kafka = None
+    with pytest.raises(ConfigError, match="--kafka HOST:PORT"):
+        service.create_run(ask(runtime="kafka"), "test")
 
 
 @pytest.mark.unit

@@ -453,7 +453,9 @@ class Service:
 
     def _carried(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the service decides for a request: where roles live if that says nothing, and how they reach brokers."""
-        runtime = settings.get("runtime", "processes" if self.kafka is None else "kafka")
+        runtime = settings.get("runtime")
+        if runtime is None and self.kafka is not None and resolve(("request", settings)).config.mode != "workers":
+            runtime = "kafka"  # workers share memory
         if runtime != "kafka":
             return {}
         if self.kafka is None:
