@@ -116,6 +116,37 @@ def test_single_has_actor_and_learner_in_one_place(tmp_path):
     assert train(tmp_path / "ray", **case) == train(tmp_path / "inline", **case, runtime="inline")
 
 
+TABLE = {
+    "algo": "q-learning", "env": "steppe/TicTacToe-v0", "mode": "workers", "actors": 2, "seed": 7, "steps": 3_000_000,
+    "evaluation.episodes": 200,
+}  # fmt: skip
+
+
+def test_workers_share_a_table(tmp_path):
+    """On both nodes, as many steps as were asked for, and it plays better than it began."""
+    found = train(tmp_path / "run", **TABLE, **{"ray.actors_per_node": 1, "ray.placement": "spread"})
+    assert found["state"] == "SUCCEEDED"
+    assert TABLE["steps"] <= found["env_steps"] < 1.05 * TABLE["steps"], "steps were given out twice, or got lost"
+    assert found["eval_return_mean"] > 0.5, "of a player that never learned it is about 0"
+
+
+def test_a_killed_worker_is_started_again(tmp_path):
+    """The others go on meanwhile, and it merges again what it learns."""
+
+    def told(directory, epoch):
+        records = [record for _, record in directory.store.read(ACTORS)]
+        return [one for one in records if (one["actor"], one["epoch"]) == (1, epoch) and one["env_steps"] > 0]
+
+    def act(handle, directory):
+        advance(handle, lambda: told(directory, 0) or handle.faults())
+        os.kill(handle.state()["ranks"]["worker-1"]["pid"], signal.SIGKILL)
+        advance(handle, lambda: told(directory, 1) or handle.faults())
+        assert handle.faults() == []
+        assert [role for role, _ in restarts(directory)] == ["worker-1"]
+
+    watched(tmp_path, act, {**TABLE, "steps": 10**12})
+
+
 SHELVES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}
 
 
