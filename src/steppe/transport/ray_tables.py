@@ -63,7 +63,8 @@ class RayTable(MessageTable):
     def close(self) -> None:
         """Let calls return that nobody will answer any more."""
         self._closed = True
-        for _, answer in self._came:
+        while self._came:
+            _, answer = self._came.popleft()
             if answer is not None:
                 answer.set_result(NOTHING)
         for worker in list(self._askers):
