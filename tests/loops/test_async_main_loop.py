@@ -128,6 +128,10 @@ def refused(server=None, algo="a3c", pool=None, workers=2, **more):
             lambda: refused(lambda p: ParameterServer(p, rounds=Rounds(synchronous=True), update_frequency=1)),
             "update_frequency=1 would end a round before all 2 workers",
         ),
+        (
+            lambda: refused(lambda p: ParameterServer(p, optimizer=Optimizer("adam", halve_at=(5,)))),
+            "halve_at is for the server of a cluster",
+        ),
         (lambda: refused(workers=0), "num_workers=0"),
         (lambda: refused(pool=ReplayBufferPool(1, 100)), "keeps no replay buffer"),
         (lambda: refused(config={"mode": "sync"}), "mode is 'workers' by the loop, but 'sync' by the configuration"),

@@ -72,6 +72,19 @@ def test_state_goes_on_exactly(kind: str) -> None:
     assert values.tobytes() == copied.tobytes()
 
 
+def test_the_rate_is_halved_on_time_and_after_a_restart_too() -> None:
+    settings, one = Optimizer("sgd", 1.0, halve_at=(2, 3)), np.ones(1, np.float32)
+    stepper, found = Stepper(settings, 1), []
+    for _ in range(5):
+        other = Stepper(settings, 1)
+        other.load(stepper.state())
+        out = np.empty(1, np.float32)
+        assert other.step(np.zeros(1, np.float32), one, out)
+        found.append(-float(out[0]))
+        stepper = other
+    assert found == [1.0, 1.0, 0.5, 0.25, 0.25]
+
+
 def test_a_rate_for_one_step() -> None:
     values, out = np.zeros(2, np.float32), np.empty(2, np.float32)
     assert Stepper(Optimizer("sgd", 0.1), 2).step(values, np.ones(2, np.float32), out, 0.5)

@@ -38,7 +38,11 @@ CASES: dict[str, tuple[str, AgentConfig, EnvSpec]] = {
     "ppo-recurrent": ("ppo", PPOConfig(**WHOLE, recurrent=True, cell_size=8), SPEC),
     "ppo-unscaled": ("ppo", PPOConfig(**WHOLE, normalize_advantage=False), SPEC),
     "r2d2": ("r2d2", R2D2Config(hidden=(8,), cell_size=8, sequence_length=5, burn_in=3, **COMMON), SPEC),
-    "dhc": ("dhc", DHCConfig(channels=8, sequence_length=4, burn_in=2, lesson_agents=(), **COMMON), PLANES),
+    "dhc": (
+        "dhc",
+        DHCConfig(channels=8, sequence_length=4, burn_in=2, lesson_agents=(), halve_at=(2, 3), **COMMON),
+        PLANES,
+    ),
 }
 
 
@@ -123,7 +127,11 @@ def flat(agent: Any) -> np.ndarray:
 def begun(case: str) -> tuple[dict[str, np.ndarray], Step]:
     """What a cluster's server begins with."""
     agent = made(case)
-    return params_of(agent), Step(agent.learning_rate, agent.adam_eps, COMMON["max_grad_norm"])
+    return params_of(agent), Step(agent.learning_rate, agent.adam_eps, COMMON["max_grad_norm"], halved_at(case))
+
+
+def halved_at(case: str) -> tuple[int, ...]:
+    return getattr(fitted(case), "halve_at", ())
 
 
 def alone(case: str) -> Any:

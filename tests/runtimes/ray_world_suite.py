@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from steppe.classic import LinearSchedule, OptimalQLearning, ParallelQLearning
 from steppe.core.config import resolve
 from steppe.core.errors import UsageError
 from steppe.core.links import ACTORS, EVENTS
@@ -29,6 +31,10 @@ from steppe.runtimes.ray_cluster import Cluster
 from steppe.runtimes.ray_world import WorldHandle
 from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.transport.ray import library
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
+
+from table_worlds import Maze
 
 pytestmark = pytest.mark.integration
 
@@ -114,6 +120,52 @@ def test_the_weights_of_inline(case, tmp_path):
 def test_single_has_actor_and_learner_in_one_place(tmp_path):
     case = {**PPO, "mode": "single", "actors": 1, "steps": 3000}
     assert train(tmp_path / "ray", **case) == train(tmp_path / "inline", **case, runtime="inline")
+
+
+TABLE = {
+    "algo": "q-learning", "env": "steppe/TicTacToe-v0", "mode": "workers", "actors": 2, "seed": 7, "steps": 3_000_000,
+    "evaluation.episodes": 200,
+}  # fmt: skip
+
+
+def test_workers_share_a_table(tmp_path):
+    """On both nodes, as many steps as were asked for, and it plays better than it began."""
+    found = train(tmp_path / "run", **TABLE, **{"ray.actors_per_node": 1, "ray.placement": "spread"})
+    assert found["state"] == "SUCCEEDED"
+    assert TABLE["steps"] <= found["env_steps"] < 1.05 * TABLE["steps"], "steps were given out twice, or got lost"
+    assert found["eval_return_mean"] > 0.5, "of a player that never learned it is about 0"
+
+
+def test_a_classic_learner_comes_to_the_values_of_value_iteration():
+    """Two workers, 60,000 steps in total at random, rate falling to 0 (seed 5): every value within 0.25, as on processes."""
+    steps, exact = 60_000, Maze().exact(0.8)
+    learner = ParallelQLearning(
+        OptimalQLearning, num_processes=2, discount_factor=0.8, epsilon=1.0, epsilon_decay=1.0,
+        learning_rate=LinearSchedule(0.05, 0.0, steps), seed=5,
+    )  # fmt: skip
+    learner.train(Maze, steps, steps_per_sync=200, validation_episodes=5, runtime="ray")
+    assert steps <= learner.algorithm.step_count < steps + 2 * 20
+    error = np.abs(learner.q_table[:-1] - exact)
+    assert error.max() < 0.25, error.round(2)
+    learner.train(Maze, 50, runtime="ray")
+    assert np.abs(learner.q_table[:-1] - exact).max() < 2.0, "a second call goes on with what was learned"
+
+
+def test_a_killed_worker_is_started_again(tmp_path):
+    """The others go on meanwhile, and it merges again what it learns."""
+
+    def told(directory, epoch):
+        records = [record for _, record in directory.store.read(ACTORS)]
+        return [one for one in records if (one["actor"], one["epoch"]) == (1, epoch) and one["env_steps"] > 0]
+
+    def act(handle, directory):
+        advance(handle, lambda: told(directory, 0) or handle.faults())
+        os.kill(handle.state()["ranks"]["worker-1"]["pid"], signal.SIGKILL)
+        advance(handle, lambda: told(directory, 1) or handle.faults())
+        assert handle.faults() == []
+        assert [role for role, _ in restarts(directory)] == ["worker-1"]
+
+    watched(tmp_path, act, {**TABLE, "steps": 10**12})
 
 
 SHELVES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}

@@ -164,7 +164,8 @@ def _beginning(loop: MainLoop) -> tuple[dict[str, np.ndarray], Step]:
     loop.agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
     agent: Any = loop.agent.agent
     arrays = agent.weights().arrays()
-    step = Step(agent.learning_rate, agent.adam_eps, plan.config.agent.max_grad_norm)
+    halve_at = tuple(getattr(plan.config.agent, "halve_at", ()))
+    step = Step(agent.learning_rate, agent.adam_eps, plan.config.agent.max_grad_norm, halve_at)
     return {entry.name: arrays[entry.name] for entry in trainable(agent)}, step
 
 

@@ -28,6 +28,8 @@ def decided_by(server: ParameterServer, num_workers: int) -> dict[str, Any]:
         raise ConfigError(
             "quorum and deadline_s are for workers on a network: in a run a killed worker is started again, and a round waits"
         )
+    if server.optimizer.halve_at:
+        raise ConfigError("halve_at is for the server of a cluster: in a run the agent's own setting says it")
     if server.rounds.synchronous and server.update_frequency < num_workers:
         raise ConfigError(
             f"update_frequency={server.update_frequency} would end a round before all {num_workers} workers have pushed"

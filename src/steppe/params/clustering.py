@@ -18,11 +18,13 @@ from steppe.params.server import ParameterServer
 
 
 class Step(msgspec.Struct, frozen=True):
-    """How the agent would take a step alone: its Adam's step size and small number, and where it clips."""
+    """How the agent would take a step alone: its Adam's step size and small number, where it clips, and after which updates
+    the step size is halved."""
 
     learning_rate: float
     eps: float
     max_norm: float | None
+    halve_at: tuple[int, ...] = ()
 
 
 def server_for(cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> ParameterServer:
@@ -65,6 +67,6 @@ def _together(cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: St
         ALL,
         cluster.server.save_every,
         cluster.server.checkpoint,
-        optimizer=Optimizer("adam", step.learning_rate, eps=step.eps, max_norm=step.max_norm),
+        optimizer=Optimizer("adam", step.learning_rate, eps=step.eps, max_norm=step.max_norm, halve_at=step.halve_at),
         rounds=Rounds(synchronous=True, quorum=cluster.quorum, deadline_s=cluster.deadline_s),
     )

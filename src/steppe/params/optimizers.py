@@ -29,7 +29,7 @@ _ARRAYS = {"sgd": 0, "fedavg": 0, "momentum": 1, "adam": 2, "fedadam": 2, "fedyo
 class Optimizer:
     """A kind and its settings; None stands for the kind's usual value. `beta1` is momentum's factor too.
 
-    `max_norm`: updates longer than this are scaled back to it first.
+    `max_norm`: updates longer than this are scaled back to it first. `halve_at`: updates after which the rate is halved.
     """
 
     kind: str = "sgd"
@@ -38,6 +38,7 @@ class Optimizer:
     beta2: float | None = None
     eps: float | None = None
     max_norm: float | None = None
+    halve_at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -82,7 +83,8 @@ class Stepper:
     def step(self, values: np.ndarray, update: np.ndarray, out: np.ndarray, learning_rate: float | None = None) -> bool:
         """Write the values after one aggregated update to `out`; whether all of them are finite."""
         rate, beta1, beta2, eps = self.settings.rates
-        rate = rate if learning_rate is None else learning_rate
+        halved = rate * 0.5 ** sum(self.steps >= at for at in self.settings.halve_at)
+        rate = halved if learning_rate is None else learning_rate
         self.steps += 1
         update = self._clipped(update)
         signed = -rate if self.settings.for_deltas else rate

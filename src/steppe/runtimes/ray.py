@@ -33,10 +33,6 @@ def require(plan: Plan) -> None:
     if importlib.util.find_spec("ray") is None:
         raise MissingExtra("runtime 'ray'", "ray")
     config = plan.config
-    if config.mode == "workers" and not config.by_gradients:
-        raise ConfigError(
-            "a table that workers share is not for runtime 'ray': use --runtime processes or --runtime mpi"
-        )
     if in_program() and config.ray.address is not None:
         raise ConfigError("this program has called ray.init, and the run goes there: leave ray.address out")
     if (in_program() or config.ray.address is not None) and config.ray.object_store_mb is not None:

@@ -142,7 +142,8 @@ class Cluster:
             more = {"num_cpus": config.learner_cpus, "num_gpus": self.learner_gpus(plan.config)}
         elif place.startswith(WRITERS):
             more = {"num_cpus": config.actor_cpus, "num_gpus": config.actor_gpus, "resources": config.actor_resources}
-        return {"max_concurrency": max(4, plan.slots_per_actor) + CALLS, "max_restarts": 0, **more}
+        callers = _actors(plan) if place == "learner" and plan.by_table else 0
+        return {"max_concurrency": max(4, plan.slots_per_actor) + CALLS + callers, "max_restarts": 0, **more}
 
     def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
         """Learner and manager stay near the driver, where the run's directory is; replay goes to the nodes in turn, the

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ from steppe.runtimes.plan import REPLAY, WRITERS, Plan
 from steppe.runtimes.turns import Fault, Turns
 from steppe.transport.local import LocalChannel
 from steppe.transport.ray import NOTHING, Last, RayDesk, RayInlet, RayLine, RayOutlet, RayWeights
+
+if TYPE_CHECKING:
+    from steppe.transport.ray_tables import RayTable
 
 START_S = 120.0  # how long roles may take to their first step: imports on a busy machine
 DELIVER_S = 10.0  # how long the last weights may take to those who judge them
@@ -118,6 +121,11 @@ class Seat:
         stay = self._in(number)
         return NOTHING if stay is None or stay.desk is None else stay.desk.ask(ticket, question)
 
+    def share(self, number: int, worker: int, what: int, data: np.ndarray) -> np.ndarray:
+        """For a worker, at the keeper's seat: what is said to a message about the table."""
+        stay = self._in(number)
+        return NOTHING if stay is None or stay.table is None or stay.over else stay.table.ask(worker, what, data)
+
     def attach(self, number: int, place: str, seat: Any) -> Last | None:
         """For the driver, at the learner's seat: another has taken that place. Returns what it goes on from."""
         stay = self._in(number)
@@ -143,6 +151,7 @@ class _Stay:
         self.channel = _channel(self.plan, ticket, last, self.bell.set)
         self.desk = RayDesk() if ticket.place in self.plan.replay else None
         self.lines: list[RayLine] = []
+        self.table = _table(self.plan, ticket.place, self.bell.set)
 
     def attach(self, place: str, seat: Any) -> Last | None:
         """Hand weights to that place and, where it is an actor's, take its segments; a replay role is asked."""
@@ -150,8 +159,14 @@ class _Stay:
         if place in self.plan.replay:
             self.lines.append(RayLine(place, lambda ticket, question: seat.answer.remote(number, ticket, question)))
             return None
-        self.weights.attach(place, lambda reference: seat.take_weights.remote(number, reference))
+        if place == "learner":
+            assert self.table is not None, "only who shares a table calls the learner"
+            self.table.call = lambda *message: seat.share.remote(number, *message)
+            return None
         kind, _, index = place.partition("-")
+        if kind in WRITERS and self.table is not None:
+            return None  # these call, and have what they learn from the table
+        self.weights.attach(place, lambda reference: seat.take_weights.remote(number, reference))
         if kind not in WRITERS or not isinstance(self.channel, RayInlet):
             return None
         return self.channel.attach(int(index), lambda released: seat.take_segment.remote(number, released))
@@ -170,8 +185,9 @@ class _Stay:
             run.store.close()
         if isinstance(self.channel, RayOutlet):
             self.channel.close()
-        if self.desk is not None:
-            self.desk.close()
+        for link in (self.desk, self.table):
+            if link is not None:
+                link.close()
         sys.stdout.flush()
         sys.stderr.flush()
         return turns.faults
@@ -179,13 +195,15 @@ class _Stay:
     def _work(self, run: RunDirectory, turns: Turns) -> None:
         ticket, plan, place = self.ticket, self.plan, self.ticket.place
         links = (self.channel, self.weights)
-        more: dict[str, Any] = {"epoch": ticket.epoch, "shelves": self.lines, "desk": self.desk}
+        more: dict[str, Any] = {
+            "epoch": ticket.epoch, "shelves": self.lines, "desk": self.desk, "table": self.table,
+        }  # fmt: skip
         roles = build_roles(ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, **more)
         with sampled(roles, run.profile if plan.config.flow.profile else None, waiting=place) as turns.live:
             host = next(role for role in turns.live if role.name == place)  # when it is done, its guests are too
             while not host.done and not turns.faults:
                 self._beat()
-                self.weights.progress()
+                self._progress()
                 if not turns.once():
                     self._rest(IDLE_S[place.partition("-")[0]])
             turns.close()
@@ -199,11 +217,21 @@ class _Stay:
         self.bell.clear()
 
     def _deliver(self) -> None:
-        """Wait until those who read weights have the last ones: nobody is told before that there will be no more."""
+        """Wait until those who read weights have the last ones, and the table what was learned last: nobody is told before that
+        there will be no more."""
         until_s = time.monotonic() + DELIVER_S
-        while not self.weights.delivered and time.monotonic() < until_s:
-            self.weights.progress()
+        while not self._delivered and time.monotonic() < until_s:
+            self._progress()
             self._rest(0.01)
+
+    @property
+    def _delivered(self) -> bool:
+        return self.weights.delivered and (self.table is None or self.table.settled)
+
+    def _progress(self) -> None:
+        self.weights.progress()
+        if self.table is not None:
+            self.table.progress()
 
 
 def _channel(plan: Plan, ticket: Ticket, last: Mapping[int, Last], ring: Callable[[], None]) -> Channel:
@@ -224,6 +252,15 @@ def _channel(plan: Plan, ticket: Ticket, last: Mapping[int, Last], ring: Callabl
     for actor, known in last.items():
         channel.prime(actor, *known)
     return channel
+
+
+def _table(plan: Plan, place: str, ring: Callable[[], None]) -> RayTable | None:
+    """A place's end of what workers learn together; nothing in other modes, and for the manager."""
+    if not plan.by_table or place == "manager":
+        return None
+    from steppe.transport.ray_tables import RayTable  # compiled parts, which only these runs need
+
+    return RayTable(ring, keeps=place == "learner")
 
 
 def _settle(ticket: Ticket) -> None:

@@ -84,7 +84,7 @@ class WorldHandle:
         learner = self._chairs["learner"].seat
         others = {place: chair.seat for place, chair in self._chairs.items() if place != "learner"}
         for place, chair in self._chairs.items():
-            self._live(place, last, others if chair.seat is learner else {})
+            self._live(place, last, others if chair.seat is learner else self._keeper(place))
 
     def _primed(self) -> dict[int, Last]:
         """Where each actor goes on from, in a run that is resumed."""
@@ -101,6 +101,11 @@ class WorldHandle:
         self._chairs[place] = chair = _Chair(self._cluster.seat(self._plan, place, taken), time.monotonic())
         if limited:  # the next one's node depends on this one's
             chair.about = self._ray.get(chair.hello, timeout=START_S)
+
+    def _keeper(self, place: str) -> dict[str, Any]:
+        """Whom a worker that shares a table calls."""
+        calls = self._plan.by_table and place.startswith(WRITERS)
+        return {"learner": self._chairs["learner"].seat} if calls else {}
 
     def _live(self, place: str, last: dict[int, Last], peers: dict[str, Any]) -> None:
         order = self._order
@@ -222,7 +227,7 @@ class WorldHandle:
         self._sit(place)
         seat, learner = self._chairs[place].seat, self._chairs["learner"].seat
         last = self._ray.get(learner.attach.remote(self._number, place, seat), timeout=ATTACH_S)
-        self._live(place, {} if last is None else {int(place.partition("-")[2]): last}, {})
+        self._live(place, {} if last is None else {int(place.partition("-")[2]): last}, self._keeper(place))
         for kind, what in self._asked.items():
             if what != RUN:
                 seat.ask.remote(self._number, kind, what)

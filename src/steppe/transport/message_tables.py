@@ -4,7 +4,7 @@
 
 Nothing here blocks. A worker sends as many merges as it was given steps for, then asks for more; the answer brings what
 others have learned since. While it waits for that it learns nothing, so its copy can be overwritten. How messages travel is
-for mpi_tables.py; those of one worker arrive in order.
+for mpi_tables.py and ray_tables.py; those of one worker arrive in order.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class RayInlet:
         """In a thread of Ray's."""
         error = answer.exception()
         if error is not None:
-            self._error = self._error or (None if _is_loss(error) else error)
+            self._error = self._error or (None if is_loss(error) else error)
         elif len(data := answer.result()):
             with self._lock:
                 self._take_in(writer, data)
@@ -270,7 +270,7 @@ class RayLine:
         try:
             answer: np.ndarray = library().get(self._answers.popleft())
         except library().exceptions.RayError as error:
-            if not _is_loss(error):
+            if not is_loss(error):
                 raise
             answer = NOTHING
         if not len(answer):
@@ -278,7 +278,7 @@ class RayLine:
         return answer.data
 
 
-def _is_loss(error: BaseException) -> bool:
+def is_loss(error: BaseException) -> bool:
     """Whether this means that the other side is gone: whoever supervises it sees to that."""
     found = library().exceptions
     return isinstance(error, found.RayError) and not isinstance(error, found.RayTaskError)
@@ -374,6 +374,6 @@ class RayWeights:
         error = answer.exception()
         if error is not None:
             reader.gone = True
-            self._error = self._error or (None if _is_loss(error) else error)
+            self._error = self._error or (None if is_loss(error) else error)
         reader.busy = False
         self._ring()

@@ -1,0 +1,100 @@
+"""A table that workers on a Ray cluster learn together: it lies with its keeper, whom workers call.
+
+A call carries one message (message_tables.py) and brings the answer, or nothing. A worker makes its calls one after the other,
+so its messages arrive in order. Ray calls in threads of its own; what they bring waits for `progress`, in the role's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, MessageTable
+from steppe.transport.ray import NOTHING, Ring, is_loss
+
+Message = tuple[int, int, np.ndarray]  # worker, what, words
+
+
+class RayTable(MessageTable):
+    """A Table over calls. A worker's has `call`, which calls the keeper's `ask` and returns the reference to the answer."""
+
+    def __init__(self, ring: Ring, *, keeps: bool) -> None:
+        super().__init__(keeps=keeps)
+        self.call: Callable[[int, int, np.ndarray], Any] | None = None
+        self._ring, self._lock = ring, threading.Lock()
+        self._came: deque[tuple[Message, Future[np.ndarray] | None]] = deque()
+        self._outbox: deque[Message] = deque()
+        self._askers: dict[int, Future[np.ndarray]] = {}
+        self._calling = self._closed = False
+        self._error: BaseException | None = None
+
+    def ask(self, worker: int, what: int, data: np.ndarray) -> np.ndarray:
+        """In a thread of Ray's, at the keeper: the answer to a message, once the role has looked at it."""
+        answer: Future[np.ndarray] = Future()
+        self._came.append(((worker, what, np.array(data)), answer))  # Ray's memory is read only
+        self._ring()
+        return NOTHING if self._closed else answer.result()
+
+    def progress(self) -> None:
+        """Take in what came, and make the next call."""
+        if self._error is not None:
+            raise self._error
+        while self._came:
+            (worker, what, data), answer = self._came.popleft()
+            if answer is not None and what in (BEGIN, CLAIM):
+                self._dismiss(worker)  # an earlier one of that number, which is gone
+                self._askers[worker] = answer
+            self._take(worker, what, data)
+            if answer is not None and what not in (BEGIN, CLAIM):
+                answer.set_result(NOTHING)
+        self._call_next()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way from here, and no answer to here; a keeper that is gone answers nothing."""
+        return self._kept is not None or not (self._outbox or self._calling)
+
+    def close(self) -> None:
+        """Let calls return that nobody will answer any more."""
+        self._closed = True
+        while self._came:
+            _, answer = self._came.popleft()
+            if answer is not None:
+                answer.set_result(NOTHING)
+        for worker in list(self._askers):
+            self._dismiss(worker)
+
+    def _dismiss(self, worker: int) -> None:
+        if worker in self._askers:
+            self._askers.pop(worker).set_result(NOTHING)
+
+    def _post(self, worker: int, what: int, data: np.ndarray) -> None:
+        if what == ANSWER:
+            self._askers.pop(worker).set_result(data)
+            return
+        self._outbox.append((worker, what, data))
+        self._call_next()
+
+    def _call_next(self) -> None:
+        with self._lock:
+            if self._calling or not self._outbox or self.call is None:
+                return
+            self._calling = True
+            message = self._outbox.popleft()
+        self.call(*message).future().add_done_callback(partial(self._returned, message[0]))
+
+    def _returned(self, worker: int, answer: Future[np.ndarray]) -> None:
+        """In a thread of Ray's."""
+        error = answer.exception()
+        if error is not None:
+            self._error = self._error or (None if is_loss(error) else error)
+        elif len(data := answer.result()):
+            self._came.append(((worker, ANSWER, data), None))
+        self._calling = False
+        self._ring()
