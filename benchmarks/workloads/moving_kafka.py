@@ -115,21 +115,23 @@ def spell(config: KafkaConfig, spec: SegmentSpec, count: int, who: str, sender: 
     """Megabytes per second of one turn."""
     connection = Connection(config, f"moving~{uuid.uuid4().hex[:8]}")
     assert sender.stdin is not None
-    line = f"{who} {connection.run} {count}\n"
+    begun = beginning(connection, PARTITIONS)
+    line = f"{who} {connection.run} {count} {begun[0][0]}\n"
 
     def ready() -> None:
         sender.stdin.write(line)
         sender.stdin.flush()
 
-    first, last = RECEIVING[who](connection, spec, count, beginning(connection, PARTITIONS), ready)
+    first, last = RECEIVING[who](connection, spec, count, begun, ready)
     nbytes = len(encode_segment(filled(spec, connection.name)))
     return (count - WARM_UPS) * nbytes / (last - first) / 1e6
 
 
 def send_as_told(config: KafkaConfig, spec: SegmentSpec) -> None:
     for line in sys.stdin:
-        who, run, count = line.split()
-        SENDING[who](Connection(config, run), spec, int(count))
+        who, run, count, begun = line.split()
+        since = ((config.prefix + "experiences", 0, int(begun)),)  # what a run's charter says
+        SENDING[who](Connection(config, run, since), spec, int(count))
 
 
 def main() -> None:

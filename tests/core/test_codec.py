@@ -232,6 +232,17 @@ def test_segments_come_back_as_they_were():
     assert np.array_equal(got.next_obs(), sent.next_obs())
 
 
+def test_a_segment_takes_the_memory_of_another():
+    other, sent = segment(cuts=((0, 0),), seed=1), segment()
+    other.state = b"where it was"
+    got = codec.decode_segment(codec.encode_segment(sent), SPEC, other)
+    assert got is other
+    assert (got.header, got.state) == (sent.header, None)
+    for name in sent.columns.keys() - {"final_obs"}:
+        assert same(sent[name], got[name]), name
+    assert np.array_equal(got.next_obs(), sent.next_obs())
+
+
 def test_final_observations_travel_only_where_an_episode_was_cut():
     spec = SegmentSpec(64, 8, FieldSpec("obs", (4, 84, 84), "uint8"), FieldSpec("action", (), "int64"))
     sent = segment(cuts=((5, 1),), spec=spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from role_fakes import SPEC, FakeClock, segment_of
 
+from steppe.core import codec
 from steppe.roles.gates import Free, Ledger, Lockstep, Rounds, Window
 from steppe.transport.local import LocalChannel
 
@@ -23,6 +24,11 @@ def test_lockstep_opens_for_version_k_alone(sequence, version, opens):
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (1, 0, True), (1, 1, False), (2, 0, False), (2, 1, True), (2, 2, False), (9, 8, True)])  # fmt: skip
 def test_lockstep_with_one_round_ahead_opens_for_the_version_before_alone(sequence, version, opens):
     assert Lockstep(ahead=1).open(sequence, version) is opens
+
+
+@pytest.mark.parametrize(("ahead", "version", "opens"), [(0, 2, False), (0, 5, True), (1, 4, True), (1, 5, False)])
+def test_lockstep_counts_rounds_that_went_on_without_the_actor(ahead, version, opens):
+    assert Lockstep(ahead, lambda: 3).open(2, version) is opens
 
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (9, 0, True), (0, 9, True)])
@@ -113,6 +119,63 @@ class TestRounds:
         segment_of(channel, 0, 1)
         assert names(rounds.take(0)) == [(0, 1), (1, 1)]
         assert not rounds.ledger.dropped
+
+    def test_goes_on_without_one_and_takes_it_in_again(self):
+        """Actor 1 is out of rounds 1 and 2; its next segment, number 1, is for round 3."""
+        channel = LocalChannel(SPEC, 2, 4)
+        rounds = Rounds(channel, 2)
+        segment_of(channel, 0, 0)
+        segment_of(channel, 1, 0)
+        assert names(rounds.take(0)) == [(0, 0), (1, 0)]
+        rounds.part(1)
+        for number in (1, 2):
+            segment_of(channel, 0, number, version=number)
+            assert names(rounds.take(number)) == [(0, number)]
+        rounds.join(1)
+        assert rounds.round == 3
+        assert rounds.ledger.shifts == {1: 2}
+        segment_of(channel, 0, 3, version=3)
+        assert rounds.take(3) == []
+        assert rounds.missing() == [1]
+        segment_of(channel, 1, 1, version=3)
+        assert names(rounds.take(3)) == [(0, 3), (1, 1)]
+        assert rounds.round == 4
+        assert not rounds.ledger.dropped
+
+    def test_what_comes_too_late_is_left_out_and_its_actor_is_in_the_next_round(self):
+        channel = LocalChannel(SPEC, 2, 4)
+        rounds = Rounds(channel, 2)
+        rounds.part(1)
+        segment_of(channel, 0, 0)
+        assert names(rounds.take(0)) == [(0, 0)]
+        segment_of(channel, 0, 1, version=1)
+        segment_of(channel, 1, 0, version=0)  # for the round that went on without it
+        assert rounds.take(1) == []
+        assert rounds.ledger.dropped == {"left_out": 1}
+        assert rounds.ledger.shifts == {1: 0}
+        segment_of(channel, 1, 1, version=1)
+        assert names(rounds.take(1)) == [(0, 1), (1, 1)]
+
+    def test_who_comes_in_time_was_never_out(self):
+        channel = LocalChannel(SPEC, 3, 4)
+        rounds = Rounds(channel, 3)
+        rounds.part(1)
+        segment_of(channel, 0, 0)
+        segment_of(channel, 1, 0)
+        assert rounds.take(0) == []
+        segment_of(channel, 2, 0)
+        assert names(rounds.take(0)) == [(0, 0), (1, 0), (2, 0)]
+        assert not rounds.ledger.dropped
+
+    def test_a_resumed_run_knows_which_round_each_is_at(self):
+        channel = LocalChannel(SPEC, 2, 4)
+        rounds, again = Rounds(channel, 2), Rounds(channel, 2)
+        rounds.part(1)
+        segment_of(channel, 0, 0)
+        rounds.take(0)
+        rounds.join(1)
+        again.ledger.restore(codec.unpack(codec.pack(rounds.ledger.state())))
+        assert (again.round, again.ledger.shifts, again.members) == (1, {1: 1}, {0, 1})
 
     def test_what_nobody_took_is_counted(self):
         channel = LocalChannel(SPEC, 2, 2)

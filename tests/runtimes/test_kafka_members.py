@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from steppe.core.errors import Unreachable
+from steppe.core.links import ACTORS, COMMANDS
 from steppe.roles.context import PAUSE, RUN
 from steppe.roles.gates import Rounds, Window
 from steppe.roles.learner import Learner
-from steppe.runtimes.kafka_seat import MISSED_S, Members
+from steppe.runtimes.kafka_members import LISTEN_S, MISSED_S, Members
 from steppe.testing.channel import SPEC, send
 from steppe.transport.kafka_links import KafkaInlet
 from steppe.transport.local import LocalChannel
@@ -18,19 +20,46 @@ from steppe.transport.local import LocalChannel
 pytestmark = pytest.mark.unit
 
 
+REPLAN_S = 60.0
+
+
+class Said:
+    """A Board of actors' signs of life, which may be out of reach."""
+
+    def __init__(self):
+        self.records, self.posted, self.reachable = [], [], True
+
+    def sign(self, actor, state="running"):
+        self.records.append({"actor": actor, "state": state})
+
+    def end(self, topic):
+        if not self.reachable:
+            raise Unreachable("no broker answers")
+        assert topic == ACTORS
+        return len(self.records)
+
+    def read(self, topic, after=0):
+        return [(number + 1, self.records[number]) for number in range(after, self.end(topic))]
+
+    def post(self, topic, record):
+        assert (topic, record["command"]) == (COMMANDS, "plan")
+        self.posted.append((record["round"], record["members"]))
+
+
 class Scene:
     """A learner that waits for two actors, and a clock."""
 
-    def __init__(self, intake):
-        self.now_s, self.asked, self.told = 0.0, RUN, []
+    def __init__(self, intake, replan_s=REPLAN_S):
+        self.now_s, self.asked, self.told, self.board = 0.0, RUN, [], Said()
         learner = Learner.__new__(Learner)
         learner.version, learner.intake = 7, intake
         learner.context = SimpleNamespace(
-            event=lambda kind, **more: self.told.append((kind, more)), asked=lambda: self.asked
+            run="run", event=lambda kind, **more: self.told.append((kind, more)), asked=lambda: self.asked
         )
         self.inlet = KafkaInlet.__new__(KafkaInlet)
-        self.inlet.joined = deque()
-        self.members = Members([learner], self.inlet, lambda: self.now_s)
+        self.inlet.joined, self.placed = deque(), {}
+        self.inlet.place = self.placed.__setitem__
+        self.members = Members([learner], self.inlet, self.board, replan_s, lambda: self.now_s)
 
     def look(self, after_s=0.0):
         self.now_s += after_s
@@ -59,7 +88,7 @@ def test_who_joins_and_who_takes_a_place(rounds):
 
 def test_a_member_that_is_missing_is_told_once(rounds):
     channel, intake = rounds
-    scene = Scene(intake)
+    scene = Scene(intake, replan_s=0.0)
     send(channel, "conformance", 0, 0)
     assert intake.take(0) == []
     assert scene.look() == scene.look(MISSED_S) == []
@@ -82,3 +111,55 @@ def test_nobody_is_missing_in_a_pause_or_without_rounds(rounds):
     assert scene.look() == scene.look(2 * MISSED_S) == []
     free = Scene(Window(channel, 2, 0.0, 8, lambda: 0.0))
     assert free.look() == free.look(2 * MISSED_S) == []
+
+
+def wait(scene, seconds, alive=()):
+    """Look as often as somebody listens; returns what was told meanwhile."""
+    told = []
+    for _ in range(int(seconds / LISTEN_S)):
+        for actor in alive:
+            scene.board.sign(actor)
+        told += scene.look(LISTEN_S)
+    return [(kind, details) for kind, details in told if kind == "plan"]
+
+
+def test_the_round_goes_on_without_who_shows_no_life_and_waits_for_it_when_it_is_back(rounds):
+    channel, intake = rounds
+    scene = Scene(intake)
+    send(channel, "conformance", 0, 0)
+    assert intake.take(0) == []
+    assert wait(scene, REPLAN_S, alive=[0]) == []
+    assert scene.board.posted == [(0, [0, 1])]
+    ((_, details),) = wait(scene, 4 * LISTEN_S, alive=[0])
+    assert (details["round"], details["members"]) == (0, [0])
+    assert "round 0 goes on without actor-1, which showed no life for 60 s" in details["message"]
+    assert [segment.header.actor for segment in intake.take(0)] == [0]
+    scene.inlet.joined.append((1, True))
+    (_, (kind, details)) = scene.look()
+    assert (kind, details["round"], details["members"]) == ("plan", 1, [0, 1])
+    assert "waits for actor-1 again" in details["message"]
+    assert scene.placed == {1: 1}
+    assert scene.board.posted == [(0, [0, 1]), (0, [0]), (1, [0, 1])]
+
+
+@pytest.mark.parametrize("why", ["it shows life", "nobody has come", "no broker answers", "it is asked to"])
+def test_the_round_waits(why, rounds):
+    channel, intake = rounds
+    scene = Scene(intake, replan_s=0.0 if why == "it is asked to" else REPLAN_S)
+    if why != "nobody has come":
+        send(channel, "conformance", 0, 0)
+    intake.take(0)
+    scene.board.reachable = why != "no broker answers"
+    assert wait(scene, 5 * REPLAN_S, alive=[0, 1] if why == "it shows life" else [0]) == []
+    assert intake.members == {0, 1}
+
+
+def test_a_goodbye_is_no_sign_of_life(rounds):
+    channel, intake = rounds
+    scene = Scene(intake)
+    send(channel, "conformance", 0, 0)
+    intake.take(0)
+    wait(scene, 4 * LISTEN_S)
+    scene.board.sign(1, "stopped")
+    ((_, details),) = wait(scene, REPLAN_S)
+    assert details["members"] == [0]

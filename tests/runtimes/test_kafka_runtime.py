@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from command_kit import PATIENCE_S, family, opened, status, trained, under_way, wait_until
 from kafka_kit import own_broker, settings
-from kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, words
+from kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, told, words
 
 from steppe.core.config import resolve
-from steppe.core.links import EVENTS, TOPICS, TRAINING
+from steppe.core.links import ACTORS, COMMANDS, EVENTS, TOPICS, TRAINING
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
@@ -163,6 +163,46 @@ def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
     saved = Checkpoints(opened().checkpoints).latest()
     assert saved.weights.sha256() == expected(tmp_path, given).summary["weights_sha256"]
     assert not (tmp_path / "actor-a" / "run" / "checkpoints" / "00000001").exists()
+
+
+def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, tmp_path, monkeypatch):
+    """Nobody starts the killed actor again: the other goes on alone, until somebody takes the place."""
+    given = {**SMALL, **PPO, "steps": 10**8, "mode": "sync", "actors": 2, "kafka.replan_s": 4, "kafka.partitions": 2}
+    prefix = settings(kafka).prefix
+
+    def plans():
+        found = told(connection_to(kafka, prefix), EVENTS)
+        return [event["details"] for event in found if event["kind"] == "plan"]
+
+    with ExitStack() as stack:
+
+        def start(name, line):
+            monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
+            return stack.enter_context(under_way(line))
+
+        first = [start(f"actor-{index}", alone("actor", kafka, prefix, "--index", str(index))) for index in (0, 1)]
+        learner = start("learner", alone("learner", kafka, prefix, "CartPole-v1", *described(given)))
+        wait_until(lambda: reports(kafka, prefix) and reports(kafka, prefix)[-1]["version"] > 2, learner)
+        first[1].kill()
+        wait_until(plans, learner)
+        assert plans()[0]["members"] == [0]
+        steps = reports(kafka, prefix)[-1]["env_steps"]
+        wait_until(lambda: reports(kafka, prefix)[-1]["env_steps"] > steps + 1000, learner)
+        start("again", alone("actor", kafka, prefix, "--index", "1"))
+        wait_until(lambda: len(plans()) == 2, learner)
+        joined = plans()[1]
+        assert joined["members"] == [0, 1]
+        connection = connection_to(kafka, prefix)
+
+        def at_work():
+            return {report["actor"] for report in told(connection, ACTORS) if report["version"] > joined["version"] + 2}
+
+        wait_until(lambda: at_work() == {0, 1}, learner)
+        commands = [record for record in told(connection, COMMANDS) if record["command"] == "plan"]
+        assert [record["members"] for record in commands] == [[0, 1], [0], [0, 1]]
+        assert not reports(kafka, prefix)[-1]["dropped"]
+        learner.send_signal(signal.SIGTERM)
+        assert learner.wait(PATIENCE_S) == 0
 
 
 def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path):

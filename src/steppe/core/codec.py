@@ -78,21 +78,26 @@ def encode_segment(segment: Segment) -> bytes:
     return _joined(msgspec.msgpack.encode(about), arrays)
 
 
-def decode_segment(data: Buffer, spec: SegmentSpec) -> Segment:
-    """A segment in private memory, which must be exactly as `spec` says; `final_obs` is zero where nothing was cut."""
-    message = _message(bytearray(data), "segment", SEGMENT_SCHEMA)
+def decode_segment(data: Buffer, spec: SegmentSpec, into: Segment | None = None) -> Segment:
+    """A segment in private memory, or in that of another of this spec, which is overwritten; exactly as `spec` says.
+
+    Where nothing was cut, `final_obs` is as it was: zero in fresh memory.
+    """
+    message = _message(data, "segment", SEGMENT_SCHEMA)
     with _damaged("segment"):
-        header = msgspec.convert(message["header"], SegmentHeader)
-        columns, final = message["columns"], message["columns"].get("final_obs")
-        _same("columns", sorted(columns), sorted(spec.arrays))
-        for name, (dtype, shape) in spec.arrays.items():
+        header, received = msgspec.convert(message["header"], SegmentHeader), message["columns"]
+        segment = into or Segment.blank(spec)
+        if received.keys() != segment.columns.keys():
+            raise ValueError(f"columns are {sorted(received)} instead of {sorted(segment.columns)}")
+        for name, column in segment.columns.items():
             if name != "final_obs":
-                _require(columns[name], dtype, shape, name)
-        segment = Segment(spec, columns, header)
-        cut, (dtype, shape) = segment.cut, spec.arrays["final_obs"]
-        _require(final, dtype, (int(np.count_nonzero(cut)), *spec.obs.shape), "final_obs")
-        columns["final_obs"] = np.zeros(shape, dtype)
-        columns["final_obs"][cut] = final
+                _require(received[name], column.dtype, column.shape, name)
+                column[...] = received[name]
+        cut, final = segment.cut, received["final_obs"]
+        _require(final, segment["final_obs"].dtype, (int(np.count_nonzero(cut)), *spec.obs.shape), "final_obs")
+        if len(final):
+            segment["final_obs"][cut] = final
+        segment.header, segment.state = header, None
         return segment
 
 
@@ -283,7 +288,7 @@ def _scalar(name: str, raw: bytes) -> np.generic:
 
 
 def _truthful(array: np.ndarray) -> np.ndarray:
-    if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+    if array.dtype.char == "?" and array.view(np.uint8).max(initial=0) > 1:
         raise ValueError("a truth value that is neither 0 nor 1")
     return array
 
@@ -310,11 +315,6 @@ def _require(received: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: 
     if not isinstance(received, np.ndarray) or received.dtype != dtype or received.shape != shape:
         found = f"{received.dtype}{received.shape}" if isinstance(received, np.ndarray) else type(received).__name__
         raise ValueError(f"column {name!r} is {found} instead of {dtype}{shape}")
-
-
-def _same(what: str, found: list[Any], expected: list[Any]) -> None:
-    if found != expected:
-        raise ValueError(f"{what} are {found} instead of {expected}")
 
 
 @contextlib.contextmanager

@@ -226,6 +226,11 @@ class KafkaConfig(Frozen):
         None,
         description="A directory that all roles share, for weights larger than claim_mb; in the run's own if absent.",
     )
+    replan_s: Annotated[float, Field(ge=0)] = Field(
+        60.0,
+        description="How long a round of mode sync waits for an actor that shows no life before the others go on without "
+        "it, until it shows up again; 0: for ever.",
+    )
     security: Literal["plaintext", "tls", "sasl", "sasl-tls"] = Field(
         "plaintext", description="How brokers know whom they talk to: SASL/SCRAM, TLS, both, or not at all."
     )

@@ -65,6 +65,15 @@ class Marked(Protocol):
 
 
 @runtime_checkable
+class Shifted(Protocol):
+    """A Channel, as a writer holds it whom the reader's rounds may have gone on without."""
+
+    @property
+    def shift(self) -> int:
+        """The number of the round that the writer's next segment is for, less the segment's own."""
+
+
+@runtime_checkable
 class WeightStore(Protocol):
     """One writer per policy, many readers, newest wins."""
 

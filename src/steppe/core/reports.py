@@ -91,6 +91,8 @@ class EvaluationReport(Report, kw_only=True):
 class EventReport(Report, kw_only=True):
     """Something that happened: state changes, faults, checkpoints, restarts, spans for timelines."""
 
-    kind: str  # state | fault | checkpoint | restart | resume | member | warning | span | command | metric | note
+    kind: (
+        str  # state | fault | checkpoint | restart | resume | member | plan | warning | span | command | metric | note
+    )
     role: str = ""
     details: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -120,11 +120,6 @@ class SegmentSpec:
     def shape(self, column: FieldSpec) -> tuple[int, ...]:
         rows = 1 if column.once else self.num_steps + (column.name in WITH_LAST)
         return (rows, self.num_envs, *column.shape)
-
-    @cached_property
-    def arrays(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """dtype and shape of each column."""
-        return {column.name: (np.dtype(column.dtype), self.shape(column)) for column in self.fields}
 
     @cached_property
     def offsets(self) -> dict[str, int]:

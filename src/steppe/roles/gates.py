@@ -24,13 +24,16 @@ class Gate(Protocol):
 
 
 class Lockstep:
-    """Segment k only with version k, or, a round ahead of the learner, only with version k − 1 (0 for the first)."""
+    """Segment k only with version k, or, a round ahead of the learner, only with version k − 1 (0 for the first).
 
-    def __init__(self, ahead: int = 0) -> None:
-        self._ahead = ahead
+    For an actor that rounds went on without, k is the round that its segment is for.
+    """
+
+    def __init__(self, ahead: int = 0, shift: Callable[[], int] = lambda: 0) -> None:
+        self._ahead, self._shift = ahead, shift
 
     def open(self, sequence: int, version: int) -> bool:
-        return version == max(0, sequence - self._ahead)
+        return version == max(0, sequence + self._shift() - self._ahead)
 
 
 class Free:
@@ -48,6 +51,7 @@ class Ledger:
         self.expected: dict[int, int] = {}
         self.states: dict[int, bytes | None] = {}
         self.dropped: Counter[str] = Counter()
+        self.shifts: dict[int, int] = {}  # of actors that rounds went on without: the round, less the segment's number
 
     def accept(self, segment: Segment) -> bool:
         """Whether this segment is new; counts what is refused or missing."""
@@ -63,16 +67,21 @@ class Ledger:
         self.states[header.actor] = segment.state
         return True
 
+    def leave_out(self, segment: Segment) -> None:
+        """Count a segment whose round went on without it; its actor goes on behind it."""
+        self.dropped["left_out"] += self.accept(segment)
+
     def state(self) -> Tree:
         """Everything, for a checkpoint."""
         actors = [[actor, expected, self.states.get(actor)] for actor, expected in sorted(self.expected.items())]
-        return {"actors": actors, "dropped": dict(self.dropped)}
+        shifts = {"shifts": dict(self.shifts)} if self.shifts else {}
+        return {"actors": actors, "dropped": dict(self.dropped), **shifts}
 
     def restore(self, state: Tree) -> None:
         """Take over what `state` returned."""
         self.expected = {actor: expected for actor, expected, _ in state["actors"]}
         self.states = {actor: kept for actor, _, kept in state["actors"]}
-        self.dropped = Counter(state["dropped"])
+        self.dropped, self.shifts = Counter(state["dropped"]), dict(state.get("shifts", {}))
 
 
 class Intake(Protocol):
@@ -88,18 +97,40 @@ class Intake(Protocol):
 
 
 class Rounds:
-    """Waits for one segment of every actor and hands them over in the order of the actors; later ones wait their turn."""
+    """Waits for one segment of every member and hands them over in the order of the actors; later ones wait their turn.
+
+    All actors are members, until somebody decides that the rounds go on without one. One that shows up again is a member
+    of the round that is waited for; what it had collected for an earlier one is left out.
+    """
 
     def __init__(self, channel: Channel, num_actors: int) -> None:
         self.ledger = Ledger()
-        self._channel = channel
+        self.members = set(range(num_actors))
+        self._channel, self._version = channel, -1
         self._waiting: list[deque[Segment]] = [deque() for _ in range(num_actors)]
 
+    @property
+    def round(self) -> int:
+        """The number of the round that is waited for."""
+        known = self.ledger.expected
+        return max(known.get(actor, 0) + self.ledger.shifts.get(actor, 0) for actor in range(len(self._waiting)))
+
+    def part(self, actor: int) -> None:
+        """Go on without this actor."""
+        self.members.discard(actor)
+
+    def join(self, actor: int) -> None:
+        """Wait for this actor again: its next segment is for the round that is waited for."""
+        self.ledger.shifts[actor] = self.round - self._due(actor)
+        self.members.add(actor)
+
     def take(self, version: int) -> list[Segment]:
+        self._version = version
         self._fetch()
-        if not all(self._waiting):
+        members = [self._waiting[actor] for actor in sorted(self.members)]
+        if not all(members):
             return []
-        complete = [segments.popleft() for segments in self._waiting]
+        complete = [segments.popleft() for segments in members]
         for segment in complete:
             self.ledger.accept(segment)  # not before: what a checkpoint counts as taken is never collected again
         return complete
@@ -110,7 +141,7 @@ class Rounds:
 
     def missing(self) -> list[int]:
         """The actors that the round waits for."""
-        return [actor for actor, segments in enumerate(self._waiting) if not segments]
+        return [actor for actor in sorted(self.members) if not self._waiting[actor]]
 
     def _fetch(self) -> None:
         while (segment := self._channel.poll()) is not None:
@@ -119,8 +150,19 @@ class Rounds:
             if sequence < self._due(actor):
                 self.ledger.dropped["repeated"] += 1
                 self._channel.release(segment)
+            elif self._late(actor, segment.header.version):
+                self.ledger.leave_out(segment)
+                self._channel.release(segment)
+                self.join(actor)
             else:
+                if actor not in self.members:
+                    self.join(actor)
                 self._waiting[actor].append(segment)
+
+    def _late(self, actor: int, version: int) -> bool:
+        """Whether the round that a segment was collected for has gone on without it."""
+        always_there = actor in self.members and actor not in self.ledger.shifts
+        return not always_there and version < self._version
 
     def _due(self, actor: int) -> int:
         """The number of the actor's segment that is to come next."""

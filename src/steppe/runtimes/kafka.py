@@ -19,7 +19,7 @@ from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH
 from steppe.runtimes import kafka_seat
-from steppe.runtimes.kafka_charter import CHARTER, WORDS, Charter, Vetting, answer, find_charter, taken, wire_name
+from steppe.runtimes.kafka_charter import CHARTER, PLAN, WORDS, Charter, Vetting, answer, find_charter, taken, wire_name
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.processes import ProcessHandle, warm_up
 from steppe.runtimes.resuming import prime
@@ -154,7 +154,7 @@ class Mirror:
 
     def _pass_on(self, record: dict[str, Any]) -> None:
         """A command goes where the supervisor and the learner look for them; one that is not good is answered here."""
-        if record.get("command") == CHARTER:
+        if record.get("command") in (CHARTER, PLAN):
             return
         reason = self._vetting.refusal(record, time.time())
         if reason is None:

@@ -42,6 +42,7 @@ from steppe.transport.kafka_board import KafkaBoard, record_of
 from steppe.transport.kafka_links import Marks, beginning
 
 CHARTER = "charter"  # the command that says what a run is
+PLAN = "plan"  # the one that says who is in the rounds of mode sync from one of them on
 WORDS = ("stop", "finish", "pause", "resume")
 EXPIRY_S = 300.0  # of a command that does not say how long it is good for
 REMEMBERED = 4096  # ids of commands that were carried out
@@ -204,6 +205,7 @@ class Commands:
         if record.get("command") == CHARTER:
             self.asked |= dict.fromkeys(KINDS, RUN)
             self._vetting.generation = record["charter"]["generation"]
+        if record.get("command") in (CHARTER, PLAN):
             return
         reason = self._vetting.refusal(record, message.timestamp()[1] / 1000 if old else time.time())
         if reason is None:

@@ -18,10 +18,10 @@ from steppe.records.directory import RunDirectory
 from steppe.records.sampling import sampled
 from steppe.records.store import HEARTBEAT_S
 from steppe.roles.actor import Actor
-from steppe.roles.context import FINISH, PAUSE, POLICY, STOP
-from steppe.roles.gates import Rounds
+from steppe.roles.context import FINISH, POLICY, STOP
 from steppe.roles.learner import Learner
 from steppe.runtimes.kafka_charter import Charter, Commands
+from steppe.runtimes.kafka_members import Members
 from steppe.runtimes.order import build_roles
 from steppe.runtimes.place import Order
 from steppe.runtimes.plan import Plan
@@ -35,7 +35,6 @@ from steppe.transport.shm import Control
 
 IDLE_S = 0.02  # at most: messages wake a place, words of the supervisor do not
 DELIVER_S = 10.0  # how long last messages may take
-MISSED_S = 30.0  # how long a round waits for a member before that is told
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Stay:
                 commands=commands.since if self.asked is None else self._copied,
             )
             self._prepare(roles, links, commands)
-            members = Members(roles, links.channel, time.monotonic)
+            members = Members(roles, links.channel, links.board, self.plan.config.kafka.replan_s, time.monotonic)
             into = self.directory.profile if self.plan.config.flow.profile else None
             with sampled(roles, into, waiting=self.place) as turns.live:
                 host = next(role for role in turns.live if role.name == self.place)  # its guests end with it
@@ -202,36 +201,6 @@ def _show_life(roles: list[Role]) -> None:
     for role in roles:
         if isinstance(role, Actor | Learner):
             role.report_if_silent(HEARTBEAT_S)
-
-
-class Members:
-    """Writes into the event log who joins a run, takes another's place in it, or is missing in a round."""
-
-    def __init__(self, roles: Sequence[Role], channel: Channel, clock: Callable[[], float]) -> None:
-        self._learner = next((role for role in roles if isinstance(role, Learner)), None)
-        self._channel, self._clock = channel, clock
-        self._missing: list[int] = []
-        self._since_s: float | None = None  # None: told
-
-    def look(self) -> None:
-        """When there is nothing else to do."""
-        if self._learner is None or not isinstance(self._channel, KafkaInlet):
-            return
-        while self._channel.joined:
-            actor, replaced = self._channel.joined.popleft()
-            self._learner.context.event("member", actor=actor, replaced=replaced, version=self._learner.version)
-        intake = self._learner.intake
-        if isinstance(intake, Rounds) and self._learner.context.asked() != PAUSE:
-            self._watch(self._learner, intake.missing())
-
-    def _watch(self, learner: Learner, missing: list[int]) -> None:
-        if missing != self._missing:
-            self._missing, self._since_s = missing, self._clock()
-        elif missing and self._since_s is not None and self._clock() - self._since_s > MISSED_S:
-            self._since_s = None
-            names = ", ".join(f"actor-{actor}" for actor in missing)
-            words = f"the round after version {learner.version} has waited {MISSED_S:g} s for {names}"
-            learner.context.event("warning", message=f"{words}: whoever takes that place is in it")
 
 
 class _Catching:

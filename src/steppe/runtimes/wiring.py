@@ -11,7 +11,7 @@ from steppe.core import seeding
 from steppe.core.agent import Agent, Memory, Tree
 from steppe.core.algorithms import ClassicConfig
 from steppe.core.durable import noticing_full_disk
-from steppe.core.links import Marked, Role
+from steppe.core.links import Channel, Marked, Role, Shifted
 from steppe.core.specs import PushSpec, SegmentSpec
 from steppe.core.weights import Weights
 from steppe.core.world import World
@@ -95,7 +95,7 @@ def _device(plan: Plan, device: str) -> str:
 
 def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDirectory, context: Context) -> Actor:
     config = plan.config
-    world, policy, gate = _acting(plan, role)
+    world, policy, gate = _acting(plan, role, context.channel)
     if script is not None:
         gate = follower = Follower(role.index, script, script.shelf_over(context.weights))
         context = replace(context, weights=follower)
@@ -104,14 +104,15 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
     return _going_on(actor, config.seed)
 
 
-def _acting(plan: Plan, role: RoleSpec) -> tuple[World, Agent, Gate]:
+def _acting(plan: Plan, role: RoleSpec, channel: Channel) -> tuple[World, Agent, Gate]:
     """What every role that collects has: its world, its policy, and when it may."""
     config = plan.config
     world = make_world(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
     policy = _agent(plan, _device(plan, config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_rows, stream, actor=role.index, num_actors=plan.num_writers)
-    return world, policy, Lockstep(plan.ahead) if plan.lockstep else Free()
+    shift = (lambda: channel.shift) if isinstance(channel, Shifted) else (lambda: 0)
+    return world, policy, Lockstep(plan.ahead, shift) if plan.lockstep else Free()
 
 
 def _going_on(actor: Actor, seed: int) -> Actor:
@@ -127,7 +128,7 @@ def _pusher(plan: Plan, role: RoleSpec, directory: RunDirectory, context: Contex
     from steppe.roles.pushing import GradientWorker, Making
 
     config = plan.config
-    world, agent, gate = _acting(plan, role)
+    world, agent, gate = _acting(plan, role, context.channel)
     share = {
         name: max(1, getattr(config.agent, name) // config.actors)
         for name in ("buffer_size", "learning_starts")

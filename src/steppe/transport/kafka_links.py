@@ -64,6 +64,7 @@ class Read(msgspec.Struct, frozen=True):
     held: tuple[int, ...] = ()
     life: int = -1  # of the actor, as the reader knows it
     refused: tuple[int, str] | None = None  # the offset of a message that was no segment, and why
+    shift: int = 0  # the number of the round that its next segment is for, less the segment's own
 
 
 class Sender:
@@ -131,7 +132,7 @@ class KafkaOutlet:
         self._free = deque(Segment.blank(spec) for _ in range(slots))
         self._held: Segment | None = None
         self._refused: tuple[int, str] | None = None
-        self._feed, self._slots = feed, slots
+        self._feed, self._slots, self.shift = feed, slots, 0
         about = {"kind": BEGIN, "run": self._run, "actor": WORD.pack(actor)}
         self.life = self._sender.post(self._topic, None, self._key, self._home, about)
         self._last = last_of(connection, actor, self._home, before=self.life)
@@ -192,7 +193,9 @@ class KafkaOutlet:
             self._connection, topic, 0, lambda message: message.key() == key and _read(message).next >= 0
         )
         self._feed.follow(topic, 0, end, self._take)
-        return Read(0) if found is None else _read(found)
+        known = Read(0) if found is None else _read(found)
+        self.shift = known.shift
+        return known
 
     def _take(self, message: Message) -> None:
         if message.key() != self._key:
@@ -200,7 +203,7 @@ class KafkaOutlet:
         read = _read(message)
         if read.life > self.life:
             raise Overtaken(f"another process has taken the place of actor-{self._actor} in {self._connection.run}")
-        self._refused = read.refused
+        self._refused, self.shift = read.refused, read.shift
         if read.next < 0:
             return
         self._read, held = read, set(read.held)
@@ -283,10 +286,11 @@ class _Account:
     held: dict[int, None] = field(default_factory=dict)  # sequence numbers
     life: int = -1
     refused: tuple[int, str] | None = None
+    shift: int = 0
     untold: int = 0  # segments that were released and not yet told of
 
     def read(self) -> Read:
-        return Read(self.next, tuple(self.held), self.life, self.refused)
+        return Read(self.next, tuple(self.held), self.life, self.refused, self.shift)
 
 
 class KafkaInlet:
@@ -312,6 +316,7 @@ class KafkaInlet:
         self._sender = Sender(connection)
         self.metadata = feed.metadata()  # whose offsets these are; without subscriptions it never changes
         self._ready: deque[Segment] = deque()
+        self._spare: deque[Segment] = deque(maxlen=LEAST_HELD)  # fresh memory for each would cost as much as reading it
         self._slots: dict[int, tuple[int, int]] = {}  # segment's slot → partition, offset
         self._next_slot = 0
         self._accounts: defaultdict[int, _Account] = defaultdict(_Account)
@@ -355,6 +360,14 @@ class KafkaInlet:
         account.untold += 1
         if account.untold >= self._told_at:
             self._tell(segment.header.actor, account)
+        self._spare.append(Segment(segment.spec, segment.columns))  # its header stays with who has it
+
+    def place(self, actor: int, shift: int) -> None:
+        """Let an actor know which round its next segment is for: its number and this."""
+        account = self._accounts[actor]
+        if account.shift != shift:
+            account.shift = shift
+            self._tell(actor, account)
 
     def recall(self, actor: int) -> Last | None:
         return last_of(self._connection, actor, self._home(actor))
@@ -455,7 +468,7 @@ class KafkaInlet:
         value = message.value() or b""
         if len(value) > self._connection.max_bytes:
             raise DamagedFile(f"it has {len(value)} bytes, more than kafka.max_message_mb allows")
-        segment = decode_segment(value, self._spec)
+        segment = decode_segment(value, self._spec, self._spare.pop() if self._spare else None)
         header = segment.header
         assert header is not None
         words = tuple(_word(about, name) for name in ("epoch", "sequence", "version"))

@@ -1,0 +1,131 @@
+"""Who is in the rounds of a run over Kafka: who joined, who is missing, and when the others go on without one.
+
+The learner decides. It puts the plan on commands.control whenever the members change, and into the event log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from steppe.core.errors import Unreachable
+from steppe.core.links import ACTORS, COMMANDS, Role
+from steppe.roles.context import PAUSE
+from steppe.roles.gates import Rounds
+from steppe.roles.learner import Learner
+from steppe.runtimes.kafka_charter import PLAN, command
+from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka_links import KafkaInlet
+
+MISSED_S = 30.0  # how long a round waits for a member before that is told
+LISTEN_S = 2.0  # between looks at who shows life, while somebody is missing
+
+
+class Members:
+    """Looks after the members of a learner's rounds; does nothing for other roles and other modes."""
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        channel: object,
+        board: KafkaBoard,
+        replan_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._learner = next((role for role in roles if isinstance(role, Learner)), None)
+        self._channel, self._clock = channel, clock
+        self._signs = Signs(board, clock)
+        self._replan_s, self._board = replan_s, board
+        self._planned: set[int] | None = None  # the members that everybody was told of
+        self._missing: list[int] = []
+        self._since_s: float | None = None  # None: told
+
+    def look(self) -> None:
+        """When there is nothing else to do."""
+        if self._learner is None or not isinstance(self._channel, KafkaInlet):
+            return
+        learner, channel, intake = self._learner, self._channel, self._learner.intake
+        joined = []
+        while channel.joined:
+            actor, replaced = channel.joined.popleft()
+            joined.append(actor)
+            learner.context.event("member", actor=actor, replaced=replaced, version=learner.version)
+        if isinstance(intake, Rounds):
+            for actor in joined:
+                if actor not in intake.members:
+                    intake.join(actor)
+            if learner.context.asked() != PAUSE:
+                self._watch(learner, intake)
+            self._tell(learner, intake, channel)
+
+    def _watch(self, learner: Learner, intake: Rounds) -> None:
+        missing = intake.missing()
+        if missing != self._missing:
+            self._missing, self._since_s = missing, self._clock()
+            self._signs.begin()
+        if not missing:
+            return
+        if self._since_s is not None and self._clock() - self._since_s > MISSED_S:
+            self._since_s = None
+            words = f"the round after version {learner.version} has waited {MISSED_S:g} s for {_names(missing)}"
+            learner.context.event("warning", message=f"{words}: whoever takes that place is in it")
+        if self._replan_s and set(missing) != intake.members:  # some have come: the brokers answer
+            for actor in self._signs.silent(missing, self._replan_s):
+                intake.part(actor)
+
+    def _tell(self, learner: Learner, intake: Rounds, channel: KafkaInlet) -> None:
+        """Let everybody know of other members, and those who came back of where they are."""
+        for actor, shift in intake.ledger.shifts.items():
+            channel.place(actor, shift)
+        members, before = set(intake.members), self._planned
+        if members == before:
+            return
+        self._planned = members
+        plan: dict[str, Any] = {"round": intake.round, "members": sorted(members)}
+        self._board.post(COMMANDS, command(PLAN, "learner", run=learner.context.run, expires_s=None, **plan))
+        if before is None:
+            return
+        gone, back = sorted(before - members), sorted(members - before)
+        words = [f"goes on without {_names(gone)}, which showed no life for {self._replan_s:g} s"] if gone else []
+        words += [f"waits for {_names(back)} again"] if back else []
+        message = f"round {plan['round']} {' and '.join(words)}: its members are {_names(sorted(members))}"
+        learner.context.event("plan", message=message, version=learner.version, **plan)
+
+
+class Signs:
+    """Which actors have shown life, by the clock here: others' may be wrong."""
+
+    def __init__(self, board: KafkaBoard, clock: Callable[[], float]) -> None:
+        self._board, self._clock = board, clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Everybody counts as alive now."""
+        self._began_s = self._looked_s = self._clock()
+        self._read: int | None = None  # records up to this number were looked at
+        self._seen_s: dict[int, float] = {}
+
+    def silent(self, actors: Sequence[int], for_s: float) -> list[int]:
+        """Those of whom nothing was heard for so long."""
+        now_s = self._clock()
+        if now_s - self._looked_s >= LISTEN_S:
+            self._looked_s = now_s
+            try:
+                self._listen(now_s)
+            except Unreachable:  # nobody can be heard
+                self.begin()
+                return []
+        return [actor for actor in actors if now_s - self._seen_s.get(actor, self._began_s) > for_s]
+
+    def _listen(self, now_s: float) -> None:
+        if self._read is None:  # what was said before does not count
+            self._read, self._began_s = self._board.end(ACTORS), now_s
+            return
+        for number, told in self._board.read(ACTORS, self._read):
+            self._read = number
+            if told.get("state") != "stopped":
+                self._seen_s[int(told["actor"])] = now_s
+
+
+def _names(actors: Sequence[int]) -> str:
+    return ", ".join(f"actor-{actor}" for actor in actors)
