@@ -261,6 +261,24 @@ def test_guided_environments_go_the_ways_they_see():
     assert 0.9 < nearer / (nearer + strays) < 1.0
 
 
+def test_actions_by_a_softmax_of_their_values():
+    world = world_of(worlds=8)
+    agent = agent_of(world.spec, temperature=0.5)
+    obs, starts = np.random.default_rng(1).integers(0, 2, (8 * AGENTS, 6, 9, 9), np.uint8), np.ones(8 * AGENTS, bool)
+    mask = np.ones((8, AGENTS, AGENTS), bool)
+    mask[:, -1] = mask[:, :, -1] = False
+    agent.begin(8 * AGENTS, np.random.default_rng(0))
+    counts = np.zeros((8 * AGENTS, 5))
+    for _ in range(4_000):
+        done = agent.act(obs, starts, explore=False, comm_mask=mask.reshape(-1, AGENTS))
+        counts[np.arange(8 * AGENTS), done["action"]] += 1
+    counts = counts.reshape(8, AGENTS, 5)
+    values = done["q_val"].reshape(8, AGENTS, 5).astype(float)
+    expected = np.exp(values / 0.5) / np.exp(values / 0.5).sum(axis=2, keepdims=True)
+    np.testing.assert_allclose(counts[:, :-1] / 4_000, expected[:, :-1], atol=0.04)
+    assert (counts[:, -1, 0] == 4_000).all(), "who is absent does nothing"
+
+
 def test_guided_needs_planes_that_advise():
     spec = world_of().spec
     other = dataclasses.replace(spec, obs=dataclasses.replace(spec.obs, shape=(5, 9, 9)))

@@ -70,9 +70,9 @@ class DHC(TorchAgent):
         mask = np.ones((rows, agents), np.bool_) if comm_mask is None else comm_mask
         before = self._remembered.meet(starts)
         values = self._values(obs.reshape(-1, agents, *obs.shape[1:]), before, mask.reshape(-1, agents, agents))
-        action = values.argmax(axis=2)
+        there = np.einsum("naa->na", mask.reshape(-1, agents, agents))
+        action = self._chosen(values) * there
         if explore:
-            there = np.einsum("naa->na", mask.reshape(-1, agents, agents))
             self._wander(action, there)
             self._follow(action, obs.reshape(-1, agents, *obs.shape[1:]), there)
         noted = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
@@ -98,6 +98,13 @@ class DHC(TorchAgent):
             after.reshape(worlds, agents, -1)[:, :last][there] = memory.cpu().numpy()
         self._remembered.keep(after)
         return values
+
+    def _chosen(self, values: np.ndarray) -> np.ndarray:
+        """The best actions [N, A], or any with probabilities softmax(values / temperature)."""
+        warmth = self.config.temperature
+        noise = warmth * self._stream.gumbel(size=values.shape) if warmth else 0.0
+        chosen: np.ndarray = (values + noise).argmax(axis=2)
+        return chosen
 
     def _wander(self, action: np.ndarray, there: np.ndarray) -> None:
         """In an environment that explores now, one agent of those present takes any action.

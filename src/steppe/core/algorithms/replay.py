@@ -190,6 +190,11 @@ class DHCConfig(SequenceConfig):
     learn_from: Literal["all", "first"] = Field(
         "all", description="Whose experience counts: everyone's, or the first agent's, which then alone explores."
     )
+    temperature: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Agents act by softmax(values / this), also when judged, so that two who block each other do not for ever; "
+        "0: the best actions.",
+    )
     guided: Fraction = Field(
         0.0,
         description="Share of environments whose agents go the ways that they see lead nearer, one move in ten at random: "
