@@ -20,6 +20,7 @@ from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.weights import Weights
 from steppe.testing.channel import SPEC, send
 from steppe.testing.weights import some_weights
+from steppe.transport import kafka_links
 from steppe.transport.kafka import Connection, Feed, ends, ensure_topics, headers_of, library, newest, security, span
 from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
 from steppe.transport.kafka_weights import KafkaWeights, Press
@@ -124,6 +125,29 @@ def test_a_writer_is_told_to_wait_while_as_much_as_may_be_is_under_way(kafka):
         assert offered == [True, False]
         wait_until(lambda: outlet.blank(0) is segment and outlet.offer(segment))
         assert [polled(inlet).header.sequence for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkeypatch, taken):
+    """Between its first word and its first look somebody else may take its place, and rounds may have gone on."""
+    find, slow = kafka_links.last_of, [True]
+
+    def meanwhile(connection, actor, home, before=None):
+        if slow and slow.pop():
+            if taken:
+                writer(0)
+            wait_until(lambda: inlet.poll() is None and len(inlet.joined) == 1 + taken)
+            inlet.place(0, 7)
+            inlet._sender.flush(10.0)
+        return find(connection, actor, home, before=before)
+
+    monkeypatch.setattr(kafka_links, "last_of", meanwhile)
+    with ends_of(connected(kafka)) as (inlet, writer):
+        if taken:
+            with pytest.raises(Overtaken, match="another process has taken the place of actor-0"):
+                writer(0)
+        else:
+            assert writer(0).shift == 7
 
 
 def _flipped(data):

@@ -188,21 +188,24 @@ class KafkaOutlet:
         return self._sender.flush(timeout_s) == 0
 
     def _begin_reading(self) -> Read:
-        topic, key = self._connection.topic(PROGRESS), self._key
-        found, end = newest(
-            self._connection, topic, 0, lambda message: message.key() == key and _read(message).next >= 0
-        )
+        connection, topic, key = self._connection, self._connection.topic(PROGRESS), self._key
+        told, end = newest(connection, topic, 0, lambda message: message.key() == key)
+        found, _ = newest(connection, topic, 0, lambda message: message.key() == key and _read(message).next >= 0, end)
         self._feed.follow(topic, 0, end, self._take)
-        known = Read(0) if found is None else _read(found)
-        self.shift = known.shift
-        return known
+        if told is not None:  # perhaps of this very life: a reader may be quicker than this
+            self._require_place(_read(told))
+            self.shift = _read(told).shift
+        return Read(0) if found is None else _read(found)
+
+    def _require_place(self, read: Read) -> None:
+        if read.life > self.life:
+            raise Overtaken(f"another process has taken the place of actor-{self._actor} in {self._connection.run}")
 
     def _take(self, message: Message) -> None:
         if message.key() != self._key:
             return
         read = _read(message)
-        if read.life > self.life:
-            raise Overtaken(f"another process has taken the place of actor-{self._actor} in {self._connection.run}")
+        self._require_place(read)
         self._refused, self.shift = read.refused, read.shift
         if read.next < 0:
             return
