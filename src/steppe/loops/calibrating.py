@@ -29,6 +29,7 @@ from steppe.runtimes.plan import segment_spec
 from steppe.runtimes.turns import borrowed_torch
 
 TRY_S = 0.15  # for collecting, and again for learning, with each number of environments
+TRIES = 3  # of collecting, in that time: what else the machine does slows down some of them
 MOST_S = 20 * TRY_S  # for learning, however slow it is
 NEAR = 0.9  # of the best pace is good enough
 MOST_ACTORS = 64
@@ -129,15 +130,21 @@ def _collect(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, 
         world.reset(segment["obs"][0])
         agent.begin(segment.spec.num_envs, seeding.generator(config.seed, "calibration", "act"))
         _fill(agent, world, segment, 0.0)  # once, to compile what has to be
-        began_s, worked_s = time.perf_counter(), time.thread_time()
-        steps = _fill(agent, world, segment, TRY_S)
-        wall_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - worked_s
+        tries = [_timed_fill(agent, world, segment, TRY_S / TRIES) for _ in range(TRIES)]
     finally:
         world.close()
-    known = min(steps, segment.spec.num_steps)
+    known = min(tries[-1][0], segment.spec.num_steps)
+    steps, wall_s, cpu_s = min(tries, key=lambda tried: tried[1] / tried[0])
     for column in segment.columns.values():  # what there was no time for is as what was seen
         column[known:] = column[np.arange(len(column) - known) % known]
     return wall_s / (steps * num_envs), cpu_s / wall_s
+
+
+def _timed_fill(agent: Agent, world: World, segment: Segment, seconds: float) -> tuple[int, float, float]:
+    """(vector steps, seconds, seconds that the processor worked)."""
+    began_s, worked_s = time.perf_counter(), time.thread_time()
+    steps = _fill(agent, world, segment, seconds)
+    return steps, time.perf_counter() - began_s, time.thread_time() - worked_s
 
 
 def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
