@@ -356,6 +356,16 @@ def test_the_step_size_is_halved_on_time_and_the_target_follows():
     assert targets[0] == targets[1] != targets[2] == targets[3]
 
 
+def test_the_step_size_is_halved_on_time_where_others_take_the_steps():
+    world = world_of()
+    agent = agent_of(world.spec, halve_at=[2, 3], learning_rate=0.001)
+    segment = Segment.blank(segment_spec(agent.config, world.spec, 2))
+    for updates, rate in ((1, 0.001), (2, 0.0005), (5, 0.00025)):
+        agent.load(agent.weights().stamped(version=0, updates=updates, env_steps=0))
+        agent.observe(segment, Progress(0, None))
+        assert agent.learning_rate == pytest.approx(rate)
+
+
 def test_a_priority_is_a_sequence_s():
     world = world_of()
     agent = agent_of(world.spec)

@@ -25,6 +25,11 @@ CASES = {
     "a2c, recurrent": {
         "algo": "a2c", "env": "steppe/Recall-v0", "segment_steps": 8, "steps": 900, "recurrent": True, "cell_size": 8,
     },
+    "r2d2": {
+        "algo": "r2d2", "env": "steppe/Recall-v0", "segment_steps": 8, "batch_size": 4, "sequence_length": 4, "burn_in": 2,
+        "learning_starts": 60, "samples_per_insert": 2.0, "steps": 900, "prioritized": False, "cell_size": 8,
+        "params.in_rounds": True,
+    },
     "a2c, continuous": {"algo": "a2c", "env": "Pendulum-v1", "segment_steps": 8, "steps": 900},
 }  # fmt: skip
 FIGURES = ("weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")

@@ -145,6 +145,7 @@ class DHC(TorchAgent):
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Count the episodes that ended, by lesson: they succeed when they come to an end of their own."""
         self.env_steps = progress.env_steps
+        self._set_rate()  # also where others take the steps
         if self.curriculum is None:
             return
         worlds = segment.spec.num_envs // self.num_agents
@@ -159,14 +160,17 @@ class DHC(TorchAgent):
 
     def learn(self, batch: Batch) -> Learned:
         """One update from one draw."""
-        config = self.config
-        self.learning_rate = (config.learning_rate or 0.0) * 0.5 ** sum(self.updates >= at for at in config.halve_at)
+        self._set_rate()
         stats, priorities, rows = self._backward(batch)
         stats |= {"grad_norm": self._step(rows), "learning_rate": self.learning_rate}
         self._target.follow(self.updates)
         if self.curriculum is not None:
             stats |= self.curriculum.stats()
         return Learned(1, stats, priorities=priorities)
+
+    def _set_rate(self) -> None:
+        config = self.config
+        self.learning_rate = (config.learning_rate or 0.0) * 0.5 ** sum(self.updates >= at for at in config.halve_at)
 
     def gradients(self, batch: Batch) -> np.ndarray:
         """The gradient of the loss on one draw, unclipped."""

@@ -62,9 +62,9 @@ class ParamsConfig(Frozen):
         """These settings and the agent's with what is absent chosen; ConfigError for what cannot be."""
         in_rounds = agent.in_rounds if self.in_rounds is None else self.in_rounds
         self._require(num_workers, in_rounds=in_rounds)
-        if agent.memory == "sequences":
+        if agent.memory == "sequences" and getattr(agent, "prioritized", True):
             raise ConfigError(
-                "sequences are drawn by priorities, which workers do not keep: use --mode sync or --mode async"
+                "sequences are drawn by priorities, which workers do not keep: set prioritized=false, or use --mode sync"
             )
         for name in ("normalize_obs", "normalize_reward", "prioritized"):
             if getattr(agent, name, None):

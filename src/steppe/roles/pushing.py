@@ -127,5 +127,6 @@ class GradientWorker(Actor):
 
 
 def _rows(batch: Batch) -> int:
-    """How many steps a batch is about."""
-    return int(np.count_nonzero(batch["valid"])) if "valid" in batch.columns else len(batch["reward"])
+    """How many steps a batch is learned from."""
+    counted = next((name for name in ("learn", "valid") if name in batch.columns), None)
+    return len(batch["reward"]) if counted is None else int(np.count_nonzero(batch[counted]))
