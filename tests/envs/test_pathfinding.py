@@ -272,6 +272,8 @@ def refused(match, *args, error=ConfigError, **kwargs):
 def test_bad_arguments_are_one_sentence():
     for view in (8, 1, 0, -3):
         refused(f"view={view} must be odd and at least 3", 1, 2, view=view)
+    for progress in (float("nan"), "much"):
+        refused(f"progress={progress!r} must be a finite number", 1, 2, progress=progress)
     refused("num_worlds=0 must be at least 1", 0, 2)
     refused("num_agents=0 must be at least 1", 1, 0)
     refused("max_steps=0 must be at least 1", 1, 1, max_steps=0)

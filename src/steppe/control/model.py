@@ -74,7 +74,7 @@ else:
                 Field(
                     None,
                     description="Where the roles live: in one process, each in its own, or each in its own with Kafka between "
-                    "them; if absent, kafka where the service has brokers and processes where it has none.",
+                    "them; if absent, kafka where the service has brokers (but for mode workers) and else processes.",
                 ),
             ),
             "start": (bool, Field(True, description="Start it at once.")),

@@ -6,6 +6,7 @@ in pathfinding_parallel.py, for Gymnasium in pathfinding_vector.py, and as pictu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class PathfindingWorlds:
             raise ConfigError("size and density are for maps by chance: given maps have their own")
         shape = _shape(_USUAL_SIZE if size is None else size)
         _require_sound(num_worlds, num_agents, density, view, max_steps)
+        if not isinstance(progress, int | float) or not math.isfinite(progress):
+            raise ConfigError(f"progress={progress!r} must be a finite number: what a step nearer is worth besides")
         self.num_worlds, self.num_agents, self.view, self.max_steps = num_worlds, num_agents, view, max_steps
         self.scenarios = tuple(as_scenario(each, num_agents) for each in maps)
         self.density = density
