@@ -120,6 +120,30 @@ def test_a_replay_is_filled_first_and_then_pays_for_pushes():
     assert 0.0 < float(house.agent().network.epsilon) > float(house.learner.agent.network.epsilon)
 
 
+def test_a_push_weighs_what_the_steps_do_that_it_is_learned_from():
+    """Steps of the burn-in only bring the state up to date."""
+    settings = {"algo": "r2d2", "batch_size": 4, "sequence_length": 3, "burn_in": 2, "n_step": 1, "prioritized": False}
+    house = House(learning_starts=64, samples_per_insert=2.0, **settings)
+    worker, pushes, learned = house.workers[0], [], []
+    draw = worker.making.memory.sample
+
+    def watched():
+        batch = draw()
+        learned.append(int(batch["learn"].sum()))
+        assert batch["valid"].sum() > batch["learn"].sum()
+        return batch
+
+    worker.making.memory.sample = watched
+    house.learner.step()
+    while len(pushes) < 3:
+        worker.step()
+        while (push := house.channel.poll()) is not None:
+            if push["counts"][0, 0, PushSpec.ROWS]:
+                pushes.append(int(push["counts"][0, 0, PushSpec.ROWS]))
+            house.channel.release(push)
+    assert pushes == learned[:3]
+
+
 def test_a_worker_that_comes_again_goes_on_with_its_next_push():
     house = House(algo="a2c", segment_steps=8)
     house.learner.step()
