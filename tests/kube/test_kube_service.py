@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
+from pathlib import Path
 
 import anyio
 import httpx
@@ -15,6 +17,8 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from stand_in import StandIn
 from tunnel import Tunnel
+
+from steppe.control.kubernetes import Namespace
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 RUN = "/api/v1/runs/demo"
@@ -263,10 +267,10 @@ def test_a_namespace_without_steppe_is_one_clear_sentence(plane, tmp_path, monke
     assert "Traceback" not in done.stderr
 
 
-def test_in_a_pod_the_service_account_is_used(plane, namespace, node, tmp_path, monkeypatch):
+@pytest.fixture
+def in_a_pod(plane, namespace, tmp_path, monkeypatch):
+    """What a pod of the service finds around it."""
     from kubernetes.aio.config import incluster_config
-
-    from steppe.control.kubernetes import Namespace
 
     (tmp_path / "token").write_text(plane.account_token(namespace, "steppe-api"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
@@ -274,6 +278,10 @@ def test_in_a_pod_the_service_account_is_used(plane, namespace, node, tmp_path, 
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(plane.authority))
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
+
+
+@pytest.mark.usefixtures("in_a_pod", "node")
+def test_in_a_pod_the_service_account_is_used(namespace):
     scaler = Namespace(namespace)
     try:
         assert scaler.described().run == "demo"
@@ -281,6 +289,26 @@ def test_in_a_pod_the_service_account_is_used(plane, namespace, node, tmp_path, 
         until(lambda: scaler.seen("actor", "").ready == 1, "the actor is seen")
     finally:
         scaler.close()
+
+
+@pytest.mark.usefixtures("in_a_pod")
+def test_closing_leaves_no_connection_behind_even_if_nobody_answers(namespace, tunnel, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(tunnel.port))
+    scaler = Namespace(namespace)
+    until(lambda: scaler.lost is None, "the watch has begun")
+    scaler.scale("actor", 1)
+    tunnel.stop()
+    held = sockets(tunnel.port)
+    assert held
+    scaler.close()
+    assert not held & sockets(tunnel.port)
+
+
+def sockets(port: int) -> set[str]:
+    """This process's connections to a port of this machine, by their own port."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    mine = {os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+    return {row[1] for row in rows if row[2].endswith(f":{port:04X}") and f"socket:[{row[9]}]" in mine}
 
 
 def test_openapi_of_the_cluster_is_that_of_the_machine(api):

@@ -255,6 +255,7 @@ def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, br
     with served.client() as api:
         scale(api, cluster, 8)
         learns_on(cluster.learner, 50)
+        until(lambda: {actor for actor, _ in taken(cluster.learner)} == set(range(8)), "all eight are learned from")
 
         # No learner, after a checkpoint; and one that goes on from there.
         first = cluster.learner

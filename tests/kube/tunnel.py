@@ -1,4 +1,4 @@
-"""A TCP tunnel on loopback that can be cut and mended."""
+"""A TCP tunnel on loopback that can be stopped, cut and mended."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class Tunnel:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._whole = True
+        self._flows = threading.Event()
+        self._flows.set()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -32,13 +34,19 @@ class Tunnel:
     def cut(self) -> None:
         """End every connection; further ones end at once."""
         self._whole = False
+        self._flows.set()
         with self._lock:
             for one in self._open:
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
+    def stop(self) -> None:
+        """Carry nothing more, and end nothing: what is sent stays unanswered."""
+        self._flows.clear()
+
     def mend(self) -> None:
         self._whole = True
+        self._flows.set()
 
     def _begin(self, work, *arguments) -> None:
         thread = threading.Thread(target=work, args=arguments, name="tunnel")
@@ -63,6 +71,7 @@ class Tunnel:
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
+                self._flows.wait()
                 sink.sendall(data)
         for one in (source, sink):
             with contextlib.suppress(OSError):

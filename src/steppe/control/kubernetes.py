@@ -79,9 +79,12 @@ class Namespace:
     async def _shut(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
+        await (
+            self._client.close()
+        )  # before the watch ends: one that ends by itself says goodbye, which takes as long as it takes
+        if self._watching is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
-        await self._client.close()
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
