@@ -238,29 +238,6 @@ def test_environments_have_places_on_the_ladder():
     assert sorted(shares) == pytest.approx(sorted(0.4 ** (1 + 7 * i / 7) for i in range(8)))
 
 
-def test_guided_environments_go_the_ways_they_see():
-    world = world_of(worlds=8)
-    agent = agent_of(world.spec, guided=0.25, epsilon_base=0.0)
-    rng, nearer, strays = np.random.default_rng(1), 0, 0
-    agent.begin(8 * AGENTS, np.random.default_rng(0))
-    for _ in range(100):
-        obs = rng.integers(0, 2, (8 * AGENTS, 6, 9, 9), np.uint8)
-        mask = np.ones((8, AGENTS, AGENTS), bool)
-        mask[:, -1] = mask[:, :, -1] = False
-        told = {"comm_mask": mask.reshape(-1, AGENTS)}
-        starts = np.ones(8 * AGENTS, bool)
-        best = agent.act(obs, starts, explore=False, **told)["action"].reshape(8, AGENTS)
-        done = agent.act(obs, starts, **told)["action"].reshape(8, AGENTS)
-        np.testing.assert_array_equal(done[[0, 1, 2, 4, 5, 6]], best[[0, 1, 2, 4, 5, 6]])
-        assert not done[:, -1].any(), "who is absent does nothing"
-        for world_index in (3, 7):
-            for who in range(AGENTS - 1):
-                advised = {move + 1 for move in range(4) if obs[world_index * AGENTS + who, 2 + move, 4, 4]} or {0}
-                nearer += done[world_index, who] in advised
-                strays += done[world_index, who] not in advised
-    assert 0.9 < nearer / (nearer + strays) < 1.0
-
-
 def test_actions_by_a_softmax_of_their_values():
     world = world_of(worlds=8)
     agent = agent_of(world.spec, temperature=0.5)
@@ -279,11 +256,38 @@ def test_actions_by_a_softmax_of_their_values():
     assert (counts[:, -1, 0] == 4_000).all(), "who is absent does nothing"
 
 
-def test_guided_needs_planes_that_advise():
+def test_agents_learn_the_ways_that_they_see():
+    """There is no reward, so only the second loss can have taught it."""
+    world = world_of()
+    agent = agent_of(world.spec, advice=1.0, advice_margin=0.3, learning_rate=3e-3, lesson_agents=[], lesson_sizes=[])
+    batch = drawn(agent, Walk(agent, world))
+    batch["reward"][:] = 0.0
+
+    def heeded():
+        windows = Windows(batch, torch.device("cpu"), first_only=False)
+        with torch.no_grad():
+            best = windows.unroll(agent.network, traced=False).numpy().argmax(axis=2).reshape(windows.live.shape)
+        told = []
+        for t, window, who in np.argwhere(windows.counted).tolist():
+            others, _, *ways = batch["obs"][t, window, who]
+            free = [not others[cell] for cell in ((3, 4), (5, 4), (4, 3), (4, 5))]
+            nearer = [bool(way[4, 4]) for way in ways]
+            wanted = [not any(nearer), *(a and b for a, b in zip(free, nearer, strict=True))]
+            if any(wanted):
+                told.append(wanted[best[t, window, who]])
+        return np.mean(told)
+
+    assert heeded() < 0.6
+    lags = [agent.learn(batch).stats["advice_lag"] for _ in range(80)]
+    assert lags[0] > 0.1 > 10 * lags[-1]
+    assert heeded() > 0.9
+
+
+def test_advice_needs_planes_that_advise():
     spec = world_of().spec
     other = dataclasses.replace(spec, obs=dataclasses.replace(spec.obs, shape=(5, 9, 9)))
     with pytest.raises(ConfigError, match="do not say which moves lead nearer; leave it out"):
-        agent_of(other, guided=0.5)
+        agent_of(other, advice=0.5)
 
 
 def lesson_segment(agent, world, outcomes):

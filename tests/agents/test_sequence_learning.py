@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.sequences import Recollection, judge, ladder, leads, wander
+from steppe.agents.sequences import Recollection, heed, judge, ladder, leads, wander
 from steppe.core.errors import NotFinite
 from steppe.core.experience import Batch
 from steppe.core.sequences import mixed, rescaled, unscaled
@@ -87,6 +87,27 @@ def test_a_loss_that_is_no_number_names_the_update():
     batch["reward"][...] = np.nan
     with pytest.raises(NotFinite, match="loss is nan at update 17"):
         judge(values_of(1), values_of(2), batch, double=True, value_rescaling=True).require_finite(17)
+
+
+def test_the_loss_of_advice_is_a_margin_over_every_other_action():
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(4, 6, 5)).astype(np.float32)
+    advised = rng.random((4, 6, 5)) < 0.4
+    assert not advised.any(axis=2).all(), "some have no advice, and do not count"
+    learn = rng.random((4, 6)) < 0.7
+    traced = torch.tensor(values, requires_grad=True)
+    lags = []
+    for t, i in np.argwhere(learn & advised.any(axis=2)).tolist():
+        best = max(traced[t, i, a] for a in range(5) if advised[t, i, a])
+        others = [traced[t, i, a] + 0.4 for a in range(5) if not advised[t, i, a]]
+        lags.append(max([best, *others]) - best)
+    loss = torch.stack(lags).mean()
+    loss.backward()
+    lag, gradient = heed(values, advised, learn, 0.4)
+    assert lag == pytest.approx(loss.item(), rel=1e-5)
+    np.testing.assert_allclose(gradient, traced.grad.numpy(), atol=1e-7)
+    assert np.abs(gradient).sum() > 0
+    assert heed(values, advised, np.zeros_like(learn), 0.4)[0] == 0.0
 
 
 def test_sequences_begin_where_they_are_first_learned_from():

@@ -16,14 +16,13 @@ from steppe.agents.communicating import Communicating
 from steppe.agents.curriculum import Curriculum, drawn_lessons
 from steppe.agents.flat import FlatModule, as_tensor
 from steppe.agents.networks import build_seeded
-from steppe.agents.sequences import Recollection, judge, ladder
+from steppe.agents.sequences import Recollection, heed, judge, ladder
 from steppe.agents.target import Target
 from steppe.agents.torch_agent import TorchAgent
 from steppe.agents.windows import Windows
 from steppe.core.agent import Learned, Progress, Tree
 from steppe.core.algorithms import DHCConfig
 from steppe.core.experience import Batch, Segment
-from steppe.core.guidance import greedy_walk
 from steppe.core.sequences import mixed
 from steppe.core.specs import EnvSpec
 
@@ -46,7 +45,7 @@ class DHC(TorchAgent):
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
         self._target = Target(self.flat, config.target_every)
         self._recollection = self._remembered = Recollection((self.network.memory_size,))
-        self._epsilon, self._guided = np.zeros(0), np.zeros(0, np.bool_)
+        self._epsilon = np.zeros(0)
 
     # Acting: rows are the agents of all environments, those of one next to each other.
 
@@ -55,14 +54,11 @@ class DHC(TorchAgent):
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
         config, worlds = self.config, num_envs // self.num_agents
         self._epsilon = ladder(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
-        place = np.arange(worlds) * num_actors + actor
-        self._guided = np.floor((place + 1) * config.guided) > np.floor(place * config.guided)
 
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, comm_mask: np.ndarray | None = None
     ) -> Mapping[str, np.ndarray]:
-        """The best actions; where an environment explores, one of its agents does anything, and where it is guided all do as
-        their observations advise.
+        """The best actions; where an environment explores, one of its agents does anything.
 
         `comm_mask` [B, num_agents] says whom each hears, everyone if absent; an agent that does not hear itself is absent.
         """
@@ -74,7 +70,6 @@ class DHC(TorchAgent):
         action = self._chosen(values) * there
         if explore:
             self._wander(action, there)
-            self._follow(action, obs.reshape(-1, agents, *obs.shape[1:]), there)
         noted = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
         return {"action": action.reshape(rows), **noted}
 
@@ -120,12 +115,6 @@ class DHC(TorchAgent):
         rank = (place * there.sum(axis=1)).astype(np.int64)
         who = (there.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
         action[strays, who[strays]] = choice[strays]
-
-    def _follow(self, action: np.ndarray, obs: np.ndarray, there: np.ndarray) -> None:
-        """In an environment that is guided, all agents do as their observations advise."""
-        guided = self._guided
-        if len(guided) == len(action) and guided.any():
-            action[guided] = greedy_walk(obs[guided], self._stream) * there[guided]
 
     def _exploring(self, worlds: int) -> np.ndarray:
         """The shares of random actions [N], also for whoever acts without having begun."""
@@ -187,17 +176,16 @@ class DHC(TorchAgent):
             target = self._target.flat.module
             assert isinstance(target, Communicating)
             judged = windows.unroll(target, traced=False).cpu().numpy()
-        found = judge(
-            values.detach().cpu().numpy(),
-            judged,
-            windows.by_agent(),
-            double=config.double,
-            value_rescaling=config.value_rescaling,
-        )
+        valued, steps = values.detach().cpu().numpy(), windows.by_agent()
+        found = judge(valued, judged, steps, double=config.double, value_rescaling=config.value_rescaling)
         found.require_finite(self.updates)
+        stats = {"loss": found.loss, "q_mean": found.mean_value, "td_error": found.mean_error}
+        if config.advice:
+            lag, pull = heed(valued, windows.advised(), steps["learn"], config.advice_margin)
+            found.gradient[...] += np.float32(config.advice) * pull
+            stats["advice_lag"] = lag
         self.flat.gradient.zero_()
         torch.autograd.backward(values, as_tensor(found.gradient, self.flat.device))
-        stats = {"loss": found.loss, "q_mean": found.mean_value, "td_error": found.mean_error}
         return stats, mixed(*windows.by_step(found.errors)), int(np.count_nonzero(windows.counted))
 
     def state(self) -> Tree:

@@ -154,3 +154,21 @@ def _huber_loss(
             mean_value += value * share
             mean_error += size * share
     return loss, mean_value, mean_error, gradient, errors
+
+
+def heed(values: np.ndarray, advised: np.ndarray, learn: np.ndarray, margin: float) -> tuple[float, np.ndarray]:
+    """How far the best advised action lags behind the others plus `margin`, on average over the rows that are learned from
+    and have advice, and the gradient of that by the values [T, N, A].
+
+    The large margin of Hester et al. (2018), with any number of advised actions.
+    """
+    heard = learn & advised.any(axis=2)
+    rivals = values + np.float32(margin) * ~advised
+    best = np.where(advised, values, np.float32(-np.inf)).argmax(axis=2)[..., None]
+    rival = rivals.argmax(axis=2)[..., None]
+    lag = (np.take_along_axis(rivals, rival, 2) - np.take_along_axis(values, best, 2))[..., 0]
+    share = 1.0 / max(1, int(np.count_nonzero(heard)))
+    gradient, weight = np.zeros_like(values), (heard * np.float32(share))[..., None]
+    np.put_along_axis(gradient, rival, weight, 2)
+    np.put_along_axis(gradient, best, np.take_along_axis(gradient, best, 2) - weight, 2)
+    return float(lag[heard].sum() * share), gradient

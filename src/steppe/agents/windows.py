@@ -14,6 +14,7 @@ import torch
 from steppe.agents.communicating import Communicating
 from steppe.agents.flat import as_tensor
 from steppe.core.experience import Batch
+from steppe.core.guidance import advised
 
 
 class Windows:
@@ -75,6 +76,11 @@ class Windows:
         columns["learn"] = self.counted
         weights = None if batch.weights is None else np.repeat(batch.weights, self.num_agents)
         return Batch({name: column.reshape(rows, -1) for name, column in columns.items()}, weights=weights)
+
+    def advised(self) -> np.ndarray:
+        """Which actions [R, N · A, actions] the agents' observations advise."""
+        found = advised(self._obs)
+        return found.reshape(len(found), -1, found.shape[-1])
 
     def by_step(self, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean errors [R, N] over the agents that count, from [R, N · A], and where there are any."""

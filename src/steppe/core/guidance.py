@@ -7,12 +7,30 @@ import numpy as np
 from steppe.core.specs import EnvSpec
 
 BEFORE = 2  # planes ahead of the advice: others, and obstacles
+WAYS = (
+    (-1, 0),
+    (1, 0),
+    (0, -1),
+    (0, 1),
+)  # rows down and columns right, for the actions after the first, which is to stay
 
 
 def advises(spec: EnvSpec) -> bool:
-    """Whether observations have a plane of advice for every move, around a cell in the middle; the first action is to stay."""
+    """Whether observations have a plane of advice for every move, around a cell in the middle."""
     planes, height, width = spec.obs.shape if spec.is_image else (0, 0, 0)
-    return planes == BEFORE + spec.action.sizes[0] - 1 and height == width and height % 2 == 1
+    moves = spec.action.sizes[0] - 1
+    return len(WAYS) == moves == planes - BEFORE and height == width and height % 2 == 1
+
+
+def advised(obs: np.ndarray) -> np.ndarray:
+    """Which actions [..., actions] observations [..., planes, cells, cells] advise: to a cell that is nearer and where nobody
+    is now, or to stay where no cell is nearer. Who is blocked has no advice.
+    """
+    middle = obs.shape[-1] // 2
+    nearer = obs[..., BEFORE:, middle, middle] != 0
+    taken = np.stack([obs[..., 0, middle + down, middle + right] != 0 for down, right in WAYS], axis=-1)
+    found: np.ndarray = np.concatenate([~nearer.any(axis=-1, keepdims=True), nearer & ~taken], axis=-1)
+    return found
 
 
 def greedy_walk(obs: np.ndarray, stream: np.random.Generator, noise: float = 0.1) -> np.ndarray:

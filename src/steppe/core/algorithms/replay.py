@@ -195,11 +195,12 @@ class DHCConfig(SequenceConfig):
         description="Agents act by softmax(values / this), also when judged, so that two who block each other do not for ever; "
         "0: the best actions.",
     )
-    guided: Fraction = Field(
+    advice: Annotated[float, Field(ge=0)] = Field(
         0.0,
-        description="Share of environments whose agents go the ways that they see lead nearer, one move in ten at random: "
-        "success to learn from, from the start.",
+        description="Weight of a second loss, by which moves that agents see lead nearer are to be worth more than others by "
+        "`advice_margin`: a way to begin, and not to forget.",
     )
+    advice_margin: PositiveFloat = Field(0.15, description="How much more: two steps of the world's own cost.")
     lesson_agents: tuple[Positive, ...] | None = Field(
         None,
         description="Numbers of agents to begin with and to go on to; 1, 2, 3, … if absent, [] for all of them at once.",
@@ -226,9 +227,9 @@ class DHCConfig(SequenceConfig):
                 f"{name} sees planes (channels, height, width) of at least 3 × 3 cells, and {spec.id} has observations of "
                 f"the shape {spec.obs.shape}"
             )
-        if self.guided and not advises(spec):
+        if self.advice and not advises(spec):
             raise ConfigError(
-                f"guided={self.guided}: observations of {spec.id} do not say which moves lead nearer; leave it out"
+                f"advice={self.advice}: observations of {spec.id} do not say which moves lead nearer; leave it out"
             )
         for key in ("lesson_agents", "lesson_sizes"):
             self._require_lessons(spec, key, getattr(self, key))
