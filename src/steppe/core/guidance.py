@@ -23,13 +23,14 @@ def advises(spec: EnvSpec) -> bool:
 
 
 def advised(obs: np.ndarray) -> np.ndarray:
-    """Which actions [..., actions] observations [..., planes, cells, cells] advise: to a cell that is nearer and where nobody
-    is now, or to stay where no cell is nearer. Who is blocked has no advice.
+    """Which actions [..., actions] observations [..., planes, cells, cells] advise: any that leads nearer, or to stay where none
+    does. Who has somebody beside it gets no advice: perhaps it must make way.
     """
     middle = obs.shape[-1] // 2
     nearer = obs[..., BEFORE:, middle, middle] != 0
-    taken = np.stack([obs[..., 0, middle + down, middle + right] != 0 for down, right in WAYS], axis=-1)
-    found: np.ndarray = np.concatenate([~nearer.any(axis=-1, keepdims=True), nearer & ~taken], axis=-1)
+    beside = [obs[..., 0, middle + down, middle + right] != 0 for down, right in WAYS]
+    alone = ~np.any(beside, axis=0)[..., None]
+    found: np.ndarray = alone & np.concatenate([~nearer.any(axis=-1, keepdims=True), nearer], axis=-1)
     return found
 
 
