@@ -23,14 +23,20 @@ def advises(spec: EnvSpec) -> bool:
 
 
 def advised(obs: np.ndarray) -> np.ndarray:
-    """Which actions [..., actions] observations [..., planes, cells, cells] advise: any that leads nearer, or to stay where none
-    does. Who has somebody beside it gets no advice: perhaps it must make way.
+    """Which actions [..., actions] observations [..., planes, cells, cells] advise.
+
+    Alone: any move that leads nearer, or to stay where none does. With somebody beside: to make way, so any move nearer or to
+    a free cell, and to stay only where there is none.
     """
     middle = obs.shape[-1] // 2
+    others, blocked = (
+        np.stack([obs[..., plane, middle + down, middle + right] != 0 for down, right in WAYS], axis=-1)
+        for plane in range(BEFORE)
+    )
     nearer = obs[..., BEFORE:, middle, middle] != 0
-    beside = [obs[..., 0, middle + down, middle + right] != 0 for down, right in WAYS]
-    alone = ~np.any(beside, axis=0)[..., None]
-    found: np.ndarray = alone & np.concatenate([~nearer.any(axis=-1, keepdims=True), nearer], axis=-1)
+    beside = others.any(axis=-1, keepdims=True)
+    moves = nearer | (beside & ~others & ~blocked)
+    found: np.ndarray = np.concatenate([~moves.any(axis=-1, keepdims=True), moves], axis=-1)
     return found
 
 
