@@ -9,7 +9,8 @@ from steppe.core.errors import UsageError
 from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.replay import Draws, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferPool, ReplayMemory
-from steppe.replay.frames import FrameStore, bytes_per_row
+from steppe.replay.columns import bytes_per_row
+from steppe.replay.frames import FrameStore
 from steppe.replay.storage import Store
 
 pytestmark = pytest.mark.unit

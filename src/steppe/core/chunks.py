@@ -29,6 +29,7 @@ from steppe.core.specs import FieldSpec
 
 CHUNK_BYTES = 16 << 20
 OPEN_FILES = 16  # that wait to be synced
+UNHASHED = 16  # columns of chunks that were read and wait to be hashed
 _PLACE = "#ring"  # stands in a tree for a ring that is written apart
 _ELSEWHERE = "#bundle"  # and for what somebody else writes, by its name
 
@@ -74,11 +75,12 @@ class SavedRing:
         """Read all rows into the beginning of these columns, which must have the saved shapes; DamagedFile names the first wrong one."""
         self._require_files()
         with ThreadPoolExecutor(2) as worker:
-            found = [
-                (chunk, spec, low, high, worker.submit(_sha256, rows))
-                for chunk, low, high in self._chunks()
-                for spec, rows in self._read(chunk, {name: rows[low:high] for name, rows in columns.items()})
-            ]
+            found: list[tuple[ChunkRecord, FieldSpec, int, int, Future[str]]] = []
+            for chunk, low, high in self._chunks():
+                for spec, rows in self._read(chunk, {name: rows[low:high] for name, rows in columns.items()}):
+                    found.append((chunk, spec, low, high, worker.submit(_sha256, rows)))
+                if len(found) > UNHASHED:
+                    found[-UNHASHED][-1].result()
             for chunk, spec, low, high, digest in found:
                 self._require_hash(chunk, spec, low, high, digest.result())
         self._require_truth(columns)
@@ -109,9 +111,12 @@ class SavedRing:
         descriptor = self._opened(chunk, path, self.ends[chunk.file])
         try:
             for spec in self.record.fields():
-                rows = into[spec.name]
+                target = into[spec.name]
+                rows = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
                 _fill(descriptor, offset, rows, path)
                 offset += rows.nbytes
+                if rows is not target:
+                    target[...] = rows
                 yield spec, rows
         finally:
             os.close(descriptor)
@@ -248,7 +253,8 @@ class _Writer:
             future.result()
 
     def _chunk(self, ring: Ring, record: RingRecord, low: int, high: int) -> Any:
-        rows = [column[low:high] for column in ring.columns.values()]
+        # Columns that do not lie in one piece are copied, a chunk at a time.
+        rows = [np.ascontiguousarray(column[low:high]) for column in ring.columns.values()]
         digests = [self.workers.submit(_sha256, part) for part in rows]
         full = min(low + record.chunk_rows, record.capacity) == high
         at_cursor = ring.stamps is None and low <= ring.cursor < high

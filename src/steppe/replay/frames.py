@@ -120,15 +120,6 @@ def frame_shape(field: FieldSpec) -> tuple[int, ...]:
     return (field.shape[0] // field.frames, *field.shape[1:])
 
 
-def bytes_per_row(fields: Sequence[FieldSpec]) -> int:
-    """What a row takes in a store: of stacks, their ids and a frame, with a quarter of one for the starts of episodes."""
-    frame, stacked = stacks_of(fields)
-    plain = sum(f.nbytes for f in fields if f.name not in stacked)
-    if frame is None:
-        return plain
-    return plain + 4 * frame.frames * len(stacked) + 5 * frame.nbytes // (4 * frame.frames)
-
-
 def stacks_of(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str, ...]]:
     """The first stack of frames worth storing once each, and the names of all fields like it."""
     first = next((f for f in fields if f.frames > 1 and f.nbytes >= LEAST_BYTES * f.frames), None)

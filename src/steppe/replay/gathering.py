@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import getrefcount
 from typing import Any
@@ -13,12 +13,13 @@ import numpy as np
 from steppe.core.specs import FieldSpec
 from steppe.replay.frames import FrameStore
 from steppe.replay.kernels import gather, gather_stacks
+from steppe.replay.mapped import LINE
 
-ALIGN = 64  # columns of a batch never share a cache line
 REUSED_BYTES = 1 << 17  # from here on new memory is new pages, which take longer than the copy into them
 MOST_SPARE = 3
 UNUSED = 3  # references to a block that nobody holds: the list's, the loop's and the one of asking
 MOST_SIZES = 64
+MOST_DESCRIBED = 2**31 - 1  # bytes that a dtype can have
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Tray:
 class Layout:
     """How batches of one size lie in a block."""
 
-    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
+    views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset
+    whole: np.dtype[Any] | None  # the same as one dtype: five columns out of it take as long as two by themselves
     plan: np.ndarray  # for kernels.gather
     stacks: np.ndarray  # offsets of stacked columns
     ids_plan: np.ndarray
@@ -54,7 +56,7 @@ class Gathering:
         self._fields, self._columns, self._stacked, self._frames = tuple(fields), columns, tuple(stacked), frames
         self._num_rows = len(next(iter(columns.values())))
         self._layouts: dict[int, Layout] = {}
-        self.sources = self._layout(1).plan  # where the columns lie and how wide their rows are
+        self.sources = _lines(columns.values())
 
     def tray(self, count: int) -> Tray:
         """Memory of its own for `count` rows."""
@@ -102,20 +104,37 @@ class Gathering:
             views.append((each.name, (count, *each.shape), dtype, end))
             row_bytes = math.prod(column.shape[1:]) * column.dtype.itemsize
             if each.name in self._stacked:
-                ids_plan.append((column.ctypes.data, row_bytes, len(stacks) * count * row_bytes))
+                ids_plan.append((column.ctypes.data, row_bytes, row_bytes, len(stacks) * count * row_bytes))
                 stacks.append(end)
             else:
-                plan.append((column.ctypes.data, row_bytes, end))
-            end += -(-count * each.nbytes // ALIGN) * ALIGN
-        return Layout(tuple(views), _plan(plan), np.array(stacks, np.int64), _plan(ids_plan), end)
+                plan.append((column.ctypes.data, column.strides[0], row_bytes, end))
+            end += -(-count * each.nbytes // LINE) * LINE  # columns of a batch never share a cache line
+        return Layout(tuple(views), _whole(views, end), _plan(plan), np.array(stacks, np.int64), _plan(ids_plan), end)
 
 
-def _plan(rows: list[tuple[int, int, int]]) -> np.ndarray:
-    return np.array(rows, np.int64).reshape(-1, 3)
+def _lines(columns: Iterable[np.ndarray]) -> np.ndarray:
+    """What to ask for before a row is read: an address in each cache line of the first one, and the bytes from row to row."""
+    lines = {(column.ctypes.data // LINE, column.strides[0]): column.ctypes.data for column in columns}
+    return np.array([(address, step) for (_, step), address in lines.items()], np.int64).reshape(-1, 2)
+
+
+def _plan(rows: list[tuple[int, int, int, int]]) -> np.ndarray:
+    return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _whole(views: Iterable[tuple[str, tuple[int, ...], np.dtype[Any], int]], nbytes: int) -> np.dtype[Any] | None:
+    if nbytes > MOST_DESCRIBED:
+        return None
+    names, shapes, dtypes, offsets = zip(*views, strict=True)
+    formats = list(zip(dtypes, shapes, strict=True))
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": nbytes})
 
 
 def _columns(layout: Layout, block: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: np.ndarray(shape, dtype, block, offset) for name, shape, dtype, offset in layout.views}
+    if layout.whole is None:
+        return {name: np.ndarray(shape, dtype, block, offset) for name, shape, dtype, offset in layout.views}
+    whole: np.ndarray = np.ndarray((), layout.whole, block)
+    return {name: whole[name] for name, _, _, _ in layout.views}
 
 
 def _unused(layout: Layout) -> np.ndarray:

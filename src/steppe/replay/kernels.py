@@ -136,39 +136,40 @@ group_sum = cast(
 def gather(plan: np.ndarray, num_rows: int, slots: np.ndarray, out: np.ndarray) -> bool:
     """Copy rows `slots` of every column into `out` (uint8); False, and nothing copied, if a slot is out of range.
 
-    A row of `plan` is a column: its address, the bytes of one of its rows, and where its copies begin in `out`.
+    A row of `plan` is a column: its address, the bytes from row to row, those of one of its rows, and where its copies begin
+    in `out`.
     """
     for i in range(len(slots)):
         if slots[i] < 0 or slots[i] >= num_rows:
             return False
     begin = np.int64(out.ctypes.data)
     for column in range(len(plan)):
-        _gather_column(plan[column, 0], plan[column, 1], slots, begin + plan[column, 2])
+        _gather_column(plan[column, 0], plan[column, 1], plan[column, 2], slots, begin + plan[column, 3])
     return True
 
 
 @compiled
-def _gather_column(source: int, width: int, slots: np.ndarray, target: int) -> None:
+def _gather_column(source: int, step: int, width: int, slots: np.ndarray, target: int) -> None:
     # Loops of plain moves for the usual widths: a call of memcpy for each row would take longer than the rows do.
     count = len(slots)
     if width == 1:
         for i in range(count):
-            copy_bytes(target + i, source + slots[i], 1)
+            copy_bytes(target + i, source + slots[i] * step, 1)
     elif width == 4:
         for i in range(count):
-            copy_bytes(target + i * 4, source + slots[i] * 4, 4)
+            copy_bytes(target + i * 4, source + slots[i] * step, 4)
     elif width == 8:
         for i in range(count):
-            copy_bytes(target + i * 8, source + slots[i] * 8, 8)
+            copy_bytes(target + i * 8, source + slots[i] * step, 8)
     elif width == 16:
         for i in range(count):
-            copy_bytes(target + i * 16, source + slots[i] * 16, 16)
+            copy_bytes(target + i * 16, source + slots[i] * step, 16)
     elif width == 32:
         for i in range(count):
-            copy_bytes(target + i * 32, source + slots[i] * 32, 32)
+            copy_bytes(target + i * 32, source + slots[i] * step, 32)
     else:
         for i in range(count):
-            copy_bytes(target + i * width, source + slots[i] * width, width)
+            copy_bytes(target + i * width, source + slots[i] * step, width)
 
 
 @compiled

@@ -125,7 +125,7 @@ def _pool(
     num_buffers: int,
 ) -> ReplayBufferPool:
     """The caller's pool, if it will do, or a new one, if there is room for it."""
-    from steppe.replay.frames import bytes_per_row
+    from steppe.replay.columns import bytes_per_row
     from steppe.replay.nstep import transition_fields
     from steppe.replay.pool import ReplayBufferPool
     from steppe.replay.sequences import step_fields

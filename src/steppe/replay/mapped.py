@@ -10,6 +10,7 @@ import mmap
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from steppe.core.errors import ConfigError, DiskFull
 LINE = 64
 
 
-def zeros(shape: tuple[int, ...], dtype: str, directory: Path | None) -> np.ndarray:
+def zeros(shape: tuple[int, ...], dtype: str | np.dtype[Any], directory: Path | None) -> np.ndarray:
     """Zeros in memory, or in a file of `directory` with its room reserved: a disk full later cannot end the process."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if directory is None:

@@ -23,10 +23,10 @@ from steppe.core.experience import Batch
 from steppe.core.rings import History
 from steppe.core.specs import FieldSpec
 from steppe.replay import keeping
+from steppe.replay.columns import make_columns
 from steppe.replay.drawing import revise, take
 from steppe.replay.frames import FrameStore, frame_shape, stacks_of
 from steppe.replay.gathering import Gathering, Tray
-from steppe.replay.mapped import zeros
 from steppe.replay.ringing import describe, prepare, spread
 from steppe.replay.sumtree import SumTree
 
@@ -88,12 +88,7 @@ class Store:
         rows = self.capacity * self.num_parts
         frame, stacked = stacks_of(fields)
         try:
-            self.columns = {
-                f.name: zeros((rows, f.frames), "int32", self.disk)
-                if f.name in stacked
-                else zeros((rows, *f.shape), f.dtype, self.disk)
-                for f in fields
-            }
+            self.columns = make_columns(fields, rows, self.disk)
         except (MemoryError, ValueError):  # ValueError: more bytes than an address can say
             need = rows * sum(f.nbytes for f in fields)
             raise ConfigError(
@@ -289,14 +284,8 @@ class Store:
             self.tree.descend(np.empty(0), 0, 1)
             self.describe(nothing, NO_LEAVES, 1.0)
             self.prioritize(nothing, np.empty(0))
-            places = (
-                self._gathering.sources,
-                self._gathering.sources,
-                np.empty(0, np.uint8),
-                nothing,
-                nothing,
-                NO_LEAVES,
-            )
+            layout, block = self._gathering.room(0, None)
+            places = self._gathering.sources, layout.plan, block, nothing, nothing, NO_LEAVES
             take(*self.tree.arrays(), self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
 
     def ordered(self, part: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from steppe.replay.mapped import zeros
 
 BLOCK = 16
 FAN = 8
-NOTHING = np.empty((0, 3), np.int64)
+NOTHING = np.empty((0, 2), np.int64)
 
 
 class SumTree:
