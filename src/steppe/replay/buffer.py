@@ -10,8 +10,8 @@ import numpy as np
 
 from steppe.core.checked import checked
 from steppe.core.errors import UsageError
-from steppe.replay.storage import Store
-from steppe.replay.writing import Experience, Experiences, Numbers, Writing
+from steppe.replay.storage import Numbers, Store
+from steppe.replay.writing import Experience, Experiences, Writing
 
 
 class ReplayBuffer:
@@ -55,12 +55,9 @@ class ReplayBuffer:
         """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
         self._writing(self._part, experiences)
 
-    @checked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
-        with self._store.lock:
-            require_enough(batch_size, self.size())
-            return self._store.take(self._stream, batch_size, 1.0, self._part)[0]
+        return self._store.take(self._stream, batch_size, 1.0, self._part)[0]
 
     def clear(self) -> None:
         """Forget all experiences; their shapes stay agreed."""
@@ -121,31 +118,24 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
         self._writing(self._part, experiences, priorities)
 
-    @checked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.
 
         An index is the number of an experience in the order of adding: no later one has the same.
         """
         store = self._store
-        with store.lock:
-            require_enough(batch_size, self.size())
-            batch, weights, indices = store.take(self._stream, batch_size, self.beta, self._part)
+        batch, weights, indices = store.take(self._stream, batch_size, self.beta, self._part)
         assert weights is not None
         assert indices is not None
         self.beta = min(1.0, self.beta + self.beta_increment)
         return batch, weights, indices >> store.shift if store.shift else indices
 
-    @checked
     def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:
         """Set the priorities of sampled experiences; of an index given twice the last one counts.
 
         Where an experience was overwritten since it was sampled nothing changes, which `stale_updates` counts.
         """
-        numbers = np.asarray(indices, np.int64)
-        if self._store.shift:
-            numbers = (numbers << self._store.shift) + self._part
-        self._store.prioritize(numbers, np.asarray(priorities, np.float64))
+        self._store.prioritize(indices, priorities, self._part)
 
 
 class ExperienceBuffer:
@@ -179,11 +169,3 @@ class ExperienceBuffer:
 
     def __len__(self) -> int:
         return len(self._buffer)
-
-
-def require_enough(batch_size: int, size: int) -> None:
-    """Raise unless `batch_size` experiences can be drawn from `size`."""
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size must be a whole number, at least 1, not {batch_size!r}")
-    if size < batch_size:
-        raise UsageError(f"cannot draw {batch_size} experiences from {size}: add more first, or ask for fewer")

@@ -8,7 +8,7 @@ import numpy as np
 
 from steppe.replay.kernels import compiled, gather
 from steppe.replay.ringing import describe, prepare
-from steppe.replay.sumtree import assign, descend
+from steppe.replay.sumtree import assign, descend, settle
 
 
 @compiled
@@ -17,6 +17,8 @@ def take(
     nodes: np.ndarray,
     starts: np.ndarray,
     levels: np.ndarray,
+    waiting: np.ndarray,
+    value: np.ndarray,
     capacity: int,
     rings: np.ndarray,
     shift: int,
@@ -31,6 +33,7 @@ def take(
     weights: np.ndarray,
 ) -> bool:
     """Draw slots of parts first … last - 1, describe them, and copy their rows into `block`; False if all leaves are 0."""
+    settle(leaves, nodes, starts, levels, waiting, value)
     drawn = np.empty(len(draws), np.float32)
     if not descend(leaves, nodes, starts, levels, capacity, parts[0], parts[1], draws, sources, slots, drawn):
         return False
@@ -44,6 +47,8 @@ def revise(
     nodes: np.ndarray,
     starts: np.ndarray,
     levels: np.ndarray,
+    waiting: np.ndarray,
+    value: np.ndarray,
     capacity: int,
     rings: np.ndarray,
     shift: int,
@@ -52,6 +57,7 @@ def revise(
     priorities: np.ndarray,
 ) -> tuple[int, float, int]:
     """Set leaves by the indices of rows, unless an index is unknown or a priority unsound: what `prepare` says of them."""
+    settle(leaves, nodes, starts, levels, waiting, value)
     slots, values = np.empty(len(indices), np.int64), np.empty(len(indices), np.float32)
     unknown, largest, stale = prepare(rings, capacity, shift, alpha, indices, priorities, slots, values)
     if unknown < 0 and largest >= 0.0:

@@ -40,6 +40,8 @@ class Layout:
     stacks: np.ndarray  # offsets of stacked columns
     ids_plan: np.ndarray
     nbytes: int
+    slots: np.ndarray  # room for those of a batch, and for the numbers they are drawn by
+    draws: np.ndarray
     spare: list[np.ndarray] = field(default_factory=list)
 
 
@@ -109,7 +111,8 @@ class Gathering:
             else:
                 plan.append((column.ctypes.data, column.strides[0], row_bytes, end))
             end += -(-count * each.nbytes // LINE) * LINE  # columns of a batch never share a cache line
-        return Layout(tuple(views), _whole(views, end), _plan(plan), np.array(stacks, np.int64), _plan(ids_plan), end)
+        plans = _plan(plan), np.array(stacks, np.int64), _plan(ids_plan)
+        return Layout(tuple(views), _whole(views, end), *plans, end, np.empty(count, np.int64), np.empty(count))
 
 
 def _lines(columns: Iterable[np.ndarray]) -> np.ndarray:

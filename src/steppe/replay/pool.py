@@ -14,10 +14,10 @@ import numpy as np
 from steppe.core.agent import Tree
 from steppe.core.checked import checked
 from steppe.core.errors import DamagedFile, UsageError
-from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer, require_enough
+from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer
 from steppe.replay.files import FORMAT, Description, column_names, load_state, save_state
-from steppe.replay.storage import Store
-from steppe.replay.writing import Experiences, Numbers, Writing
+from steppe.replay.storage import Numbers, Store
+from steppe.replay.writing import Experiences, Writing
 
 ALPHA = 0.6
 BETA = 0.4
@@ -103,15 +103,13 @@ class ReplayBufferPool:
         """`batch_size` independent draws over the whole pool, or over one buffer, as new arrays."""
         if buffer_id is not None:
             self._require_buffer(buffer_id)
-        with self.store.lock:
-            require_enough(batch_size, len(self.store if buffer_id is None else self.buffers[buffer_id]))
-            batch, weights, indices = self.store.take(self._stream, batch_size, self.beta, buffer_id)
+        batch, weights, indices = self.store.take(self._stream, batch_size, self.beta, buffer_id)
         return batch if indices is None or weights is None else {**batch, "indices": indices, "weights": weights}
 
     @checked
     def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:
         """Set the priorities of experiences by the "indices" of a sampled batch; see `stale_updates` in the statistics."""
-        self.store.prioritize(np.asarray(indices, np.int64), np.asarray(priorities, np.float64))
+        self.store.prioritize(indices, priorities)
 
     def get_buffer_stats(self) -> dict[str, Any]:
         """Fill of the pool and of each buffer; `added` counts what was ever written, overwritten experience included.

@@ -31,6 +31,7 @@ from steppe.replay.ringing import describe, prepare, spread
 from steppe.replay.sumtree import SumTree
 
 Block = Mapping[str, np.ndarray]  # columns of several rows
+Numbers = np.ndarray | Sequence[Any]  # one for each row
 _put: Callable[[np.ndarray, slice, np.ndarray], None] = setitem  # type: ignore[assignment]  # of sequences, it says
 NO_LEAVES = np.empty(0, np.float32)
 NOTHING = "every priority is 0, so nothing can be drawn: give one that is positive"
@@ -211,17 +212,19 @@ class Store:
     def take(
         self, stream: np.random.Generator, count: int, beta: float, part: int | None = None, tray: Tray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None, np.ndarray | None]:
-        """The rows of `count` draws, and by priority their importance weights and indices: `draw`, `gather` and `describe`."""
-        if self.tree is None:
-            with self.lock:
-                return self.gather(self.draw(stream, count, part)[0], tray), None, None
-        parts = (0, self.num_parts) if part is None else (part, part + 1)
-        slots, indices = np.empty(count, np.int64), np.empty(count, np.int64)
-        weights, gathering = np.empty(count, np.float32), self._gathering
+        """The rows of `count` draws, and by priority their importance weights and indices: `draw`, `gather` and `describe`.
+
+        The store, or that part of it, must have as many rows.
+        """
         with self.lock:
+            _require_enough(count, self._filled if part is None else self._counts[0][part])
+            if self.tree is None:
+                return self.gather(self.draw(stream, count, part)[0], tray), None, None
+            gathering, parts = self._gathering, (0, self.num_parts) if part is None else (part, part + 1)
             layout, block = gathering.room(count, tray)
-            draws, plans = stream.random(count), (gathering.sources, layout.plan)
-            tree = self.tree.arrays()
+            slots, indices, weights = layout.slots, np.empty(count, np.int64), np.empty(count, np.float32)
+            draws, plans = stream.random(out=layout.draws), (gathering.sources, layout.plan)
+            tree = self.tree.unsettled
             if not take(*tree, self.rings, self.shift, parts, draws, beta, *plans, block, slots, indices, weights):
                 raise UsageError(NOTHING)
             return gathering.finished(slots, layout, block, tray), weights, indices
@@ -249,21 +252,28 @@ class Store:
         describe(self.rings, self.capacity, self.shift, beta, slots, leaves, indices, weights)
         return indices, weights
 
-    def prioritize(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Give rows new priorities by their indices: finite and not negative; 0 means never drawn.
+    def prioritize(self, indices: Numbers, priorities: Numbers, part: int | None = None) -> None:
+        """Give rows new priorities by their indices, or those of one part by their numbers: finite and not negative.
 
-        Rows that were overwritten since keep what they have now, and are counted in `stale`.
+        A priority of 0 means never drawn. Rows that were overwritten since keep what they have now, and are counted in `stale`.
         """
         if self.tree is None or self.alpha is None:
             raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
-        indices, priorities = np.asarray(indices, np.int64), np.asarray(priorities, np.float64)
+        try:
+            indices, priorities = np.asarray(indices, np.int64), np.asarray(priorities, np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise UsageError(
+                f"indices and priorities are numbers, not {indices!r:.60} and {priorities!r:.60}"
+            ) from None
         if indices.ndim != 1:
             raise UsageError(f"indices are a list or an array with one axis, not of shape {indices.shape}")
+        if part is not None and self.shift:
+            indices = (indices << self.shift) + part
         count = len(indices)
         if priorities.shape != (count,):
             raise UsageError(f"{count} indices need {count} priorities, not an array of shape {priorities.shape}")
         with self.lock:
-            tree = self.tree.arrays()
+            tree = self.tree.unsettled
             unknown, largest, stale = revise(*tree, self.rings, self.shift, self.alpha, indices, priorities)
             if unknown >= 0:
                 raise UsageError(
@@ -286,7 +296,7 @@ class Store:
             self.prioritize(nothing, np.empty(0))
             layout, block = self._gathering.room(0, None)
             places = self._gathering.sources, layout.plan, block, nothing, nothing, NO_LEAVES
-            take(*self.tree.arrays(), self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
+            take(*self.tree.unsettled, self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
 
     def ordered(self, part: int) -> np.ndarray:
         """The slots of one part, oldest first."""
@@ -428,6 +438,14 @@ class Store:
         if self.alpha is not None:
             nothing = np.empty(0, np.int64)
             prepare(self.rings, 1, 0, self.alpha, nothing, np.array([largest]), nothing, self._entering)
+
+
+def _require_enough(count: int, size: int) -> None:
+    """Raise unless `count` experiences can be drawn from `size`."""
+    if not isinstance(count, int) or count < 1:
+        raise UsageError(f"batch_size must be a whole number, at least 1, not {count!r}")
+    if size < count:
+        raise UsageError(f"cannot draw {count} experiences from {size}: add more first, or ask for fewer")
 
 
 def _field(name: str, rows: np.ndarray, frames: Any) -> FieldSpec:

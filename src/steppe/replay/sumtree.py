@@ -33,7 +33,13 @@ class SumTree:
         self._leaves = zeros((num_parts, widths[0] * BLOCK), "float32", None)
         self._nodes = zeros((num_parts, sum(widths) + FAN), "float64", None)
         self._starts = zeros(self._nodes.shape, "float64", None)
-        self._waiting: tuple[int, int, int, np.ndarray] | None = None  # part, from, to, their only value
+        self._waiting, self._value = np.zeros(3, np.int64), np.zeros(1, np.float32)  # part, from, to; their only value
+        self._numbers = self._waiting.data  # the same, read as plain numbers
+        self._given = self._value  # where that value came from
+        # What compiled code takes that begins with `settle`.
+        self.unsettled = (
+            self._leaves, self._nodes, self._starts, self.levels, self._waiting, self._value, capacity,
+        )  # fmt: skip
         self.rebuild()
 
     @property
@@ -59,8 +65,7 @@ class SumTree:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
         """What the compiled code takes first: leaves, nodes, starts, where levels begin, and the slots of a part."""
-        if self._waiting is not None:
-            self.settle()
+        self.settle()
         return self._leaves, self._nodes, self._starts, self.levels, self.capacity
 
     def assign(self, slots: np.ndarray, values: np.ndarray) -> None:
@@ -78,20 +83,20 @@ class SumTree:
 
     def extend(self, part: int, start: int, end: int, values: np.ndarray) -> None:
         """The same, but leaves of one value wait until the tree is looked at: those that follow each other are summed once."""
-        waiting = self._waiting
-        if waiting is not None and waiting[3] is values and waiting[2] == start and waiting[0] == part:
-            self._waiting = part, waiting[1], end, values
+        waiting = self._numbers
+        if values is self._given and waiting[2] == start and waiting[0] == part:
+            waiting[2] = end
         elif len(values) == 1:
             self.settle()
-            self._waiting = part, start, end, values
+            waiting[0], waiting[1], waiting[2] = part, start, end
+            self._given, self._value[0] = values, values[0]
         else:
             self.fill_all(part, start, end, values)
 
     def settle(self) -> None:
         """Set the leaves that wait."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._fill(*waiting)
+        if self._numbers[1] < self._numbers[2]:
+            settle(self._leaves, self._nodes, self._starts, self.levels, self._waiting, self._value)
 
     def rebuild(self) -> None:
         """Recompute every sum from the leaves."""
@@ -154,6 +159,21 @@ def _fill(
         low, high = low // FAN, high // FAN
         for node in range(low, high + 1):
             _sum_group(nodes, starts, part, levels[level - 1], levels[level], node)
+
+
+@compiled
+def settle(
+    leaves: np.ndarray,
+    nodes: np.ndarray,
+    starts: np.ndarray,
+    levels: np.ndarray,
+    waiting: np.ndarray,
+    value: np.ndarray,
+) -> None:
+    """Set the leaves that wait: of part waiting[0] those from waiting[1] to waiting[2], which then wait no more."""
+    if waiting[1] < waiting[2]:
+        _fill(leaves, nodes, starts, levels, waiting[0], waiting[1], waiting[2], value)
+        waiting[1] = waiting[2]
 
 
 @compiled

@@ -13,11 +13,10 @@ import numpy as np
 
 from steppe.core.errors import UsageError, nearest
 from steppe.core.specs import FieldSpec
-from steppe.replay.storage import Block, Store
+from steppe.replay.storage import Block, Numbers, Store
 
 Experience = Mapping[str, Any]
 Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
-Numbers = np.ndarray | Sequence[Any]  # one for each experience
 _LOOK = attrgetter("dtype", "shape")
 
 
