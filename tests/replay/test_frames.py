@@ -54,7 +54,7 @@ def test_a_quarter_of_the_memory_and_less():
     touched = store.frames.high * store.frames.frame_bytes + sum(c.nbytes for c in store.columns.values())
     assert touched < 1000 * stacks[0].nbytes / 4 * 1.02  # even of storing each stack once, not twice
     assert 1001 <= store.frames.high <= 1005  # one that was not recognised is kept twice
-    assert bytes_per_row(store.fields) < 1.3 * 84 * 84
+    assert bytes_per_row(store.fields, side_by_side=False) < 1.3 * 84 * 84
 
 
 def test_memory_stays_bounded_when_rows_are_overwritten():

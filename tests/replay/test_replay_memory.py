@@ -230,7 +230,7 @@ def test_what_the_machine_cannot_hold_is_refused(monkeypatch):
         match=r"replay of 1,000,000,000 transitions \(buffer_size\) needs 52\d{3}\.\d GiB .* GiB of memory are available",
     ):
         make_memory(DQNConfig(buffer_size=10**9), spec, stream=np.random.default_rng(0), total_steps=None)
-    row = 2 * 4 * 84 * 84 + 24  # action, reward, discount, terminated: 17 bytes side by side, the next row's 8 aligned
+    row = 2 * 4 * 84 * 84 + 8 + 4 + 1 + 4
     monkeypatch.setattr(making, "available_bytes", lambda: 2000 * row)
     make_memory(DQNConfig(buffer_size=1799, n_step=1), spec, stream=np.random.default_rng(0), total_steps=None)
     with pytest.raises(ConfigError, match="at most about 1,800 transitions fit"):

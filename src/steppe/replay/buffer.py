@@ -53,7 +53,7 @@ class ReplayBuffer:
 
     def add_batch(self, experiences: Experiences) -> None:
         """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
-        self._writing(self._part, experiences)
+        self._writing.write(self._part, experiences)
 
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
@@ -112,11 +112,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @checked
     def add(self, experience: Experience, priority: float = 1.0) -> None:
         """Append one experience; a priority of 0 keeps it from being drawn."""
-        self._writing(self._part, [experience], np.array([priority], np.float64))
+        self._writing.write(self._part, [experience], np.array([priority], np.float64))
 
     def add_batch(self, experiences: Experiences, priorities: Numbers | None = None) -> None:
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
-        self._writing(self._part, experiences, priorities)
+        self._writing.write(self._part, experiences, priorities)
 
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.

@@ -142,7 +142,7 @@ def _pool(
     sequences = agent.memory == "sequences"
     fields = step_fields(spec) if sequences else transition_fields(spec)
     tree = prioritized or sequences
-    row_bytes = bytes_per_row(fields) + TREE_BYTES * tree
+    row_bytes = bytes_per_row(fields, side_by_side=tree) + TREE_BYTES * tree
     open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
     if pool is None or not pool.store.fields:
         _require_room(size, row_bytes, (size + open_rows) * row_bytes, disk)

@@ -80,7 +80,7 @@ class ReplayBufferPool:
             self._require_buffer(buffer_id)
         with self.store.lock:  # two writers never take the same turn
             part = self.route(source) if buffer_id is None else buffer_id
-            written = self._writing(part, experiences, priorities)
+            written = self._writing.write(part, experiences, priorities)
             if written and buffer_id is None:
                 self.routed()
 

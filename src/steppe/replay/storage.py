@@ -89,7 +89,7 @@ class Store:
         rows = self.capacity * self.num_parts
         frame, stacked = stacks_of(fields)
         try:
-            self.columns = make_columns(fields, rows, self.disk)
+            self.columns = make_columns(fields, rows, side_by_side=self.tree is not None, disk=self.disk)
         except (MemoryError, ValueError):  # ValueError: more bytes than an address can say
             need = rows * sum(f.nbytes for f in fields)
             raise ConfigError(
@@ -147,7 +147,7 @@ class Store:
 
     def _place(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         """Write rows as they are kept (ids in place of stacks), and their leaves: one each, or the same for all."""
-        size, cursor, added, capacity = *self._counts, self.capacity
+        (size, cursor, added), capacity = self._counts, self.capacity
         start = cursor[part]
         end = start + count
         if end > capacity:

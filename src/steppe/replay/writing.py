@@ -30,7 +30,7 @@ class Writing:
         self.keys = None if keys is None else tuple(keys)
         self._usual: list[tuple[Any, ...]] = []  # dtypes and shapes of a block that fits as it is
 
-    def __call__(self, part: int, experiences: Experiences, priorities: Numbers | None = None) -> int:
+    def write(self, part: int, experiences: Experiences, priorities: Numbers | None = None) -> int:
         """Append experiences to one part, all or none; how many there were."""
         store = self.store
         if priorities is not None:
