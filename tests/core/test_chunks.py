@@ -276,8 +276,29 @@ def test_truth_values_are_checked(tmp_path):
     (saved / TAIL).write_bytes(b"\x01\x02\x00")
     record["rings"][0]["chunks"][0]["sha256"] = [hashlib.sha256(b"\x01\x02\x00").hexdigest()]
     (ring,) = read_rows(saved, json.dumps(record).encode())
-    with pytest.raises(DamagedFile, match="column 'done' of it is not of truth values"):
-        ring.read_into({"done": np.empty(3, bool)})
+    for target in (np.empty(3, bool), np.empty((3, 2), bool)[:, 0]):
+        with pytest.raises(DamagedFile, match="column 'done' of it is not of truth values"):
+            ring.read_into({"done": target})
+
+
+def test_columns_side_by_side_are_written_and_read_like_others(tmp_path):
+    """The same bytes on disk, and back into their places without touching what lies between them."""
+    row = np.dtype([("number", np.int64), ("other", np.int32), ("done", np.bool_)], align=True)
+    rows = np.zeros(11, row)
+    rows["number"], rows["done"] = np.arange(11), np.arange(11) % 3 == 0
+    spread = {name: rows[name] for name in ("number", "done")}
+    apart = {name: column.copy() for name, column in spread.items()}
+    one, other = (save(tmp_path / str(k), [Ring("it", c, 11, 5, 16, History())]) for k, c in enumerate((spread, apart)))
+    chunks_of = [sorted(path.read_bytes() for path in directory.glob("*.rows")) for directory in (one, other)]
+    assert chunks_of[0] == chunks_of[1]
+    assert len(chunks_of[0]) > 1
+    found = np.zeros(11, row)
+    found["other"] = 7
+    (ring,) = read_rows(other, (other / ROWS).read_bytes())
+    ring.read_into({name: found[name] for name in apart})
+    assert found["number"].tolist() == list(range(11))
+    assert found["done"].tolist() == apart["done"].tolist()
+    assert (found["other"] == 7).all()
 
 
 def test_trees_with_rings_in_them(tmp_path):

@@ -11,7 +11,7 @@ from scipy import stats
 
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.specs import FieldSpec
-from steppe.replay import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from steppe.replay import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer, gathering
 from steppe.replay.ringing import weigh
 from steppe.replay.storage import Store
 
@@ -285,6 +285,57 @@ def test_importance_of_equal_leaves_is_one():
     weights = np.empty(5, np.float32)
     weigh(np.full(5, 0.3, np.float32), 0.4, weights)
     np.testing.assert_array_equal(weights, np.ones(5, np.float32))
+
+
+def test_numbers_that_are_drawn_by_priority_share_a_cache_line():
+    """Whatever they are called, and whatever their order: 13 bytes in steps of 16, and arrays by themselves."""
+    buffer = PrioritizedReplayBuffer(100, ["done", "obs", "", "action"], alpha=1.0, seed=0)
+    numbers = np.arange(250)
+    given = {
+        "done": numbers % 3 == 0,
+        "obs": numbers[:, None].repeat(8, 1).astype(np.float32),
+        "": numbers.astype(np.float32) / 2,
+        "action": numbers,
+    }
+    for first in range(0, 250, 50):
+        buffer.add_batch({name: column[first : first + 50] for name, column in given.items()})
+    columns = buffer._store.columns
+    addresses = [columns[name].ctypes.data for name in ("done", "", "action")]
+    assert {columns[name].strides for name in ("done", "", "action")} == {(16,)}
+    assert max(addresses) - min(addresses) < 16
+    assert min(addresses) % 64 == 0
+    batch, _, indices = buffer.sample(80)
+    for name, column in given.items():
+        np.testing.assert_array_equal(batch[name], column[indices], strict=True)
+        assert batch[name].flags.c_contiguous
+
+
+def test_batches_too_large_for_one_dtype(monkeypatch):
+    """A dtype has at most 2 GiB: columns are then cut out of their memory one by one, with the same result."""
+    found = []
+    for most in (2**31 - 1, 100):
+        monkeypatch.setattr(gathering, "MOST_DESCRIBED", most)
+        buffer = PrioritizedReplayBuffer(50, KEYS, seed=3)
+        buffer.add_batch([experience(n) for n in range(50)])
+        found.append(buffer.sample(40))
+    np.testing.assert_equal(found[0], found[1])
+    assert set(found[0][0]) == set(KEYS)
+
+
+@pytest.mark.parametrize("batch_size", ["3", 2.0, None])
+def test_a_batch_size_is_a_whole_number(batch_size):
+    for buffer in (ReplayBuffer(5, KEYS), PrioritizedReplayBuffer(5, KEYS)):
+        buffer.add_batch([experience(n) for n in range(3)])
+        with pytest.raises(UsageError, match="batch_size must be a whole number"):
+            buffer.sample(batch_size)
+
+
+@pytest.mark.parametrize(("indices", "priorities"), [("x", [1.0]), ([0], ["much"]), (None, [1.0]), ([2**70], [1.0])])
+def test_priorities_that_are_no_numbers_are_refused(indices, priorities):
+    buffer = PrioritizedReplayBuffer(5, KEYS)
+    buffer.add_batch([experience(n) for n in range(3)])
+    with pytest.raises(UsageError, match="are numbers, not"):
+        buffer.update_priorities(indices, priorities)
 
 
 def test_experience_buffer_keeps_the_newest_steps():
