@@ -36,6 +36,7 @@ from steppe.transport.kafka import (
     newest,
     partitions_of,
     reading,
+    require_allowed,
     topic_id,
 )
 from steppe.transport.kafka_board import KafkaBoard, record_of
@@ -114,6 +115,8 @@ def find_charter(config: KafkaConfig, run: str) -> Charter | None:
     """The newest charter of a run, by its name, or by its name and key; Unreachable when no broker answers."""
     connection = Connection(config, run)
     if connection.topic(COMMANDS) not in connection.reach().topics:
+        with reading(connection) as consumer:
+            require_allowed(consumer, connection.topic(COMMANDS))
         return None
 
     def wanted(message: Message) -> bool:

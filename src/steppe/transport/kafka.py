@@ -31,6 +31,7 @@ UPDATES = "model_updates"
 WORD = struct.Struct("<q")  # a number in a header
 REACH_S = 10.0
 SILENT_S = 5.0  # after which a reader looks whether its topics are still there
+ALLOWED = "docs/kafka.md (Security) lists what each role must be allowed"
 GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted
 HOUR_MS = 3_600_000
 QUEUE_KB = 64 << 10  # of messages that have come and were not asked for yet
@@ -122,7 +123,7 @@ class Connection:
             return self.admin().list_topics(timeout=timeout_s)
         except library().KafkaException as error:
             raise Unreachable(
-                f"no Kafka broker answers at {self.config.address} ({_words(error)}): start one with `steppe kafka up`, "
+                f"no Kafka broker answers at {self.config.address} ({said(error)}): start one with `steppe kafka up`, "
                 "or give the right --kafka HOST:PORT"
             ) from None
 
@@ -177,7 +178,7 @@ def ensure_topics(connection: Connection, timeout_s: float = 30.0) -> list[str]:
             made.result()
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
-                raise Unreachable(f"the topic {name} cannot be created: {_words(error)}") from None
+                raise Unreachable(f"the topic {name} cannot be created: {said(error)}") from None
     _await_topics(connection, list(wanted), timeout_s)
     return _drift(connection, admin, {name: wanted[name] for name in wanted if name in there}, there)
 
@@ -221,7 +222,7 @@ def _drift(
         try:
             actual = answer.result()
         except kafka.KafkaException as error:
-            words.append(f"the settings of topic {resource.name} cannot be read: {_words(error)}")
+            words.append(f"the settings of topic {resource.name} cannot be read: {said(error)}")
             continue
         for name, value in settings.items():
             if name in actual and actual[name].value != value:
@@ -252,6 +253,8 @@ def partitions_of(connection: Connection) -> int:
     name = connection.topic(EXPERIENCES)
     topic = connection.reach().topics.get(name)
     if topic is None or not topic.partitions:
+        with reading(connection) as consumer:
+            require_allowed(consumer, name)
         raise RunFailed(f"there is no topic {name} at {connection.config.address}: start the run's learner first")
     return len(topic.partitions)
 
@@ -263,7 +266,7 @@ def topic_id(connection: Connection) -> str:
     try:
         return str(asked[name].result().topic_id)
     except library().KafkaException as error:
-        raise RunFailed(f"the topic {name} cannot be described: {_words(error)}") from None
+        raise RunFailed(f"the topic {name} cannot be described: {said(error)}") from None
 
 
 def home_of(run: str, actor: int, partitions: int) -> int:
@@ -285,7 +288,8 @@ def ends(consumer: Any, topic: str, partition: int = 0) -> tuple[int, int]:
             return int(low), int(high)
         except kafka.KafkaException as error:  # a broker may not know yet that it leads a new partition
             if time.monotonic() > until or error.args[0].code() not in _not_yet(kafka.KafkaError):
-                raise Unreachable(f"the end of {topic}[{partition}] cannot be found: {_words(error)}") from None
+                require_allowed(consumer, topic)
+                raise Unreachable(f"the end of {topic}[{partition}] cannot be found: {said(error)}") from None
             time.sleep(0.02)
 
 
@@ -342,7 +346,7 @@ def span(consumer: Any, topic: str, partition: int, start: int, end: int) -> lis
         if (error is None and message.offset() >= end - 1) or (error is not None and _at_end(error)):
             return found
         if error is not None and not error.retriable():
-            raise RunFailed(f"{topic}[{partition}] cannot be read: {error.str()}")
+            raise RunFailed(f"{topic}[{partition}] cannot be read: {said(error)}")
     raise Unreachable(f"{topic}[{partition}] could not be read within {REACH_S:g} s")
 
 
@@ -429,12 +433,8 @@ class Feed:
         if code in (self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, self._kafka.KafkaError._UNKNOWN_TOPIC):
             self._require(str(where[0]))
             return
-        if error.fatal() or code in (
-            self._kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            self._kafka.KafkaError._AUTHENTICATION,
-            self._kafka.KafkaError.GROUP_AUTHORIZATION_FAILED,
-        ):
-            raise RunFailed(f"{where[0] or 'the broker'} cannot be read: {error.str()}")
+        if error.fatal() or denied(error) or code == self._kafka.KafkaError._AUTHENTICATION:
+            raise RunFailed(f"{where[0] or 'the broker'} cannot be read: {said(error)}")
         self.failure = error.str()
 
     def _look_for_topics(self) -> None:
@@ -459,6 +459,7 @@ class Feed:
             if known is not None and known.error is None:
                 return
             time.sleep(0.25)
+        require_allowed(self._consumer, topic)
         raise RunFailed(f"the topic {topic} is gone: somebody deleted it, and what it held is lost")
 
 
@@ -466,9 +467,44 @@ def _at_end(error: Any) -> bool:
     return bool(error.code() == library().KafkaError._PARTITION_EOF)
 
 
-def _words(error: BaseException) -> str:
-    inner = error.args[0] if error.args else error
-    return inner.str() if hasattr(inner, "str") else str(inner)
+def denied(error: Any) -> bool:
+    """Whether brokers do not let this process do it: that will be so again."""
+    codes = library().KafkaError
+    return error.code() in (
+        codes.TOPIC_AUTHORIZATION_FAILED,
+        codes.GROUP_AUTHORIZATION_FAILED,
+        codes.CLUSTER_AUTHORIZATION_FAILED,
+        codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    )
+
+
+def said(error: Any) -> str:
+    """What a client or a broker said, with what to do where something is not allowed."""
+    inner = error.args[0] if isinstance(error, library().KafkaException) and error.args else error
+    if not hasattr(inner, "str"):
+        return str(inner)
+    return f"{inner.str()}; {ALLOWED}" if denied(inner) else str(inner.str())
+
+
+@contextlib.contextmanager
+def writing(topic: str) -> Iterator[None]:
+    """RunFailed where the client knows already that it may not write there."""
+    try:
+        yield
+    except library().KafkaException as error:
+        if not denied(error.args[0]):
+            raise
+        raise RunFailed(f"nothing can be written to {topic}: {said(error)}") from None
+
+
+def require_allowed(consumer: Any, topic: str) -> None:
+    """RunFailed where this process may not even know of the topic: brokers then say that there is none, unless asked for it."""
+    try:
+        known = consumer.list_topics(topic, timeout=REACH_S).topics.get(topic)
+    except library().KafkaException:
+        return  # brokers that do not answer do not forbid
+    if known is not None and known.error is not None and denied(known.error):
+        raise RunFailed(f"the topic {topic} cannot be used: {said(known.error)}")
 
 
 def _noted(error: Any) -> None:

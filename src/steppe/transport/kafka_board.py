@@ -9,7 +9,8 @@ import json
 import time
 from typing import Any
 
-from steppe.transport.kafka import Connection, Message, ends, headers_of, library, span
+from steppe.core.errors import RunFailed
+from steppe.transport.kafka import Connection, Message, denied, ends, headers_of, library, said, span, writing
 
 POST_S = 5.0  # how long a post waits to hear its number
 
@@ -32,20 +33,24 @@ class KafkaBoard:
         self._producer = connection.producer(**{"queue.buffering.max.kbytes": 16 << 10})
         self._consumer: Any = None
         self._late = False  # the broker did not answer the last post in time: further ones do not wait
+        self._refused: str | None = None  # that it is not allowed to write, in words
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
-        """Its number, or 0 where no broker answers for a while: it then goes out when one does."""
+        """Its number, or 0 where no broker answers for a while: it then goes out when one does. RunFailed where that is not allowed."""
         numbers: list[int] = []
 
         def delivered(error: Any, message: Message) -> None:
             self._late = error is not None
+            if error is not None and denied(error):
+                self._refused = f"nothing can be written to {message.topic()}: {said(error)}"
             numbers.append(0 if error is not None else message.offset() + 1)
 
         text = json.dumps(record, separators=(",", ":")).encode()
         about = [("run", self._connection.run.encode()), ("origin", self._origin)]
-        key = self._connection.key(topic)
+        name, key = self._connection.topic(topic), self._connection.key(topic)
         try:
-            self._producer.produce(self._connection.topic(topic), text, key, 0, on_delivery=delivered, headers=about)
+            with writing(name):
+                self._producer.produce(name, text, key, 0, on_delivery=delivered, headers=about)
         except BufferError:  # a broker that has been away for long: what waits is as much as is kept
             self._producer.poll(0)
             return 0
@@ -53,6 +58,8 @@ class KafkaBoard:
         until = time.monotonic() + POST_S
         while not numbers and not self._late and (left_s := until - time.monotonic()) > 0:
             self._producer.poll(left_s)
+        if self._refused is not None:
+            raise RunFailed(self._refused)
         self._late = not numbers
         return numbers[0] if numbers else 0
 

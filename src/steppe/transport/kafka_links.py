@@ -46,7 +46,9 @@ from steppe.transport.kafka import (
     library,
     newest,
     reading,
+    said,
     topic_id,
+    writing,
 )
 
 SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
@@ -80,7 +82,8 @@ class Sender:
         """Hand over for sending; never blocks. False: as much waits for the broker as may, try again."""
         about = list(headers.items())
         try:
-            self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
+            with writing(topic):
+                self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
         except BufferError:
             return False
         finally:
@@ -95,7 +98,8 @@ class Sender:
             self._delivered(error, message)
             offsets.extend([] if error is not None else [message.offset()])
 
-        self._producer.produce(topic, value, key, partition, on_delivery=delivered, headers=list(headers.items()))
+        with writing(topic):
+            self._producer.produce(topic, value, key, partition, on_delivery=delivered, headers=list(headers.items()))
         self._producer.flush(ACK_S)
         self.progress()
         if not offsets:
@@ -114,7 +118,7 @@ class Sender:
 
     def _delivered(self, error: Any, message: Message) -> None:
         if error is not None:
-            self.failure = f"to {message.topic()}: {error.str()}"
+            self.failure = f"to {message.topic()}: {said(error)}"
         else:
             self.written.append(message.offset())
 

@@ -25,12 +25,14 @@ from steppe.transport.kafka import (
     Connection,
     Feed,
     Message,
+    denied,
     ends,
     headers_of,
     library,
     log,
     newest,
     reading,
+    said,
 )
 from steppe.transport.kafka_links import KafkaInlet
 
@@ -256,7 +258,7 @@ class Press:
 
     def _transact(self, data: bytes, key: bytes, about: Mapping[str, bytes], offsets: list[Any]) -> None:
         self._again(self._producer.begin_transaction)
-        self._producer.produce(self._topic, data, key, 0, headers=list(about.items()))
+        self._again(lambda: self._producer.produce(self._topic, data, key, 0, headers=list(about.items())))
         if self._inlet is not None and offsets:
             metadata = self._inlet.metadata
             self._again(lambda: self._producer.send_offsets_to_transaction(offsets, metadata, TRY_S))
@@ -271,9 +273,10 @@ class Press:
                 return
             except self._kafka.KafkaException as error:
                 inner, known = error.args[0], self._kafka.KafkaError
-                refused = (known.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, known.CLUSTER_AUTHORIZATION_FAILED)
+                if denied(inner):
+                    raise RunFailed(f"weights could not be published: {said(inner)}") from None
                 fenced = (known._FENCED, known.INVALID_PRODUCER_EPOCH, known.PRODUCER_FENCED, known.INVALID_TXN_STATE)
-                if inner.code() in fenced or (inner.fatal() and inner.code() not in refused):
+                if inner.code() in fenced or inner.fatal():
                     raise _Lost(inner.str()) from None
                 if inner.txn_requires_abort():
                     self._again(lambda: self._producer.abort_transaction(TRY_S))

@@ -1,0 +1,284 @@
+"""What docs/kafka.md says that each role must be allowed: enough for a run, on a broker that lets nobody do anything else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kafka_kit import PATIENCE_S, own_broker, wait_until
+
+from steppe.control.followed import FollowedService
+from steppe.core.config import KafkaConfig
+from steppe.core.links import EVALUATIONS, TOPICS
+from steppe.runtimes.kafka_charter import find_charter
+from steppe.transport.kafka import EXPERIENCES, PROGRESS, REJECTED, UPDATES, Connection, ends, ensure_topics, library
+from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka_broker import Broker, _free_port
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+STEPPE = Path(sys.executable).with_name("steppe")
+PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
+VERBS = ("read", "write", "describe")
+PASSWORD = "a secret of this test"
+MINE, THEIRS = "mine.", "theirs."
+ROWS = {"actor": "actor", "learner": "learner", "manager": "manager", "controller": "who controls"}  # principal → row
+PUBLISHING = ("transactional id", "steppe/", "write")
+LACKING = {  # principal → the role it is, what it lacks of that role's row, and what it hears of
+    "mute": ("actor", ("topic", EXPERIENCES, "write"), MINE + EXPERIENCES),
+    "blind": ("actor", ("topic", UPDATES, "read"), MINE + UPDATES),
+    "silent": ("actor", ("topic", "metrics.actors", "write"), MINE + "metrics.actors"),
+    "unsigned": ("learner", PUBLISHING, "weights could not be published"),
+    "ungrouped": ("learner", ("group", "steppe-", "read"), "Group authorization failed"),
+    "unprinted": ("learner", ("topic", UPDATES, "write"), "weights could not be published"),
+}
+WRITERS = {
+    EXPERIENCES: {"actor", "learner"},
+    PROGRESS: {"learner"},
+    REJECTED: {"learner"},
+    UPDATES: {"learner"},
+    "commands.control": {"learner", "controller"},
+    "metrics.training": {"learner"},
+    "metrics.actors": {"actor"},
+    "metrics.evaluations": {"manager"},
+    "events": {"actor", "learner", "manager"},
+}
+SMALL = (
+    "CartPole-v1", "-s", "mode=async", "-s", "actors=4", "-s", "envs=2", "-s", "steps=100000000", "-s", "hidden=[8]",
+    "-s", "segment_steps=16", "-s", "epochs=1", "-s", "minibatch_size=16", "-s", "evaluation.episodes=2",
+    "-s", "evaluation.every_steps=1000", "-s", "kafka.partitions=2",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Strict(Broker):
+    """Whoever comes says who he is, and may do what he was allowed. The broker's own door is another."""
+
+    def settings(self, port):
+        plain = super().settings(port)
+        controller = str(plain["listeners"]).rpartition(",")[2]
+        internal = f"INTERNAL://{self.host}:{_free_port()}"
+        return plain | {
+            "listeners": f"CLIENT://{self.host}:{port},{internal},{controller}",
+            "advertised.listeners": f"CLIENT://{self.host}:{port},{internal}",
+            "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "INTERNAL",
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.client.scram-sha-512.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            ),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS;User:admin",
+        }
+
+    def format_words(self):
+        names = (*ROWS, *LACKING, "stranger", "admin")
+        users = [f"SCRAM-SHA-512=[name={name},password={PASSWORD}]" for name in names]
+        return [*super().format_words(), *(word for user in users for word in ("--add-scram", user))]
+
+
+def documented(row):
+    """(kind of resource, its name or how it begins, operation) of one row of the page's table."""
+    ((topics, besides),) = re.findall(rf"^\| {row} \|([^|]*)\|([^|]*)\|$", PAGE.read_text(), re.MULTILINE)
+    for clause in topics.split(";"):
+        verbs, names = clause.partition("`")[0], re.findall(r"`([^`]+)`", clause)
+        for name in names:
+            meant = [topic for topic in TOPICS if topic.startswith("metrics.")] if name == "metrics.*" else [name]
+            yield from (("topic", topic, verb) for topic in meant for verb in VERBS if verb in verbs)
+    for kind, name, verbs in re.findall(r"(transactional id|group) `([^`]+)…` \(([^)]*)\)", besides):
+        yield from ((kind, name, verb) for verb in verbs.split(", "))
+
+
+def binding(user, kind, name, verb):
+    admin = library().admin
+    kinds = {
+        "topic": admin.ResourceType.TOPIC,
+        "group": admin.ResourceType.GROUP,
+        "transactional id": admin.ResourceType.TRANSACTIONAL_ID,
+    }
+    literal = (MINE + name, admin.ResourcePatternType.LITERAL)
+    where = literal if kind == "topic" else (name, admin.ResourcePatternType.PREFIXED)
+    allowed = (admin.AclOperation[verb.upper()], admin.AclPermissionType.ALLOW)
+    return admin.AclBinding(kinds[kind], *where, f"User:{user}", "*", *allowed)
+
+
+def bindings():
+    for user, row in ROWS.items():
+        yield from (binding(user, *rule) for rule in documented(row))
+    for user, (role, lack, _) in LACKING.items():
+        rules = list(documented(ROWS[role]))
+        assert lack in rules
+        yield from (binding(user, *rule) for rule in rules if rule != lack)
+
+
+def known_as(address, user, prefix=MINE):
+    return KafkaConfig(address=address, security="sasl", username=user, partitions=2, prefix=prefix)
+
+
+@pytest.fixture(scope="module")
+def strict(kafka, tmp_path_factory):
+    usual = own_broker(tmp_path_factory.mktemp("strict"))
+    broker = Strict(usual.home, usual.jars)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPPE_KAFKA_PASSWORD", PASSWORD)
+        try:
+            address = broker.up(0).address
+            for prefix in (MINE, THEIRS):
+                ensure_topics(Connection(known_as(address, "admin", prefix), ""))
+            admin = Connection(known_as(address, "admin"), "").admin()
+            for answer in admin.create_acls(list(bindings()), request_timeout=30).values():
+                answer.result()
+            yield address
+        finally:
+            broker.down()
+
+
+@contextmanager
+def coming(user, role, address, run, runs, *more):
+    """A role whose output is read when it has ended."""
+    words = [STEPPE, "role", role, *more, "--kafka", address, "--run", run, "-s", f"kafka.prefix={MINE}"]
+    process = subprocess.Popen(
+        [*words, "-s", "kafka.security=sasl", "-s", f"kafka.username={user}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "STEPPE_RUNS": str(runs)},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def spoil(connection):
+    """Put something into experiences that is no segment."""
+    producer = connection.producer()
+    about = [("run", connection.run.encode()), ("kind", b"segment")]
+    producer.produce(connection.topic(EXPERIENCES), b"not a segment", b"key", 0, headers=about)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, tmp_path, monkeypatch):
+    config = known_as(strict, "admin")
+    with ExitStack() as stack:
+        started = {}
+        for role in ("learner", "actor", "manager"):
+            words = SMALL if role == "learner" else ()
+            started[role] = stack.enter_context(coming(role, role, strict, "run", tmp_path / role, *words))
+        wait_until(lambda: find_charter(config, "run"), "a charter")
+        connection = Connection(config, find_charter(config, "run").run)
+        spoil(connection)
+        board = stack.enter_context(closing(KafkaBoard(connection)))
+        wait_until(lambda: board.read(EVALUATIONS), "an evaluation")
+        wait_until(lambda: parked(connection), "what is no segment was put aside")
+        monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "controller"))
+        service = stack.enter_context(closing(FollowedService("run", known_as(strict, "controller"))))
+        wait_until(lambda: service.tend() or state(service) == "RUNNING", "it runs")
+        asked = service.stop_run("run", "test")
+        wait_until(lambda: service.tend() or service.get_operation(asked.id).state == "succeeded", "it is stopped")
+        for role, process in started.items():
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, f"{role}: {errors}"
+
+
+def parked(connection):
+    with closing(connection.consumer()) as consumer:
+        return ends(consumer, connection.topic(REJECTED))[1] > 0
+
+
+def state(service):
+    runs = service.list_runs().runs
+    return runs[0].state if runs else None
+
+
+def test_who_lacks_something_ends_with_one_sentence(strict, tmp_path):
+    with ExitStack() as stack:
+        stack.enter_context(coming("learner", "learner", strict, "other", tmp_path / "learner", *SMALL))
+        wait_until(lambda: find_charter(known_as(strict, "admin"), "other"), "a charter")
+        started = {"stranger": stack.enter_context(coming("stranger", "actor", strict, "other", tmp_path / "stranger"))}
+        for number, (user, (role, _, _)) in enumerate(LACKING.items()):
+            run, more = ("other", ("--index", str(number))) if role == "actor" else (user, SMALL)
+            started[user] = stack.enter_context(coming(user, role, strict, run, tmp_path / user, *more))
+        for user, process in started.items():
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 1, (user, errors)
+            last = errors.strip().splitlines()[-1]
+            named = LACKING[user][2] if user in LACKING else MINE + "commands.control"
+            assert last.startswith("steppe: "), (user, errors)
+            for part in (named, "authorization failed", "docs/kafka.md"):
+                assert part in last, (user, errors)
+
+
+def test_nothing_else_is_allowed(strict):
+    topics = [prefix + name for prefix in (MINE, THEIRS) for name in WRITERS]
+    for user in (*ROWS, "stranger"):
+        connection = Connection(known_as(strict, user), "run")
+        rules = set(documented(ROWS[user])) if user in ROWS else set()
+        assert readable(connection, topics) == {
+            MINE + name for kind, name, verb in rules if (kind, verb) == ("topic", "read")
+        }
+        assert writable(connection, topics) == {MINE + name for name, users in WRITERS.items() if user in users}, user
+        assert may_publish(connection) == (user == "learner"), user
+        assert not may_create(connection), user
+
+
+def readable(connection, topics):
+    """Those that it may know of, and whose first message, or end, comes."""
+    kafka = library()
+    good, bad = (None, kafka.KafkaError._PARTITION_EOF), kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+    with closing(connection.consumer()) as consumer:
+        about = {topic: consumer.list_topics(topic, PATIENCE_S).topics[topic].error for topic in topics}
+        verdicts = {topic: error.code() for topic, error in about.items() if error is not None}
+        known = [topic for topic in topics if topic not in verdicts]
+        consumer.assign([kafka.TopicPartition(topic, 0, kafka.OFFSET_BEGINNING) for topic in known])
+        deadline = time.monotonic() + PATIENCE_S
+        while len(verdicts) < len(topics):
+            assert time.monotonic() < deadline, set(topics) - set(verdicts)
+            message = consumer.poll(1.0)
+            if message is not None and message.topic() in known:
+                verdicts[message.topic()] = message.error() and message.error().code()
+    assert set(verdicts.values()) <= {*good, bad}
+    return {topic for topic, verdict in verdicts.items() if verdict in good}
+
+
+def writable(connection, topics):
+    """Those that take a message, which is nobody's."""
+    found, producer = {}, connection.producer(**{"enable.idempotence": False})
+    for topic in topics:
+        producer.produce(
+            topic, b"nothing", b"key", 0, on_delivery=lambda error, message: found.update({message.topic(): error})
+        )
+    assert producer.flush(PATIENCE_S) == 0
+    refused = {topic: error.code() for topic, error in found.items() if error is not None}
+    assert set(refused.values()) <= {library().KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    return set(found) - set(refused)
+
+
+def may_publish(connection):
+    """Whether it can take the place of a run's learner."""
+    named = {"transactional.id": f"steppe/{MINE}nobody/learner", "message.timeout.ms": 30_000}
+    producer = connection.producer(**named)
+    refused = refusal(lambda: producer.init_transactions(PATIENCE_S))
+    assert refused in (None, library().KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return refused is None
+
+
+def may_create(connection):
+    admin = connection.admin()
+    (made,) = admin.create_topics([library().admin.NewTopic(f"{MINE}more", 1, 1)]).values()
+    refused = refusal(lambda: made.result(PATIENCE_S))
+    assert refused in (None, library().KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    return refused is None
+
+
+def refusal(act):
+    """The code of the broker's answer; None when it is done."""
+    try:
+        act()
+    except library().KafkaException as error:
+        return error.args[0].code()
+    return None
