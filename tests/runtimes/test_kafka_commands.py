@@ -48,7 +48,7 @@ def require_refused(answers):
 
 
 def test_a_supervised_run(kafka):
-    line, given = words(kafka, steps=10**8, mode="async", **{"flow.max_actors": 3})
+    line, given = words(kafka, steps=10**8, mode="async", actors=1, **{"flow.max_actors": 3})
     bad, change = bad_commands(), command("set", "test", values={"learning_rate": 1e-5, "entropy_coef": 0.125})
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
@@ -64,15 +64,41 @@ def test_a_supervised_run(kafka):
             assert "it was carried out before" in [one.get("message") for one in answers()]
             wait_until(lambda: len(rates(taken)) > 2, process)
             assert rates(taken) == pytest.approx([1e-5] * len(rates(taken)))
-            for count in (3, 1):
-                board.post(COMMANDS, command("scale", "test", actors=count))
-                wait_until(lambda count=count: len(running_actors()) == count, process)
+            require_scaled(board, process)
             for word, state in (("pause", "PAUSED"), ("resume", "RUNNING"), ("stop", "STOPPED")):
                 board.post(COMMANDS, command(word, "test"))
                 wait_until(lambda state=state: status().state == state)
         process.communicate(timeout=PATIENCE_S)
         done = [one["command"] for one in answers() if one["obeyed"] and one["role"] == "supervisor"]
         assert done == ["scale", "scale", "pause", "resume", "stop"]
+
+
+def require_scaled(board, process):
+    """From one actor to three and back; then what is repeated, late, another's, or too much changes nothing."""
+    more, fewer = command("scale", "test", actors=3), command("scale", "test", actors=1)
+    for asked in (more, fewer):
+        board.post(COMMANDS, asked)
+        wait_until(lambda asked=asked: len(running_actors()) == asked["actors"], process)
+        assert [one["obeyed"] for one in replies(asked)] == [True]
+    begun = opened().store.newest(ACTORS)
+    refused = {
+        "it was carried out before": more,
+        "it has expired": {**command("scale", "test", actors=2), "expires_s": 1.0},
+        "it is for the run 'another'": command("scale", "test", actors=2, run="another"),
+        "must be from 0 to 3": command("scale", "test", actors=4),
+        "the run is under way already": command("start", "test"),
+    }
+    for reason, asked in refused.items():
+        board.post(COMMANDS, asked)
+        wait_until(lambda asked=asked, reason=reason: reason in str(replies(asked)[-1:]), process)
+        assert not replies(asked)[-1]["obeyed"]
+    reported = lambda: [report for _, report in opened().store.read(ACTORS, begun)]  # noqa: E731
+    wait_until(lambda: len(reported()) > 2, process)
+    assert {report["actor"] for report in reported() if report["state"] == "running"} == {0}
+
+
+def replies(asked):
+    return [one for one in answers() if one["id"] == asked["id"]]
 
 
 def rates(taken):

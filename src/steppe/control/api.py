@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
 import anyio.to_thread
@@ -24,6 +24,7 @@ from steppe.control.mcp import Mcp
 from steppe.control.page_files import add_page
 from steppe.control.problems import explain
 from steppe.control.prometheus import exposition
+from steppe.control.repeating import Repeating
 from steppe.control.resources import tell_changes
 from steppe.control.service import Service, operations
 from steppe.control.stream import Hub, Watcher, snapshot
@@ -326,24 +327,28 @@ def _said(name: str) -> str:
     return (getattr(Service, name).__doc__ or name).strip().splitlines()[0]
 
 
-def make_app(service: Service, gate: Gate) -> FastAPI:
-    """The application: routes, problem documents, the watcher's life, and the gate around it all."""
+def make_app(service: Service, gate: Gate, beside: Iterable[Repeating] = ()) -> FastAPI:
+    """The application: routes, problem documents, the gate around it all, and the life of the watcher and of what else is done
+    beside answering."""
     hub = Hub()
     watcher = Watcher(service, hub)
+    works = (watcher, *beside)
     mcp = Mcp(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         hub.serve_on(asyncio.get_running_loop())
-        watcher.start()
+        for work in works:
+            work.start()
         telling = asyncio.ensure_future(tell_changes(hub, mcp.bus))
         try:
             async with mcp.server.session_manager.run():
                 yield
         finally:
             telling.cancel()
-            watcher.stop()
+            for work in works:
+                work.stop()
             service.close()
 
     app = FastAPI(

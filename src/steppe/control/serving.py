@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from typing import Literal
 
 import anyio
@@ -15,6 +16,7 @@ from steppe.control.autoscaler import Tending
 from steppe.control.autoscaling import Policy
 from steppe.control.mcp import Mcp
 from steppe.control.page_files import MISSING, is_complete
+from steppe.control.repeating import Repeating
 from steppe.control.resources import tell_changes
 from steppe.control.service import Bounds, Service
 from steppe.control.stream import Hub, Watcher
@@ -46,7 +48,7 @@ def serve(
     service = _service(namespace, run, bounds, kafka)
     service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
-    app = make_app(service, Gate(keys, allowed))
+    app = make_app(service, Gate(keys, allowed), _beside(service, bounds, autoscale))
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     print(f"steppe serves {service.root} at {address}", flush=True)
     print(f"sign in once:  {address}/sign-in?code={keys.new_link()}", flush=True)
@@ -67,14 +69,17 @@ def serve(
         ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
         limit_concurrency=1_000,
     )
-    tending = Tending(service, autoscale, Policy(most=bounds.actors)) if autoscale != "off" else None
-    if tending is not None:
-        tending.start()
-    try:
-        uvicorn.Server(config).run(sockets=[listener])
-    finally:
-        if tending is not None:
-            tending.stop()
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _beside(service: Service, bounds: Bounds, autoscale: Literal["off", "recommend", "set"]) -> Iterator[Repeating]:
+    """What is done beside answering."""
+    if autoscale != "off":
+        yield Tending(service, autoscale, Policy(most=bounds.actors))
+    if service.kafka is not None and type(service) is Service:  # which starts runs itself
+        from steppe.control.hearing import Hearing
+
+        yield Hearing(service, service.kafka)
 
 
 def _require_fit(namespace: str | None, run: str | None, kafka: KafkaConfig | None, autoscale: str) -> None:

@@ -20,6 +20,7 @@ ACTORS = "metrics.actors"
 EVALUATIONS = "metrics.evaluations"
 EVENTS = "events"
 COMMANDS = "commands.control"
+START = "start"  # the command to whoever has runs; those of one that is under way know others
 SET, SCALE = "set", "scale"  # commands that carry `values` (hyperparameters) and `actors` (a count)
 TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS, COMMANDS)
 

@@ -29,6 +29,9 @@ from steppe.transport.kafka_links import Primer
 from steppe.transport.shm import Control
 
 SUPERVISOR = "supervisor"
+SERVICE = (
+    "service"  # the role of events that are in the store and on Kafka already: whoever started the run put them there
+)
 
 
 def require(plan: Plan) -> None:
@@ -116,7 +119,7 @@ class Mirror:
         self._feed.progress()
         for number, record in self._directory.store.read(EVENTS, self._told):
             self._told = number
-            if number not in self._copied:
+            if number not in self._copied and record.get("role") != SERVICE:
                 self.board.post(EVENTS, record)
             self._copied.discard(number)
 

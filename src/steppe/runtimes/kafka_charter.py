@@ -18,7 +18,7 @@ from steppe.core import factory
 from steppe.core.algorithms import AgentConfig
 from steppe.core.config import KafkaConfig
 from steppe.core.errors import ConfigError
-from steppe.core.links import COMMANDS, SCALE, SET
+from steppe.core.links import COMMANDS, SCALE, SET, START
 from steppe.core.validating import validated
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
@@ -134,6 +134,18 @@ def command(word: str, issuer: str, **more: Any) -> dict[str, Any]:
     return {**about, **more}
 
 
+def stale(record: Mapping[str, Any], run: str, generation: int, now_s: float) -> str | None:
+    """Why a command is not for a run as it is now; None when it is."""
+    expires_s = record.get("expires_s")
+    if isinstance(expires_s, int | float) and now_s > expires_s:
+        return "it has expired"
+    if record.get("run", run) != run:
+        return f"it is for the run {record['run']!r}, not for this one"
+    if record.get("generation", generation) != generation:
+        return f"it is for generation {record['generation']!r} of this run, which is at {generation}"
+    return None
+
+
 class Vetting:
     """Which commands are still good: each once, in time, for this run as it is now, and with values that can be taken over."""
 
@@ -144,18 +156,17 @@ class Vetting:
 
     def refusal(self, record: Mapping[str, Any], now_s: float) -> str | None:
         """Why a command is not to be carried out; None when it is, and from then on it is known."""
-        number, expires_s = str(record.get("id")), record.get("expires_s")
+        number = str(record.get("id"))
         if number in self._known:
             return "it was carried out before"
         self._known[number] = None
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-        if isinstance(expires_s, int | float) and now_s > expires_s:
-            return "it has expired"
-        if record.get("run", self._run) != self._run:
-            return f"it is for the run {record['run']!r}, not for this one"
-        if record.get("generation", self.generation) != self.generation:
-            return f"it is for generation {record['generation']!r} of this run, which is at {self.generation}"
+        reason = stale(record, self._run, self.generation, now_s)
+        if reason is not None:
+            return reason
+        if record.get("command") == START:
+            return "the run is under way already"
         if record.get("command") == SET:
             return self._refused_values(record.get("values"))
         if record.get("command") == SCALE and SCALE not in self._words:

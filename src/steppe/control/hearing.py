@@ -1,0 +1,140 @@
+"""Hears on Kafka which of the service's runs are to be started. What else is asked of a run is carried out by its own supervisor
+(runtimes/kafka.py); of one that is not under way, there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from steppe.control.repeating import Repeating
+from steppe.control.service import Service
+from steppe.core.config import KafkaConfig
+from steppe.core.durable import read_json, write_json
+from steppe.core.errors import DamagedFile, RunFailed, RunNotFound, SteppeError, Unreachable
+from steppe.core.links import COMMANDS, EVENTS, START
+from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.kafka import SERVICE, SUPERVISOR
+from steppe.runtimes.kafka_charter import answer, find_charter, stale, wire_name
+from steppe.transport.kafka import Connection, Feed, Message, ends, ensure_topics, headers_of, reading
+from steppe.transport.kafka_board import KafkaBoard, record_of
+
+LOOK_S = 0.5
+CURSOR = (
+    "heard.json"  # how far the topic was heard: what is asked while no service is up is carried out by the next one
+)
+NAMED = 100  # characters of a run's name that a stranger may put into the audit
+
+
+class Hearing(Repeating):
+    """Between `start` and `stop`. While no broker answers, it waits."""
+
+    def __init__(self, service: Service, config: KafkaConfig) -> None:
+        super().__init__("hearing", LOOK_S, self.look)
+        self._service, self._connection = service, Connection(config, "")
+        self._topic, self._path = self._connection.topic(COMMANDS), service.private / CURSOR
+        self._feed: Feed | None = None
+        self._next: int | None = None  # the offset of the first message that was not heard yet
+        self._begun: dict[str, Mapping[str, Any]] = {}  # operation → the command that asked for it
+
+    def stop(self) -> None:
+        super().stop()
+        self._leave()
+
+    def look(self) -> None:
+        """Hear what is new, and answer what has come to its end; Unreachable while no broker answers."""
+        try:
+            self._feed = self._feed or self._followed()
+            before = self._next
+            self._feed.progress()
+        except SteppeError:
+            self._leave()
+            raise
+        if self._next != before:
+            write_json(self._path, {self._topic: self._next})
+        for identity, record in list(self._begun.items()):
+            found = self._service.get_operation(identity)
+            if found.state != "pending":
+                del self._begun[identity]
+                self._tell(found.run, record, None if found.state == "succeeded" else found.message)
+
+    def _followed(self) -> Feed:
+        ensure_topics(self._connection)
+        if self._next is None:
+            with contextlib.suppress(DamagedFile, FileNotFoundError):
+                self._next = read_json(self._path).get(self._topic)
+        if self._next is None:
+            with reading(self._connection) as consumer:
+                self._next = ends(consumer, self._topic)[1]
+            write_json(self._path, {self._topic: self._next})
+        feed = Feed(self._connection)
+        feed.follow(self._topic, 0, self._next, self._take)
+        return feed
+
+    def _leave(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def _take(self, message: Message) -> None:
+        record = record_of(message) or {}
+        if record.get("command") == START:
+            self._hear(headers_of(message).get("run", b"").decode(errors="replace"), record)
+        self._next = message.offset() + 1
+
+    def _hear(self, named: str, record: Mapping[str, Any]) -> None:
+        issuer = f"kafka:{record.get('issuer')}"[:NAMED]
+        run = self._own(named)
+        try:
+            reason = self._carry_out(run, record, issuer) if run else "there is no such run over Kafka here"
+        except (Unreachable, RunFailed):
+            raise  # it is heard again when brokers answer
+        except SteppeError as error:
+            reason = str(error)
+        self._service.ledger.audit(
+            issuer, "control", "start_run", named[:NAMED], f"refused: {reason}" if reason else "done"
+        )
+        if run is not None and reason is not None:
+            self._tell(run, record, reason)
+
+    def _own(self, named: str) -> str | None:
+        """The run of that name, or name and key, if it is one of the service's; what others have is theirs to answer."""
+        try:
+            found = self._service.get_run(named.partition("~")[0])
+        except (DamagedFile, RunNotFound):
+            return None
+        directory = self._directory(found.id)
+        ours = found.config["runtime"] == "kafka" and named in (directory.id, wire_name(directory))
+        return found.id if ours else None
+
+    def _carry_out(self, run: str, record: Mapping[str, Any], issuer: str) -> str | None:
+        """None when it is begun, otherwise why it is not."""
+        directory, ledger, key = self._directory(run), self._service.ledger, f"kafka:{record.get('id')}"
+        charter = find_charter(self._connection.config, wire_name(directory))
+        reason = stale(record, directory.id, charter.generation if charter else 0, time.time())
+        if reason is not None:
+            return reason
+        if ledger.begin_answer(key, run) is not None:
+            return "it was carried out before"
+        try:
+            begun = self._service.start_run(run, issuer)
+        except BaseException:
+            ledger.keep_answer(key, None)
+            raise
+        ledger.keep_answer(key, {"operation": begun.id})
+        self._begun[begun.id] = record
+        return None
+
+    def _tell(self, run: str, record: Mapping[str, Any], reason: str | None) -> None:
+        """In the run's event log, here and on Kafka."""
+        directory = self._directory(run)
+        event = EventReport(run=directory.id, kind="command", role=SERVICE, details=answer(record, reason)).record()
+        directory.board.post(EVENTS, event)
+        board = KafkaBoard(Connection(self._connection.config, wire_name(directory)), SUPERVISOR)
+        board.post(EVENTS, event)
+        board.close()
+
+    def _directory(self, run: str) -> RunDirectory:
+        return RunDirectory(self._service.root / run)

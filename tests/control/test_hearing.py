@@ -1,0 +1,134 @@
+"""`start` on commands.control, carried out by `steppe serve --kafka` for its own runs: each once, in time, and answered."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+
+import pytest
+from control_kit import LONG, Served, in_state, make, run_of, until
+
+from steppe.core.config import KafkaConfig
+from steppe.core.links import COMMANDS, EVENTS
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.kafka_charter import command, wire_name
+from steppe.transport.kafka import Connection
+from steppe.transport.kafka_board import KafkaBoard
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+SMALL = {**LONG, "actors": 1, "agent": {"hidden": [8], "epochs": 1}}
+
+
+@pytest.fixture(scope="session")
+def brokers(kafka):
+    return str(kafka)
+
+
+@contextmanager
+def speaking(served: Served, run: str):
+    """To the run by whatever name, from outside of the service."""
+    config = KafkaConfig(address=served.options[1], prefix=served.environ["STEPPE_KAFKA__PREFIX"], partitions=2)
+    board = KafkaBoard(Connection(config, run), "test")
+    try:
+        yield board
+    finally:
+        board.close()
+
+
+def named(served: Served, run: str) -> str:
+    """As messages call it."""
+    return wire_name(RunDirectory(served.root / "runs" / run))
+
+
+def answers(served: Served, api, run: str, asked: dict) -> list[tuple[str, bool, str | None]]:
+    """Who said what became of a command, the same on Kafka and in the run's own log."""
+    with speaking(served, named(served, run)) as board:
+        told = [record for _, record in board.read(EVENTS)]
+    kept = api.get(f"/api/v1/runs/{run}/events", params={"limit": 1000}).json()["events"]
+    found = [
+        [(one["role"], one["details"]["obeyed"], one["details"]["message"]) for one in events
+         if one["kind"] == "command" and one["details"]["id"] == asked["id"]]
+        for events in (told, kept)
+    ]  # fmt: skip
+    return found[0] if sorted(found[0], key=str) == sorted(found[1], key=str) else []
+
+
+def post(served: Served, run: str, asked: dict) -> dict:
+    with speaking(served, run) as board:
+        assert board.post(COMMANDS, asked)
+    return asked
+
+
+def audited(api, run: str) -> list[str]:
+    entries = api.get("/api/v1/audit", params={"limit": 1000}).json()["entries"]
+    return [entry["outcome"] for entry in entries if entry["run"] == run and entry["who"] == "kafka:test"]
+
+
+def test_a_run_that_waits_and_one_that_was_stopped(served, api):
+    run = make(api, SMALL, start=False)
+    huge = make(api, SMALL, start=False, envs=4096, agent={"segment_steps": 4096})
+    assert run_of(api, run)["state"] == "PENDING"
+    doomed = post(served, huge, command("start", "test"))
+    first = post(
+        served, run, command("start", "test")
+    )  # of a run that nobody has begun, no more than the name is known
+    in_state(api, run, "RUNNING")
+    until(lambda: answers(served, api, run, first) == [("service", True, None)], "it is answered once")
+    wire = named(served, run)
+    early = post(served, wire, command("start", "test"))
+    until(lambda: len(answers(served, api, run, early)) == 2, "the service and the run's supervisor answer")
+    assert {(who, obeyed) for who, obeyed, _ in answers(served, api, run, early)} == {
+        ("service", False),
+        ("supervisor", False),
+    }
+    assert all("already" in words for _, _, words in answers(served, api, run, early))
+    post(served, wire, command("stop", "test"))
+    in_state(api, run, "STOPPED")
+
+    bad = {
+        "it has expired": {**command("start", "test"), "expires_s": time.time() - 1.0},
+        "it is for the run 'another'": command("start", "test", run="another"),
+        "it is for generation 2 of this run, which is at 1": command("start", "test", generation=2),
+    }
+    for asked in bad.values():
+        post(served, wire, asked)
+    for words, asked in bad.items():
+        ((who, obeyed, message),) = until(lambda asked=asked: answers(served, api, run, asked), words)
+        assert (who, obeyed, words in message) == ("service", False, True), message
+    post(served, wire, first)
+    until(lambda: len(answers(served, api, run, first)) == 2, "the repeated one is answered")
+    assert answers(served, api, run, first)[1] == ("service", False, "it was carried out before")
+    for strange in ("nobody", f"{run}~00000000"):
+        post(served, strange, command("start", "test"))
+        until(
+            lambda strange=strange: audited(api, strange) == ["refused: there is no such run over Kafka here"], strange
+        )
+    ((who, obeyed, message),) = until(
+        lambda: answers(served, api, huge, doomed), "the one that could not begin is answered"
+    )
+    assert (who, obeyed, "kafka.max_message_mb" in message) == ("service", False, True), message
+    assert run_of(api, run)["state"] == "STOPPED", "none of them has changed anything"
+
+    again = post(served, wire, command("start", "test", generation=1))
+    until(lambda: answers(served, api, run, again) == [("service", True, None)], "it goes on")
+    assert run_of(api, run)["state"] == "RUNNING"
+    assert audited(api, wire).count("done") == 1
+
+
+def test_what_is_asked_while_no_service_is_up_is_done_by_the_next_one(served):
+    with served.client() as api:
+        run = make(api, SMALL, start=False)
+        first = post(served, run, command("start", "test"))
+        in_state(api, run, "RUNNING")
+        until(lambda: answers(served, api, run, first) == [("service", True, None)], "it is answered once")
+    served.kill()
+    wire, store = named(served, run), RunDirectory(served.root / "runs" / run).store
+    post(served, wire, command("stop", "test"))
+    until(lambda: store.status().state == "STOPPED", "its own supervisor has stopped it")
+    for asked in (again := command("start", "test"), {**command("start", "test"), "expires_s": time.time()}):
+        post(served, wire, asked)
+    served.start()
+    with served.client() as api:
+        until(lambda: answers(served, api, run, again) == [("service", True, None)], "it goes on")
+        until(lambda: answers(served, api, run, asked) == [("service", False, "it has expired")], "the other is late")
+        assert run_of(api, run)["state"] == "RUNNING"
