@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from kafka_kit import PATIENCE_S, own_broker, wait_until
 
 from steppe.control.followed import FollowedService
 from steppe.core.config import KafkaConfig
-from steppe.core.links import EVALUATIONS, TOPICS
+from steppe.core.links import EVALUATIONS, EVENTS
+from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import find_charter
 from steppe.transport.kafka import EXPERIENCES, PROGRESS, REJECTED, UPDATES, Connection, ends, ensure_topics, library
 from steppe.transport.kafka_board import KafkaBoard
@@ -25,10 +28,11 @@ from steppe.transport.kafka_broker import Broker, _free_port
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")
 PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
-VERBS = ("read", "write", "describe")
+VERBS = {"read", "write", "describe", "describe_configs"}
 PASSWORD = "a secret of this test"
 MINE, THEIRS = "mine.", "theirs."
 ROWS = {"actor": "actor", "learner": "learner", "manager": "manager", "controller": "who controls"}  # principal → row
+ALL, REST = "trainer", "`steppe train`, `steppe serve`"  # who has the rights of every row, and of this one
 PUBLISHING = ("transactional id", "steppe/", "write")
 LACKING = {  # principal → the role it is, what it lacks of that role's row, and what it hears of
     "mute": ("actor", ("topic", EXPERIENCES, "write"), MINE + EXPERIENCES),
@@ -50,10 +54,11 @@ WRITERS = {
     "events": {"actor", "learner", "manager"},
 }
 SMALL = (
-    "CartPole-v1", "-s", "mode=async", "-s", "actors=4", "-s", "envs=2", "-s", "steps=100000000", "-s", "hidden=[8]",
+    "CartPole-v1", "-s", "mode=async", "-s", "actors=4", "-s", "envs=2", "-s", "hidden=[8]",
     "-s", "segment_steps=16", "-s", "epochs=1", "-s", "minibatch_size=16", "-s", "evaluation.episodes=2",
     "-s", "evaluation.every_steps=1000", "-s", "kafka.partitions=2",
 )  # fmt: skip
+LONG = (*SMALL, "-s", "steps=100000000")
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Strict(Broker):
         }
 
     def format_words(self):
-        names = (*ROWS, *LACKING, "stranger", "admin")
+        names = (*ROWS, *LACKING, ALL, "stranger", "admin")
         users = [f"SCRAM-SHA-512=[name={name},password={PASSWORD}]" for name in names]
         return [*super().format_words(), *(word for user in users for word in ("--add-scram", user))]
 
@@ -87,10 +92,10 @@ def documented(row):
     """(kind of resource, its name or how it begins, operation) of one row of the page's table."""
     ((topics, besides),) = re.findall(rf"^\| {row} \|([^|]*)\|([^|]*)\|$", PAGE.read_text(), re.MULTILINE)
     for clause in topics.split(";"):
-        verbs, names = clause.partition("`")[0], re.findall(r"`([^`]+)`", clause)
-        for name in names:
-            meant = [topic for topic in TOPICS if topic.startswith("metrics.")] if name == "metrics.*" else [name]
-            yield from (("topic", topic, verb) for topic in meant for verb in VERBS if verb in verbs)
+        verbs, names = VERBS & set(re.findall(r"\w+", clause.partition("`")[0])), re.findall(r"`([^`]+)`", clause)
+        meant = [topic for topic in WRITERS for name in names if fnmatch(topic, name)]
+        assert len(meant) >= len(names), f"{clause}: there is no such topic"
+        yield from (("topic", topic, verb) for topic in meant for verb in verbs)
     for kind, name, verbs in re.findall(r"(transactional id|group) `([^`]+)…` \(([^)]*)\)", besides):
         yield from ((kind, name, verb) for verb in verbs.split(", "))
 
@@ -109,8 +114,8 @@ def binding(user, kind, name, verb):
 
 
 def bindings():
-    for user, row in ROWS.items():
-        yield from (binding(user, *rule) for rule in documented(row))
+    for user, row in (*ROWS.items(), (ALL, REST)):
+        yield from (binding(name, *rule) for name in (user, ALL) for rule in documented(row))
     for user, (role, lack, _) in LACKING.items():
         rules = list(documented(ROWS[role]))
         assert lack in rules
@@ -132,7 +137,7 @@ def strict(kafka, tmp_path_factory):
             for prefix in (MINE, THEIRS):
                 ensure_topics(Connection(known_as(address, "admin", prefix), ""))
             admin = Connection(known_as(address, "admin"), "").admin()
-            for answer in admin.create_acls(list(bindings()), request_timeout=30).values():
+            for answer in admin.create_acls(list(dict.fromkeys(bindings())), request_timeout=30).values():
                 answer.result()
             yield address
         finally:
@@ -167,7 +172,7 @@ def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, tmp_pa
     with ExitStack() as stack:
         started = {}
         for role in ("learner", "actor", "manager"):
-            words = SMALL if role == "learner" else ()
+            words = LONG if role == "learner" else ()
             started[role] = stack.enter_context(coming(role, role, strict, "run", tmp_path / role, *words))
         wait_until(lambda: find_charter(config, "run"), "a charter")
         connection = Connection(config, find_charter(config, "run").run)
@@ -195,13 +200,25 @@ def state(service):
     return runs[0].state if runs else None
 
 
+def test_all_of_it_is_enough_to_train(strict, tmp_path):
+    done = subprocess.run(
+        [STEPPE, "train", *SMALL, "--steps", "500", "--runtime", "kafka", "--kafka", strict, "--name", "whole", "--json",
+         "-s", f"kafka.prefix={MINE}", "-s", "kafka.security=sasl", "-s", f"kafka.username={ALL}"],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "SUCCEEDED"
+    events = RunDirectory(tmp_path / "runs" / "whole").store.read(EVENTS)
+    assert [event for _, event in events if event["kind"] == "warning"] == []
+
+
 def test_who_lacks_something_ends_with_one_sentence(strict, tmp_path):
     with ExitStack() as stack:
-        stack.enter_context(coming("learner", "learner", strict, "other", tmp_path / "learner", *SMALL))
+        stack.enter_context(coming("learner", "learner", strict, "other", tmp_path / "learner", *LONG))
         wait_until(lambda: find_charter(known_as(strict, "admin"), "other"), "a charter")
         started = {"stranger": stack.enter_context(coming("stranger", "actor", strict, "other", tmp_path / "stranger"))}
         for number, (user, (role, _, _)) in enumerate(LACKING.items()):
-            run, more = ("other", ("--index", str(number))) if role == "actor" else (user, SMALL)
+            run, more = ("other", ("--index", str(number))) if role == "actor" else (user, LONG)
             started[user] = stack.enter_context(coming(user, role, strict, run, tmp_path / user, *more))
         for user, process in started.items():
             _, errors = process.communicate(timeout=PATIENCE_S)
