@@ -15,12 +15,15 @@ from steppe.runtimes.kafka_charter import find_charter
 from steppe.transport.kafka import Connection
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+# What libraries do at the interpreter's end never returns here: a role that has ended does not wait for it.
+ENDLESS = "import atexit, threading; atexit.register(threading.Event().wait); "
+ENTRY = "from steppe.cli.main import entry; entry()"
 SMALL = {"envs": 2, "hidden": "[8]", "segment_steps": 16, "mode": "async", "actors": 2, "steps": 1_000_000}
 
 
-def line(kafka, prefix, **more):
+def line(kafka, prefix, before="", **more):
     pairs = [word for key, value in {**SMALL, **more}.items() for word in ("-s", f"{key}={value}")]
-    begin = [sys.executable, "-c", "from steppe.cli.main import entry; entry()", "role", "learner", "CartPole-v1"]
+    begin = [sys.executable, "-c", before + ENTRY, "role", "learner", "CartPole-v1"]
     return [
         *begin,
         "--run",
@@ -58,9 +61,9 @@ def test_it_goes_on_with_them_and_everybody_is_told(kafka):
         charter = find_charter(config, "tuned")
         return charter and charter.order.config["agent.learning_rate"]
 
-    with learner(line(kafka, config.prefix, learning_rate=0.001)) as process:
+    with learner(line(kafka, config.prefix, ENDLESS, learning_rate=0.001)) as process:
         wait_until(lambda: process.poll() is not None or rate() == 0.001, "the run is created")
-    with learner(line(kafka, config.prefix, learning_rate=0.0125)) as process:
+    with learner(line(kafka, config.prefix, ENDLESS, learning_rate=0.0125)) as process:
         wait_until(lambda: process.poll() is not None or rate() == 0.0125, "the change is told")
     refused = subprocess.run(
         line(kafka, config.prefix, learning_rate=0.0125, envs=3),
