@@ -1,0 +1,79 @@
+"""deploy/docker-compose.yaml as docker-compose itself reads it, which needs no engine for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from kube_kit import ROOT
+
+pytestmark = pytest.mark.integration
+FILE = ROOT / "deploy" / "docker-compose.yaml"
+
+
+def compose(*words, file=FILE, **variables):
+    line = [Path(os.environ["STEPPE_KUBE"]) / "docker-compose", "-f", file, *words]
+    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | variables
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=environ)
+
+
+def project(**variables):
+    done = compose("config", "--format", "json", **variables)
+    assert (done.returncode, done.stderr) == (0, "")  # not even a warning of a variable that is not set
+    return json.loads(done.stdout)
+
+
+def test_it_is_valid_and_names_what_is_there():
+    found = project()
+    assert set(found["services"]) == {"kafka", "learner", "manager", "actor", "api"}
+    for name in ("learner", "actor", "api"):
+        build = found["services"][name]["build"]
+        assert Path(build["context"]) == ROOT
+        assert (ROOT / build["dockerfile"]).is_file()
+    assert Path(found["configs"]["run"]["file"]).read_text() == (ROOT / "deploy" / "run.toml").read_text()
+
+
+def test_everybody_waits_for_a_healthy_broker_and_keeps_the_restrictions():
+    services = project()["services"]
+    for name in ("learner", "manager", "actor", "api"):
+        service = services[name]
+        assert service["depends_on"]["kafka"]["condition"] == "service_healthy"
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+        assert [one["source"] for one in service["secrets"]] == ["kafka_password"]
+    ports = [port for service in services.values() for port in service.get("ports", ())]
+    assert [port["host_ip"] for port in ports] == ["127.0.0.1"] * 2
+    assert services["actor"]["deploy"]["replicas"] == 2
+
+
+def test_what_the_docs_let_a_shell_say_arrives(tmp_path):
+    (tmp_path / "password").write_text("hush")
+    said = {"RUN": "second", "KAFKA": "far:9", "STEPPE_KAFKA__SECURITY": "sasl", "TORCH_BACKEND": "cu130"}
+    found = project(KAFKA_PASSWORD_FILE=str(tmp_path / "password"), **said)
+    for name in ("learner", "manager", "actor", "api"):
+        service = found["services"][name]
+        assert service["command"][service["command"].index("--run") + 1] == "second"
+        assert service["environment"]["STEPPE_KAFKA__ADDRESS"] == "far:9"
+        assert service["environment"]["STEPPE_KAFKA__SECURITY"] == "sasl"
+    assert found["services"]["learner"]["build"]["args"] == {"TORCH_BACKEND": "cu130"}
+    assert found["secrets"]["kafka_password"]["file"] == str(tmp_path / "password")
+    assert "hush" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("read_only: true", "readonly: true", "readonly"),
+        ("networks: [inside]", "networks: [outside]", "undefined network"),
+        ("condition: service_healthy", "condition: service_well", "depends_on.kafka.condition"),
+    ],
+)
+def test_what_is_wrong_in_it_would_be_found(tmp_path, right, wrong, said):
+    text = FILE.read_text()
+    assert right in text
+    (tmp_path / "compose.yaml").write_text(text.replace(right, wrong))
+    done = compose("config", "-q", file=tmp_path / "compose.yaml")
+    assert done.returncode != 0
+    assert said in done.stderr
