@@ -1,8 +1,9 @@
 """Runs one command and accounts for it: `launching.py ACCOUNT TIMEOUT_S SAMPLE_S COMMAND…`, standard library only.
 
 Everything the command starts, however deep, becomes a child of this process when its own parent ends (a "subreaper"), so
-the CPU time of the whole family is known at its end, and what the family leaves running is ended too. What all cores did
-meanwhile, less the family's share, was done by others.
+the CPU time of the whole family is known at its end, and what the family leaves running is ended too. A parent that lets the
+system bury its children (Ray's does) hides theirs: so they are also looked at on the way. What all cores did meanwhile, less
+the family's share, was done by others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
+LOOK_S = 0.25  # between looks at the family's CPU time
 GRACE_S = 3.0  # for what is still ending when the command itself has ended
 TIMED_OUT = 124
 
@@ -27,15 +29,17 @@ def main(account: str, timeout_s: str, sample_s: str, *command: str) -> int:
     """Write the account and return the command's exit code."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become the family's subreaper")
-    memory = Memory(float(sample_s))
+    memory, processors = Memory(float(sample_s)), Processors(LOOK_S)
     busy_s, began_s = all_cores_busy_s(), time.monotonic()
     child = subprocess.Popen(command)
     memory.start()
+    processors.start()
     code = wait(child, float(timeout_s))
     wall_s = time.monotonic() - began_s
     memory.stop()
     killed = end_family()
-    own_s = family_cpu_s()
+    processors.stop()
+    own_s = max(family_cpu_s(), processors.seen_s)
     elapsed_s = time.monotonic() - began_s
     others_s = max(0.0, all_cores_busy_s() - busy_s - own_s)
     found = {
@@ -106,11 +110,10 @@ def family_cpu_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-class Memory:
-    """Looks at the family's memory every `every_s`; 0 for never. Shared pages are counted once (proportional set size)."""
+class Looking:
+    """Looks at the family every `every_s`, in a thread; 0 for never."""
 
     def __init__(self, every_s: float) -> None:
-        self.peak: int | None = None
         self._every_s = every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -124,9 +127,41 @@ class Memory:
         if self._every_s > 0:
             self._thread.join()
 
+    def look(self, pids: list[int]) -> None:
+        raise NotImplementedError
+
     def _watch(self) -> None:
         while not self._over.wait(self._every_s):
-            self.peak = max(self.peak or 0, sum(map(proportional_bytes, descendants(os.getpid()))))
+            self.look(descendants(os.getpid()))
+
+
+class Memory(Looking):
+    """The family's peak. Shared pages are counted once (proportional set size)."""
+
+    peak: int | None = None
+
+    def look(self, pids: list[int]) -> None:
+        self.peak = max(self.peak or 0, sum(map(proportional_bytes, pids)))
+
+
+class Processors(Looking):
+    """The CPU time of every descendant when it was last seen."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__(every_s)
+        self._seen: dict[tuple[int, str], float] = {}  # by number and beginning: numbers come again
+
+    @property
+    def seen_s(self) -> float:
+        return sum(self._seen.values())
+
+    def look(self, pids: list[int]) -> None:
+        for pid in pids:
+            try:
+                words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            self._seen[pid, words[19]] = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def proportional_bytes(pid: int) -> int:

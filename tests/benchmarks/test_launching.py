@@ -25,6 +25,19 @@ while time.process_time() < 0.5:
     pass
 open("orphan", "w").write(str(time.process_time()))
 """
+# A child that its parent leaves to the system burns 1.5 s of CPU: nobody's accounts have it.
+UNCLAIMED = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if os.fork() == 0:
+    while time.process_time() < 1.5:
+        pass
+    os._exit(0)
+try:
+    os.wait()
+except ChildProcessError:
+    pass
+"""
 
 
 def cpu_s_of(pid: int) -> float:
@@ -41,6 +54,11 @@ def test_the_cpu_time_of_orphaned_grandchildren_is_the_familys(tmp_path):
     assert done.account["cpu_s"] >= burnt
     others_s = done.account["others_cores"] * done.account["elapsed_s"]
     assert others_s <= busy_s - burnt + 10 * TICK_S
+
+
+def test_a_child_that_nobody_waits_for_is_the_familys_too(tmp_path):
+    done = launch([sys.executable, "-c", UNCLAIMED], tmp_path, 60.0)
+    assert 0.75 < done.account["cpu_s"] < 2.0
 
 
 def test_what_others_do_meanwhile_is_not_the_familys(tmp_path, burner):
