@@ -52,7 +52,10 @@ RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,)
 A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment_steps": 16, "steps": 3000}
 LONG = {**PPO, "steps": 60_000}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
-FAST = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
+FAST = {
+    "health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5,
+    "worker_niceness": 0,
+}  # fmt: skip
 ray = library()
 nodes = {}  # name → the node, of ray.cluster_utils
 kept = []  # the one Cluster of ours

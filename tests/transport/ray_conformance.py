@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -19,8 +22,10 @@ import pytest
 from steppe.core.codec import decode_weights, encode_weights
 from steppe.core.errors import DamagedFile
 from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.weights import Weights
 from steppe.testing.channel import SPEC, ChannelConformance, require_equal, send
 from steppe.testing.weights import POLICY, WeightStoreConformance, publish_patterns, some_weights, watch_patterns
+from steppe.transport.framing import Letter
 from steppe.transport.ray import RayInlet, RayOutlet, RayWeights, library
 
 pytestmark = pytest.mark.integration
@@ -319,6 +324,44 @@ class TestWeights(WeightStoreConformance):
             assert len(answers) == 2
             answers[1].set_result(None)
 
+    def test_a_reader_that_looks_now_and_then_is_handed_the_newest_that_often(self, monkeypatch):
+        now_s, given = time.monotonic(), []
+        monkeypatch.setattr(time, "monotonic", lambda: now_s)
+        store = BellStore()
+        store.attach("seldom", partial(taken, given), every_s=5.0)
+        for version, passed_s in ((1, 0.0), (2, 4.0), (3, 4.9)):
+            monkeypatch.setattr(time, "monotonic", lambda passed_s=passed_s: now_s + passed_s)
+            store.publish(POLICY, some_weights(version))
+        assert len(given) == 1
+        assert not store.delivered
+        monkeypatch.setattr(time, "monotonic", lambda: now_s + 5.1)
+        store.progress()
+        assert [Letter(data).version for data in given] == [1, 3]
+        assert store.delivered
+
+    def test_small_weights_go_with_the_call_and_large_ones_once_into_the_store(self):
+        store, given = BellStore(), []
+        for name in "ab":
+            store.attach(name, partial(taken, given))
+        store.publish(POLICY, some_weights(1))
+        assert [type(one) for one in given] == [np.ndarray] * 2
+        store.publish(
+            "large",
+            Weights.from_arrays({"all": np.ones(1 << 18, np.float32)}).stamped(version=1, updates=0, env_steps=0),
+        )
+        first, second = given[2:]
+        assert isinstance(first, ray.ObjectRef)
+        assert first == second
+        assert Letter(ray.get(first)).version == 1
+
+
+def taken(given, what):
+    """A reader that has taken at once what it is handed: a copy, or the reference."""
+    given.append(what.copy() if isinstance(what, np.ndarray) else what)
+    answer = Future()
+    answer.set_result(None)
+    return SimpleNamespace(future=lambda: answer)
+
 
 @contextmanager
 def cluster():
@@ -327,7 +370,7 @@ def cluster():
     found = Cluster()
     try:
         for node in range(2):
-            more = {"include_dashboard": False} if node == 0 else {}
+            more = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}} if node == 0 else {}
             found.add_node(num_cpus=4, object_store_memory=STORE_BYTES, resources={f"node{node}": 9}, **more)
         ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
         yield

@@ -23,6 +23,10 @@ STORE_BYTES = 256 << 20  # of an object store besides four times the segments un
 SYSTEM = {
     "prestart_worker_first_driver": False,  # nobody here runs tasks: each such worker would import Ray for nothing
     "gcs_rpc_server_reconnect_timeout_s": 5,  # a head that is gone does not come back
+    "worker_niceness": 0,  # Ray's 15 would let everything else on the machine go before the run
+    "max_direct_call_object_size": 1 << 20,  # so large a segment is its call's answer itself: no way through the store
+    "enable_metrics_collection": False,  # nobody looks
+    "task_events_report_interval_ms": 0,
 }
 HEADS = ("gcs_server", "raylet")
 

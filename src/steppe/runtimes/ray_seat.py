@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 START_S = 120.0  # how long roles may take to their first step: imports on a busy machine
 DELIVER_S = 10.0  # how long the last weights may take to those who judge them
+ROUNDS_IDLE_S = 0.02  # of a learner that waits for nothing but messages
 SWITCH_S = 0.0005  # between threads of one process: a call should not wait for Python's 5 ms each time it needs a turn
 
 
@@ -166,7 +167,8 @@ class _Stay:
         kind, _, index = place.partition("-")
         if kind in WRITERS and self.table is not None:
             return None  # these call, and have what they learn from the table
-        self.weights.attach(place, lambda reference: seat.take_weights.remote(number, reference))
+        every_s = 0.0 if kind in WRITERS else IDLE_S[kind]  # who evaluates looks no more often than that
+        self.weights.attach(place, lambda letter: seat.take_weights.remote(number, letter), every_s)
         if kind not in WRITERS or not isinstance(self.channel, RayInlet):
             return None
         return self.channel.attach(int(index), lambda released: seat.take_segment.remote(number, released))
@@ -205,12 +207,18 @@ class _Stay:
                 self._beat()
                 self._progress()
                 if not turns.once():
-                    self._rest(IDLE_S[place.partition("-")[0]])
+                    self._rest(self._idle_s)
             turns.close()
         self._deliver()
 
     def _beat(self) -> None:
         self.beat_s = time.monotonic()
+
+    @property
+    def _idle_s(self) -> float:
+        """At most: all that comes rings, but a window that closes."""
+        kind = self.ticket.place.partition("-")[0]
+        return ROUNDS_IDLE_S if kind == "learner" and self.plan.lockstep else IDLE_S[kind]
 
     def _rest(self, timeout_s: float) -> None:
         self.bell.wait(timeout_s)

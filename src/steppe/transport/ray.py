@@ -4,7 +4,7 @@
                with one segment. When the reader is done with it, it calls again: a credit. So what is under way is
                bounded, and belongs to the reader, whatever becomes of the writer.
     weights    the writer puts a version into the object store once and hands the reference to every reader, to each only
-               when it has taken the one before. Readers on one node share the memory.
+               when it has taken the one before. Readers on one node share the memory. Small weights go with the call.
 
 Both are flat arrays of bytes (framing.py), which Ray stores as they are, beside the object's header. Ray calls back in
 threads of its own: everything here is guarded by a lock, and `ring` is how the role's thread is woken.
@@ -12,8 +12,10 @@ threads of its own: everything here is guarded by a lock, and `ring` is how the 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,6 +32,7 @@ from steppe.core.weights import Layout, Weights
 from steppe.transport.framing import HEAD, Letter, SegmentFrame, read_about
 
 NOTHING = np.zeros(0, np.uint8)  # what a writer that has ended answers
+SMALL = 64 << 10  # bytes of weights: a call carries that much sooner than it finds it in the store
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 Last = tuple[int, bytes | None]  # sequence number and state of an actor's last segment
 Ring = Callable[[], object]
@@ -288,7 +291,11 @@ def is_loss(error: BaseException) -> bool:
 class _Reader:
     """One that weights are handed to."""
 
-    give: Callable[[Any], Any]  # calls the reader's `take` with a reference and returns the one to the answer
+    give: Callable[
+        [Any], Any
+    ]  # calls the reader's `take` with a letter or a reference and returns the one to the answer
+    every_s: float = 0.0  # not more often than that
+    given_s: float = -math.inf
     busy: bool = False
     gone: bool = False
     sent: dict[str, int] = field(default_factory=dict)
@@ -303,15 +310,15 @@ class RayWeights:
         self._newest: dict[str, Letter] = {}
         self._layouts: dict[str, Layout] = {}
         self._abouts: dict[bytes, tuple[str, Layout]] = {}
-        self._objects: dict[str, Any] = {}  # policy → reference to its newest letter in the store
+        self._objects: dict[str, Any] = {}  # policy → its newest letter, if small, or the reference to it in the store
         self._readers: dict[str, _Reader] = {}
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
-    def attach(self, name: str, give: Callable[[Any], Any]) -> None:
-        """Hand weights to this reader from now on, in place of an earlier one of that name."""
+    def attach(self, name: str, give: Callable[[Any], Any], every_s: float = 0.0) -> None:
+        """Hand weights to this reader from now on, in place of an earlier one of that name; the newest, every so often."""
         with self._lock:
-            self._readers[name] = _Reader(give)
+            self._readers[name] = _Reader(give, every_s)
             self.progress()
 
     def publish(self, policy: str, weights: Weights) -> None:
@@ -323,7 +330,7 @@ class RayWeights:
             letter = letter or Letter.blank(policy, weights)
             letter.write(weights)
             self._newest[policy] = letter
-            self._objects[policy] = library().put(letter.data) if self._readers else None
+            self._objects[policy] = None
             self.progress()
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
@@ -351,9 +358,12 @@ class RayWeights:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            for policy, letter in self._newest.items():
-                for reader in self._readers.values():
-                    if not (reader.busy or reader.gone) and reader.sent.get(policy, -1) < letter.version:
+            now = time.monotonic()
+            for reader in self._readers.values():
+                if reader.busy or reader.gone or now < reader.given_s + reader.every_s:
+                    continue
+                for policy, letter in self._newest.items():
+                    if not reader.busy and reader.sent.get(policy, -1) < letter.version:
                         self._hand(reader, policy, letter)
 
     @property
@@ -365,8 +375,8 @@ class RayWeights:
 
     def _hand(self, reader: _Reader, policy: str, letter: Letter) -> None:
         if self._objects.get(policy) is None:
-            self._objects[policy] = library().put(letter.data)
-        reader.busy, reader.sent[policy] = True, letter.version
+            self._objects[policy] = letter.data if letter.data.nbytes <= SMALL else library().put(letter.data)
+        reader.busy, reader.given_s, reader.sent[policy] = True, time.monotonic(), letter.version
         reader.give(self._objects[policy]).future().add_done_callback(partial(self._answered, reader))
 
     def _answered(self, reader: _Reader, answer: Future[None]) -> None:
