@@ -34,6 +34,7 @@ def load(effort: Effort) -> Part:
             "points_per_s": "points/s at each client",
             "training_steps_per_s": "training, steps/s",
             "service_cores": "cores' worth of the service",
+            "clients_cores": "of the 200 clients",
         },
     )
 

@@ -6,7 +6,6 @@ Loaded and quiet spells take turns within one training run; in a quiet one the s
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing as mp
 import os
@@ -15,14 +14,13 @@ import statistics
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import numpy as np
-from websockets.asyncio.client import connect
+from listening import Delays, hear
 
 from steppe.control import hosting
 from steppe.core.config import RunConfig
@@ -56,36 +54,6 @@ def publish(root: str, points_per_s: int, loaded: Event, ended: Event) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
     directory.store.set_status("SUCCEEDED")
     directory.release()
-
-
-async def listen(address: str, headers: dict[str, str], clients: int, delays: list[tuple[float, float]]) -> None:
-    """Hear everything at every client; (when posted, how long it took) of the points of one series."""
-
-    async def one() -> None:
-        async with connect(address, additional_headers=headers, compression=None, max_size=None) as socket:
-            async for text in socket:
-                now = time.time()
-                for line in text.splitlines():
-                    if '"type": "metrics"' in line[:40] and '"run": "points"' in line[:100]:
-                        delays.extend((posted, now - posted) for _, posted, _ in json.loads(line)["series"]["loss/s0"])
-
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(clients):
-            tasks.create_task(one())
-            await asyncio.sleep(0.01 if number < clients - 1 else 0)  # they do not all come in the same moment
-
-
-def hear(address: str, headers: dict[str, str], clients: int, pipe: Connection) -> None:
-    """The clients, in a process of their own, until told to end; sends what they measured."""
-
-    async def live() -> list[tuple[float, float]]:
-        delays: list[tuple[float, float]] = []
-        listening = asyncio.ensure_future(listen(address, headers, clients, delays))
-        await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
-        listening.cancel()
-        return delays
-
-    pipe.send(asyncio.run(live()))
 
 
 def rate(store_path: Path, begin_s: float, end_s: float) -> float:
@@ -126,7 +94,7 @@ def measure(given: argparse.Namespace, root: Path, address: str, service: int) -
     headers, reading = ({"Authorization": f"Bearer {tokens[scope]}"} for scope in ("admin", "read"))
     publisher = context.Process(target=publish, args=(str(root), given.points, loaded, ended))
     stream = address.replace("http", "ws") + "/api/v1/stream"
-    clients = context.Process(target=hear, args=(stream, reading, given.clients, other))
+    clients = context.Process(target=hear, args=(stream, reading, given.clients, "points", "loss/s0", other))
     await_service(address)
     publisher.start()
     with httpx.Client(base_url=address + "/api/v1", headers=headers, timeout=30) as api:
@@ -134,11 +102,16 @@ def measure(given: argparse.Namespace, root: Path, address: str, service: int) -
         clients.start()
         api.post("/runs", json=TRAINING_RUN).raise_for_status()
         await_state(api, "trained", "RUNNING")
+        while not api.get("/runs/trained").json()["progress"][
+            "updates"
+        ]:  # from now on it does what it does all the time
+            time.sleep(0.1)
         while f"steppe_stream_clients {given.clients}\n" not in httpx.get(f"{address}/metrics", headers=headers).text:
             assert clients.is_alive(), "the clients could not connect"
             time.sleep(0.2)
         time.sleep(2.0)
-        spells = [spell(service, loaded, given.seconds, quiet=number % 2 == 0) for number in range(2 * given.pairs + 1)]
+        who = {"service": service, "clients": clients.pid or 0}
+        spells = [spell(who, loaded, given.seconds, quiet=number % 2 == 0) for number in range(2 * given.pairs + 1)]
         os.kill(service, signal.SIGCONT)
         end.send(None)
         delays = end.recv()
@@ -164,12 +137,12 @@ def await_state(api: httpx.Client, run: str, state: str) -> None:
 
 
 class Spell(NamedTuple):
-    """One of them: whether it was quiet, from when to when it counts, and the CPU time that the service took in it."""
+    """One of them: whether it was quiet, from when to when it counts, and the CPU time that each process took in it."""
 
     quiet: bool
     begin_s: float
     end_s: float
-    cpu_s: float
+    cpu_s: dict[str, float]
 
 
 def cpu_s(process: int) -> float:
@@ -177,22 +150,21 @@ def cpu_s(process: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def spell(service: int, loaded: Event, seconds: float, *, quiet: bool) -> Spell:
+def spell(who: dict[str, int], loaded: Event, seconds: float, *, quiet: bool) -> Spell:
     loaded.clear() if quiet else loaded.set()
     if quiet:
         time.sleep(SETTLE_S / 2)  # what was posted last is delivered before everything is frozen
-    os.kill(service, signal.SIGSTOP if quiet else signal.SIGCONT)
+    os.kill(who["service"], signal.SIGSTOP if quiet else signal.SIGCONT)
     time.sleep(SETTLE_S)
-    begin, before = time.time(), cpu_s(service)
+    begin, before = time.time(), {name: cpu_s(process) for name, process in who.items()}
     time.sleep(seconds)
-    return Spell(quiet, begin, time.time(), cpu_s(service) - before)
+    return Spell(quiet, begin, time.time(), {name: cpu_s(process) - before[name] for name, process in who.items()})
 
 
-def figures(
-    given: argparse.Namespace, root: Path, spells: list[Spell], delays: list[tuple[float, float]]
-) -> dict[str, object]:
+def figures(given: argparse.Namespace, root: Path, spells: list[Spell], delays: Delays) -> dict[str, object]:
     rates = [rate(root / "trained", found.begin_s, found.end_s) for found in spells]
     busy = [found for found in spells if not found.quiet]
+    busy_s = sum(found.end_s - found.begin_s for found in busy)
     slowed = [
         1 - rates[number] / statistics.mean((rates[number - 1], rates[number + 1]))
         for number in range(1, len(spells), 2)
@@ -206,7 +178,8 @@ def figures(
         "median_ms": 1e3 * float(np.median(took)),
         "slowed_percent": 100 * statistics.median(slowed),
         "points_per_s": per_client,
-        "service_cores": sum(found.cpu_s for found in busy) / sum(found.end_s - found.begin_s for found in busy),
+        "service_cores": sum(found.cpu_s["service"] for found in busy) / busy_s,
+        "clients_cores": sum(found.cpu_s["clients"] for found in busy) / busy_s,
         "training_steps_per_s": statistics.median(rates[::2]),
         "settings": {"clients": given.clients, "points_per_s": given.points, "spells": len(spells)},
     }

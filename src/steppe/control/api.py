@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from steppe.control import model
 from steppe.control.auth import Caller, Gate, Refused
+from steppe.control.frames import FRAMES
 from steppe.control.gatekeeping import Gatekeeper, problem
 from steppe.control.mcp import Mcp
 from steppe.control.page_files import add_page
@@ -27,13 +28,11 @@ from steppe.control.prometheus import exposition
 from steppe.control.repeating import Repeating
 from steppe.control.resources import tell_changes
 from steppe.control.service import Service, operations
-from steppe.control.stream import Hub, Watcher, snapshot
+from steppe.control.stream import STUCK_S, Hub, Watcher, snapshot
 from steppe.core.errors import SteppeError
 
 PREFIX = "/api/v1"
 THREADS = 4  # each keeps a connection to the store of every run that it looked at
-BEAT_S = 2.0
-SEND_S = 10.0
 FOLLOW_S = 20.0
 
 RunId = Annotated[str, Path(pattern=model.RUN_ID, description="A run's id.")]
@@ -276,36 +275,30 @@ class Doors:
         self.hub.clients += 1
         gone = asyncio.ensure_future(_until_gone(socket))
         try:
-            await self._feed(socket, resume, gone)
+            number = await self._begin(socket, resume)
+            with self.hub.listening(socket.scope["extensions"][FRAMES], number) as listener:
+                await asyncio.wait({gone, listener.dropped}, return_when=asyncio.FIRST_COMPLETED)
+            if not gone.done():
+                await _say(socket, json.dumps({"type": "dropped", "detail": "too slow: connect again for a snapshot"}))
+                await socket.close(1013, "too slow")
         except (WebSocketDisconnect, RuntimeError, TimeoutError):
             return  # the client has gone, or does not read
         finally:
             self.hub.clients -= 1
             gone.cancel()
 
-    async def _feed(self, socket: WebSocket, resume: str | None, gone: asyncio.Future[None]) -> None:
+    async def _begin(self, socket: WebSocket, resume: str | None) -> int:
+        """The number of the message that the client has heard, after a snapshot unless it goes on."""
         epoch, _, number = (resume or "").partition(":")
-        cursor = int(number) if epoch == self.hub.epoch and number.isdigit() else -1
-        if cursor < 0 or self.hub.after(cursor) is None:
-            cursor, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
-            await _say(socket, text)
-        while not gone.done():
-            news = self.hub.frame(cursor)
-            if news is None:
-                await socket.send_json({"type": "dropped", "detail": "too slow: connect again for a snapshot"})
-                return await socket.close(1013, "too slow")
-            cursor, text = news
-            if text:
-                await _say(socket, text)
-                continue
-            await self.hub.news(BEAT_S)
-            if self.hub.number == cursor:
-                await _say(socket, json.dumps({"type": "heartbeat", "number": cursor, "time_s": time.time()}))
-        return None
+        if epoch == self.hub.epoch and number.isdigit() and self.hub.after(int(number)) is not None:
+            return int(number)
+        begun, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
+        await _say(socket, text)
+        return begun
 
 
 async def _say(socket: WebSocket, text: str) -> None:
-    async with asyncio.timeout(SEND_S):
+    async with asyncio.timeout(STUCK_S):
         await socket.send_text(text)
 
 
@@ -341,7 +334,7 @@ def make_app(service: Service, gate: Gate, beside: Iterable[Repeating] = ()) -> 
         hub.serve_on(asyncio.get_running_loop())
         for work in works:
             work.start()
-        telling = asyncio.ensure_future(tell_changes(hub, mcp.bus))
+        telling = asyncio.gather(hub.deliver(), tell_changes(hub, mcp.bus))
         try:
             async with mcp.server.session_manager.run():
                 yield

@@ -125,7 +125,7 @@ async def tell_changes(hub: Hub, bus: SubscriptionBus) -> None:
         news = hub.after(number)
         number = hub.number if news is None else news[-1][0] if news else number
         for _, text in news or ():
-            if text.startswith(('{"type": "run"', '{"type": "removed"')):
+            if text.startswith((b'{"type":"run"', b'{"type":"removed"')):
                 await _tell(json.loads(text), known, bus)
 
 

@@ -14,6 +14,7 @@ from steppe.control.api import make_app
 from steppe.control.auth import Caller, Gate, Keys, require_safe_bind
 from steppe.control.autoscaler import Tending
 from steppe.control.autoscaling import Policy
+from steppe.control.frames import FrameSocket
 from steppe.control.mcp import Mcp
 from steppe.control.page_files import MISSING, is_complete
 from steppe.control.repeating import Repeating
@@ -64,7 +65,7 @@ def serve(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=3,
-        ws="websockets-sansio",
+        ws=FrameSocket,
         ws_max_size=4_096,
         ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
         limit_concurrency=1_000,

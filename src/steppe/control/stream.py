@@ -2,7 +2,8 @@
 
 One thread looks at the runs and puts what is new into a ring; every client reads the ring at its own pace, so a slow one
 costs nothing and is dropped with notice when the ring has gone past it. What a client has not heard yet goes out as one
-text with a message on each line, which is made once for all clients that have heard as much.
+frame with a message on each line, which is made once for all clients that have heard as much, and written to all of them
+in one go: a task to wake for each client would cost many times what there is to write.
 """
 
 from __future__ import annotations
@@ -12,34 +13,42 @@ import contextlib
 import json
 import secrets
 import threading
+import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
+from steppe.control.frames import FrameSocket, text_frame
 from steppe.control.model import Run
 from steppe.control.repeating import Repeating
 from steppe.control.service import Service
 from steppe.records.view import ENDED
 
 EVERY_S = 0.1
+BEAT_S = 2.0
+STUCK_S = 10.0  # who takes nothing for so long is dropped
 RING = 4_096  # messages that are kept for those who fell behind
 RING_BYTES = 32 << 20
-FRAME_BYTES = 1 << 18  # no message is added to a text that has as much
+FRAME_BYTES = 1 << 18  # no message is added to a frame that has as much
 POINTS = 200  # of each series in one delta
 
 
 class Hub:
-    """The ring. `put` may be called by any thread; the rest belongs to the loop that clients are served on."""
+    """The ring. `put` and `wake` may be called by any thread; the rest belongs to the loop that clients are served on."""
 
     def __init__(self, size: int = RING, size_bytes: int = RING_BYTES) -> None:
         self.epoch = secrets.token_hex(4)  # numbers of another life of the service mean nothing here
         self.clients = 0
-        self._ring: deque[tuple[int, str]] = deque()
+        self._ring: deque[tuple[int, bytes]] = deque()
         self._size, self._size_bytes, self._bytes = size, size_bytes, 0
-        self._number = 0
-        self._frame = (0, 0, "")  # the last one: after which number, up to which, and its text
+        self._number = self._woken = 0
+        self._frame = (0, 0, b"")  # the last one: after which number, up to which, and the frame
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
+        self._listeners: set[Listener] = set()
 
     def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -50,20 +59,24 @@ class Hub:
         return self._number
 
     def put(self, kind: str, **content: Any) -> int:
-        """Number a message and let the clients know."""
+        """Number a message; clients are told at the next `wake`."""
         with self._lock:
             self._number += 1
-            text = json.dumps({"type": kind, "number": self._number, **content})
+            text = msgspec.json.encode({"type": kind, "number": self._number, **content})
             self._ring.append((self._number, text))
             self._bytes += len(text)
             while len(self._ring) > self._size or (self._bytes > self._size_bytes and len(self._ring) > 1):
                 self._bytes -= len(self._ring.popleft()[1])
-            number = self._number
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
-        return number
+            return self._number
 
-    def after(self, number: int) -> list[tuple[int, str]] | None:
+    def wake(self) -> None:
+        """Let those who wait for news know of all that was put since the last time."""
+        if self._woken == self._number or self._loop is None or self._loop.is_closed():
+            return
+        self._woken = self._number
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def after(self, number: int) -> list[tuple[int, bytes]] | None:
         """The messages after a number; None when the ring has gone past it."""
         with self._lock:
             oldest = self._ring[0][0] if self._ring else self._number + 1
@@ -71,23 +84,25 @@ class Hub:
                 return None
             return [self._ring[row] for row in range(number - self._number, 0)]  # numbers leave no gap
 
-    def frame(self, number: int) -> tuple[int, str] | None:
+    def frame(self, number: int) -> tuple[int, bytes] | None:
         """What there is to say after a number, a message on each line, and up to which number; None as with `after`."""
-        begin, end, text = self._frame
+        if number == self._number:
+            return number, b""
+        begin, end, frame = self._frame
         if begin == number and end == self._number:
-            return end, text
+            return end, frame
         news = self.after(number)
-        if not news:
-            return None if news is None else (number, "")
-        size, lines = 0, list[str]()
+        if news is None:
+            return None
+        size, lines = 0, list[bytes]()
         for _, line in news:
             lines.append(line)
             size += len(line)
             if size >= FRAME_BYTES:
                 break
-        end, text = number + len(lines), "\n".join(lines)
-        self._frame = (number, end, text)
-        return end, text
+        end, frame = number + len(lines), text_frame(b"\n".join(lines))
+        self._frame = (number, end, frame)
+        return end, frame
 
     async def news(self, timeout_s: float) -> None:
         """Wait for a message, or so long."""
@@ -99,12 +114,68 @@ class Hub:
         self._news.set()
         self._news = asyncio.Event()
 
+    @contextlib.contextmanager
+    def listening(self, socket: FrameSocket, number: int) -> Iterator[Listener]:
+        """A client that has heard everything up to a number; it is told the rest while this lasts."""
+        listener = Listener(self, socket, number)
+        self._listeners.add(listener)
+        socket.when_ready = listener.tell
+        try:
+            listener.tell()
+            yield listener
+        finally:
+            socket.when_ready = None
+            self._listeners.discard(listener)
+
+    async def deliver(self) -> None:
+        """Tell the clients what is new as soon as there is something, until cancelled."""
+        while True:
+            await self.news(BEAT_S / 4)
+            for listener in [*self._listeners]:
+                listener.tell()
+            self._beat(time.monotonic() - BEAT_S)
+
+    def _beat(self, silent_since: float) -> None:
+        """Show life to those who have heard nothing for a while."""
+        silent = [listener for listener in self._listeners if listener.told_s <= silent_since]
+        if silent:
+            message = {"type": "heartbeat", "number": self._number, "time_s": time.time()}
+            beat = text_frame(msgspec.json.encode(message))
+            for listener in silent:
+                listener.beat(beat)
+
+
+class Listener:
+    """What one client has heard. `dropped` is done when it was too slow."""
+
+    def __init__(self, hub: Hub, socket: FrameSocket, number: int) -> None:
+        self.number, self.told_s = number, time.monotonic()
+        self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hub, self._socket = hub, socket
+
+    def tell(self) -> None:
+        """Say as much of what is new as the client takes."""
+        news = self._hub.frame(self.number)
+        while news is not None and news[0] > self.number and self._socket.ready:
+            self.number = news[0]
+            self._socket.write_frame(news[1])
+            self.told_s = time.monotonic()
+            news = self._hub.frame(self.number)
+        stuck = not self._socket.ready and time.monotonic() - self.told_s > STUCK_S
+        if (news is None or stuck) and not self.dropped.done():
+            self.dropped.set_result(None)
+
+    def beat(self, frame: bytes) -> None:
+        if self._socket.ready and self.number == self._hub.number:
+            self._socket.write_frame(frame)
+            self.told_s = time.monotonic()
+
 
 class Watcher(Repeating):
     """Looks at the runs again and again while the service is up, and looks after its operations."""
 
     def __init__(self, service: Service, hub: Hub, every_s: float = EVERY_S) -> None:
-        super().__init__("steppe-watcher", every_s, service.tend, self.look)
+        super().__init__("steppe-watcher", every_s, service.tend, self.look, hub.wake)
         self.service, self.hub = service, hub
         self._known: dict[str, tuple[Run, Run]] = {}  # as it is, and without its heartbeat, which alone is no news
         self._cursors: dict[str, int] = {}
