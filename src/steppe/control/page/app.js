@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/htm-preact.js";
 import { Compare } from "./compare.js";
-import { connect, state } from "./live.js";
+import { state } from "./live.js";
 import { Notes, go, keysOn, useDialog, useKeys, useLive } from "./parts.js";
 import { RunView } from "./run.js";
 import { Runs } from "./runs.js";
@@ -104,7 +104,6 @@ function Page() {
     ${help && html`<${Keys} onClose=${() => setHelp(false)} />`}`;
 }
 
-connect();
 const root = document.getElementById("page");
 root.textContent = "";
 render(html`<${Page} />`, root);

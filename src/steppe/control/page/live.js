@@ -1,5 +1,6 @@
-// What the service tells by itself: one WebSocket for the whole page. Keeps the runs, says whether the connection is
-// fresh, and hands metrics to whoever follows a run. After a break it goes on where it was, or begins anew.
+// What the service tells by itself: one WebSocket for the whole page, opened while the rest of the page is still on its way.
+// Keeps the runs, says whether the connection is fresh, and hands metrics to whoever follows a run. After a break it goes on
+// where it was, or begins anew.
 
 const STALE_MS = 7000; // three heartbeats
 const FIRST_MS = 500;
@@ -74,7 +75,7 @@ function take(event) {
   }
 }
 
-export function connect() {
+function connect() {
   clearTimeout(timer);
   const scheme = location.protocol === "https:" ? "wss" : "ws";
   const resume = epoch ? `?resume=${epoch}:${number}` : "";
@@ -87,6 +88,7 @@ export function connect() {
   };
 }
 
+connect();
 setInterval(() => {
   if (state.fresh && Date.now() - state.seen > STALE_MS) {
     setFresh(false);
