@@ -20,7 +20,8 @@ def load(effort: Effort) -> Part:
         "`steppe serve` with 200 WebSocket clients on the same machine, a run that reports 1,000 metric points a second and a run "
         "that trains (PPO on CartPole in one process). The delay is from a report's own time to its arrival at each client. "
         "Loaded and quiet spells take turns; in a quiet one the service is frozen, as if it were not there, and training is "
-        "compared with the quiet spells around.",
+        "compared with the quiet spells around: it is slowed by the service, and by the clients too, which would be elsewhere. "
+        "They are plain sockets of one process that read each text once for all.",
         "ms, p99",
         rows,
         [
@@ -45,7 +46,8 @@ def page(effort: Effort) -> Part:
     return Part(
         "Long histories on the page",
         "`steppe serve`, just started, with a run of 1,000,000 points and fifty of 100,000 each, and a fresh tab of Chromium. A page "
-        "can be used when its heading is there and its keys are answered; it is whole when what it was opened for is drawn.",
+        "can be used when its heading is there and its keys are answered; it is whole when what it was opened for is drawn. Both are "
+        "told by the tab's own clock, which begins with the navigation; nothing of the page is in its cache.",
         "ms until a run with 1 M points can be used",
         rows,
         [

@@ -9,6 +9,7 @@ import hashlib
 import http.server
 import importlib
 import io
+import re
 import tarfile
 import threading
 from pathlib import Path
@@ -40,6 +41,17 @@ def test_files_are_served_by_name_and_nothing_else_is(api: httpx.Client):
     assert api.get("/").headers["content-type"].startswith("text/html")
     for name in ("nothing.js", "../page_files.py", "..%2fpage_files.py", "%2e%2e/api.py", "vendor/.uplot", ""):
         assert api.get(f"/page/{name}").status_code == 404, name
+
+
+@pytest.mark.unit
+def test_the_page_asks_for_every_module_at_once():
+    """What a module imports would otherwise be found out only when that module has come."""
+    page = (page_files.FOLDER / "index.html").read_text()
+    asked = set(re.findall(r'<(?:script|link)[^>]* (?:src|href)="/page/([^"]+\.js)"', page))
+    written = {str(path.relative_to(page_files.FOLDER)) for path in page_files.FOLDER.glob("*.js")}
+    assert asked == written | {name for name in page_files.PARTS if name.endswith(".js")}
+    assert 'src="/page/live.js" async' in page, "the stream is opened before the rest has come"
+    assert "import " not in (page_files.FOLDER / "live.js").read_text(), "it waits for no other module"
 
 
 @pytest.mark.integration
