@@ -88,9 +88,9 @@ class Served:
 
 
 def listen(served: Served, resume: str | None = None) -> ClientConnection:
-    """The stream, from its snapshot or from where a client left off."""
+    """The stream, from its snapshot or from where a client left off; it is read while the test does other things."""
     address = served.address.replace("http", "ws") + "/api/v1/stream" + (f"?resume={resume}" if resume else "")
-    return connect(address, additional_headers={"Authorization": f"Bearer {served.token('read')}"})
+    return connect(address, additional_headers={"Authorization": f"Bearer {served.token('read')}"}, max_queue=None)
 
 
 def messages(socket: ClientConnection) -> Iterator[dict[str, Any]]:
