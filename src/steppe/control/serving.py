@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import Iterator
 from typing import Literal
 
@@ -27,7 +26,6 @@ from steppe.core.errors import MissingExtra, UsageError
 from steppe.transport.kafka import library
 
 KEYS = "tokens.json"
-SWITCH_S = 0.001  # how long a thread that reads a long history may hold up the one that answers
 
 
 def serve(
@@ -72,7 +70,6 @@ def serve(
         ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
         limit_concurrency=1_000,
     )
-    sys.setswitchinterval(SWITCH_S)
     uvicorn.Server(config).run(sockets=[listener])
 
 
