@@ -55,6 +55,7 @@ class ReplayBuffer:
         """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
         self._writing.write(self._part, experiences)
 
+    @checked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
         return self._store.take(self._stream, batch_size, 1.0, self._part)[0]
@@ -118,6 +119,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
         self._writing.write(self._part, experiences, priorities)
 
+    @checked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.
 
