@@ -132,6 +132,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.beta = min(1.0, self.beta + self.beta_increment)
         return batch, weights, indices >> store.shift if store.shift else indices
 
+    @checked
     def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:
         """Set the priorities of sampled experiences; of an index given twice the last one counts.
 
