@@ -322,19 +322,30 @@ def test_batches_too_large_for_one_dtype(monkeypatch):
     assert set(found[0][0]) == set(KEYS)
 
 
-@pytest.mark.parametrize("batch_size", ["3", 2.0, None])
-def test_a_batch_size_is_a_whole_number(batch_size):
+@pytest.mark.parametrize(
+    ("batch_size", "words"),
+    [("3", "parameter batch_size="), (2.0, "parameter batch_size="), (0, "must be a whole number")],
+)
+def test_a_batch_size_is_a_whole_number(batch_size, words):
     for buffer in (ReplayBuffer(5, KEYS), PrioritizedReplayBuffer(5, KEYS)):
         buffer.add_batch([experience(n) for n in range(3)])
-        with pytest.raises(UsageError, match="batch_size must be a whole number"):
+        with pytest.raises(UsageError, match=words):
             buffer.sample(batch_size)
 
 
-@pytest.mark.parametrize(("indices", "priorities"), [("x", [1.0]), ([0], ["much"]), (None, [1.0]), ([2**70], [1.0])])
-def test_priorities_that_are_no_numbers_are_refused(indices, priorities):
+@pytest.mark.parametrize(
+    ("indices", "priorities", "words"),
+    [
+        ("x", [1.0], "are numbers, not"),
+        ([0], ["much"], "are numbers, not"),
+        ([2**70], [1.0], "are numbers, not"),
+        (None, [1.0], "parameter indices="),
+    ],
+)
+def test_priorities_that_are_no_numbers_are_refused(indices, priorities, words):
     buffer = PrioritizedReplayBuffer(5, KEYS)
     buffer.add_batch([experience(n) for n in range(3)])
-    with pytest.raises(UsageError, match="are numbers, not"):
+    with pytest.raises(UsageError, match=words):
         buffer.update_priorities(indices, priorities)
 
 
