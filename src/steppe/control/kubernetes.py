@@ -79,9 +79,8 @@ class Namespace:
     async def _shut(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        await (
-            self._client.close()
-        )  # before the watch ends: one that ends by itself says goodbye, which takes as long as it takes
+        # Before the watch ends: one that ends by itself says goodbye, and nobody knows how long that takes.
+        await self._client.close()
         if self._watching is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching

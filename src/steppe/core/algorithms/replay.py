@@ -197,10 +197,12 @@ class DHCConfig(SequenceConfig):
     )
     advice: Annotated[float, Field(ge=0)] = Field(
         0.0,
-        description="Weight of a second loss, by which moves that agents see lead nearer are to be worth more than others by "
-        "`advice_margin`: a way to begin, and not to forget.",
+        description="Weight of a second loss, by which what an observation advises is to be worth more than all else by "
+        "`advice_margin`: to move nearer, and to make way for who is beside.",
     )
-    advice_margin: PositiveFloat = Field(0.15, description="How much more: two steps of the world's own cost.")
+    advice_margin: PositiveFloat = Field(
+        0.4, description="How much more; beside `temperature` it says how often agents do something else."
+    )
     lesson_agents: tuple[Positive, ...] | None = Field(
         None,
         description="Numbers of agents to begin with and to go on to; 1, 2, 3, … if absent, [] for all of them at once.",
