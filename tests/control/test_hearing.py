@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+import uuid
 from contextlib import contextmanager
 
 import pytest
 from control_kit import LONG, Served, in_state, make, run_of, until
 
+from steppe.control.hearing import Hearing
+from steppe.control.service import Service
 from steppe.core.config import KafkaConfig
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import command, wire_name
-from steppe.transport.kafka import Connection
+from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -132,3 +135,39 @@ def test_what_is_asked_while_no_service_is_up_is_done_by_the_next_one(served):
         until(lambda: answers(served, api, run, again) == [("service", True, None)], "it goes on")
         until(lambda: answers(served, api, run, asked) == [("service", False, "it has expired")], "the other is late")
         assert run_of(api, run)["state"] == "RUNNING"
+
+
+@pytest.fixture
+def fresh(kafka, tmp_path, monkeypatch):
+    """What hears for a service that is new, a way to ask for a run, and whose names were heard."""
+    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
+    config = KafkaConfig(address=str(kafka), prefix=f"t{uuid.uuid4().hex[:8]}.", partitions=2)
+    ensure_topics(Connection(config, ""))
+    service, names = Service(kafka=config), []
+    monkeypatch.setattr(service.ledger, "audit", lambda who, door, what, run, outcome: names.append(run))
+
+    def ask(run):
+        board = KafkaBoard(Connection(config, run), "test")
+        assert board.post(COMMANDS, command("start", "test"))
+        board.close()
+
+    hearing = Hearing(service, config)
+    yield hearing, ask, names
+    hearing._leave()
+    service.close()
+
+
+def test_what_is_asked_before_a_new_service_has_found_its_brokers_is_heard(fresh):
+    hearing, ask, names = fresh
+    ask("early")
+    until(lambda: hearing.look() or names == ["early"], "the first command is heard")
+
+
+def test_what_was_asked_long_before_a_new_service_is_not_heard(fresh):
+    hearing, ask, names = fresh
+    ask("an hour ago")
+    hearing._since_s += 3600
+    hearing.look()
+    ask("now")
+    until(lambda: hearing.look() or names, "the second command is heard")
+    assert names == ["now"]

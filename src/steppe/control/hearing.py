@@ -18,10 +18,11 @@ from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka import SERVICE, SUPERVISOR
 from steppe.runtimes.kafka_charter import answer, find_charter, stale, wire_name
-from steppe.transport.kafka import Connection, Feed, Message, ends, ensure_topics, headers_of, reading
+from steppe.transport.kafka import Connection, Feed, Message, ensure_topics, first_since, headers_of, reading
 from steppe.transport.kafka_board import KafkaBoard, record_of
 
 LOOK_S = 0.5
+CLOCKS_S = 60.0  # that this clock and the brokers' may differ by
 CURSOR = (
     "heard.json"  # how far the topic was heard: what is asked while no service is up is carried out by the next one
 )
@@ -35,6 +36,7 @@ class Hearing(Repeating):
         super().__init__("hearing", LOOK_S, self.look)
         self._service, self._connection = service, Connection(config, "")
         self._topic, self._path = self._connection.topic(COMMANDS), service.private / CURSOR
+        self._since_s = time.time() - CLOCKS_S  # before brokers first answer, a run may be made and asked for
         self._feed: Feed | None = None
         self._next: int | None = None  # the offset of the first message that was not heard yet
         self._begun: dict[str, Mapping[str, Any]] = {}  # operation → the command that asked for it
@@ -67,7 +69,7 @@ class Hearing(Repeating):
                 self._next = read_json(self._path).get(self._topic)
         if self._next is None:
             with reading(self._connection) as consumer:
-                self._next = ends(consumer, self._topic)[1]
+                self._next = first_since(consumer, self._topic, self._since_s)
             write_json(self._path, {self._topic: self._next})
         feed = Feed(self._connection)
         feed.follow(self._topic, 0, self._next, self._take)

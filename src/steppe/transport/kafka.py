@@ -293,6 +293,17 @@ def ends(consumer: Any, topic: str, partition: int = 0) -> tuple[int, int]:
             time.sleep(0.02)
 
 
+def first_since(consumer: Any, topic: str, since_s: float) -> int:
+    """The offset of the first message that was written down at that time or later, by the brokers' clock; of the next one, if
+    none was."""
+    kafka, (_, end) = library(), ends(consumer, topic)
+    try:
+        (found,) = consumer.offsets_for_times([kafka.TopicPartition(topic, 0, int(since_s * 1000))], timeout=REACH_S)
+    except kafka.KafkaException as error:
+        raise Unreachable(f"what was last written to {topic} cannot be found: {said(error)}") from None
+    return int(found.offset) if found.offset >= 0 else end
+
+
 def _not_yet(errors: Any) -> tuple[int, ...]:
     return errors.NOT_LEADER_FOR_PARTITION, errors.LEADER_NOT_AVAILABLE, errors.UNKNOWN_TOPIC_OR_PART
 
