@@ -108,7 +108,18 @@ def bring_down(service: Served) -> None:
         directory = RunDirectory(record.parent)
         hosting.kill(directory.store.status())
         until(lambda store=directory.store: store.status().state in (*ENDED, "PENDING"), "the run is gone")
-    hosting.clean_up()
+    clean_up(service.root / "runs")
+
+
+def clean_up(runs: Path) -> None:
+    """Remove what killed runs left in shared memory. Who is dying may hold its room a moment longer than its run."""
+    names = [path.parent.name[:40] for path in runs.glob("*/run.json")]
+
+    def gone() -> bool:
+        hosting.clean_up()
+        return not [room for name in names for room in Path("/dev/shm").glob(f"steppe-{name}-*")]
+
+    until(gone, "no room is left")
 
 
 def until(holds: Callable[[], Any], what: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from control_kit import until
+from control_kit import clean_up, until
 from typer.testing import CliRunner
 
 from steppe.cli import ctl
@@ -45,7 +45,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         store = RunDirectory(record.parent).store
         hosting.kill(store.status())
         until(lambda found=store: found.status().state in (*ENDED, "PENDING"), "the run is gone")
-    hosting.clean_up()
+    clean_up(tmp_path / "runs")
 
 
 def say(*words: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_kit import LONG, SHORT, until
+from control_kit import LONG, SHORT, clean_up, until
 
 from steppe.control import hosting, model, watched
 from steppe.control.curves import Curves
@@ -36,7 +36,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
         until(lambda run=found.id: made.get_run(run).state in (*ENDED, "PENDING"), "the run is gone")
         made.tend()
     made.close()
-    hosting.clean_up()
+    clean_up(made.root)
 
 
 def ask(**changes: object) -> model.RunRequest:
