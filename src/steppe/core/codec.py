@@ -16,12 +16,12 @@ import dataclasses
 import functools
 import math
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from isal.isal_zlib import crc32  # that of zlib, fifteen times as fast
 
 from steppe.core.errors import DamagedFile
 from steppe.core.experience import Segment, SegmentHeader
@@ -155,9 +155,9 @@ def _joined(structure: bytes, arrays: list[np.ndarray], *, sealed: bool = True) 
         parts += [bytes(-end % _ALIGN), array]
         end += len(parts[-2]) + array.nbytes
     magic = _MAGIC if sealed else _OPEN
-    checksum = zlib.crc32(_HEAD.pack(magic, FORMAT, end, len(structure), 0))
+    checksum = crc32(_HEAD.pack(magic, FORMAT, end, len(structure), 0))
     for part in parts if sealed else parts[:1]:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return b"".join([_HEAD.pack(magic, FORMAT, end, len(structure), checksum), *parts])
 
 
@@ -234,9 +234,7 @@ def _unpack(data: Buffer, *, copy: bool, sealed: bool = True) -> Any:
         raise DamagedFile(f"a message is truncated or too long: {len(view)} bytes instead of {total}")
     body = view[_HEAD.size :]
     summed = body if sealed else body[:size]
-    if zlib.crc32(summed, zlib.crc32(_HEAD.pack(magic, version, total, size, 0))) != checksum or view[28:32] != bytes(
-        4
-    ):
+    if crc32(summed, crc32(_HEAD.pack(magic, version, total, size, 0))) != checksum or view[28:32] != bytes(4):
         raise DamagedFile("a message does not match its checksum")
     reader = _Reader(view, _HEAD.size + size, copy=copy)
     with _damaged("message"):
