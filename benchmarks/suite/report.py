@@ -136,18 +136,29 @@ def row_table(part: Mapping[str, Any]) -> list[str]:
             ]
         else:
             spread = f"{number(row['low'])} – {number(row['high'])}"
-            further = [number(middle(row, key)) for key in columns]
+            further = [figure(row, key) for key in columns]
             middle_value = number(row["median"]) if row["median"] is not None else "not reached"
             cells = [row["label"], middle_value, spread, runs(row), *further, others(row), settings(row["settings"])]
         text.append(f"| {' | '.join(cells)} |")
     return text
 
 
+def figure(row: Mapping[str, Any], key: str) -> str:
+    """A further figure of a row: the median where it is a number, otherwise each text that there was."""
+    words = dict.fromkeys(value for value in found(row, key) if isinstance(value, str))
+    return ", ".join(words) if words else number(middle(row, key))
+
+
 def middle(row: Mapping[str, Any], key: str) -> float | None:
-    """The median over a row's runs of a further figure: one of its own, or of the account that was kept of it."""
-    found = [run["extra"].get(key, run.get(key)) for run in row["runs"]]
-    values = [value for value in found if value is not None]
+    """The median over a row's runs of a further figure."""
+    values = found(row, key)
     return finite(statistics.median(values)) if values else None
+
+
+def found(row: Mapping[str, Any], key: str) -> list[Any]:
+    """What a row's runs have of a further figure: one of their own, or of the account that was kept of them."""
+    values = [run["extra"].get(key, run.get(key)) for run in row["runs"]]
+    return [value for value in values if value is not None]
 
 
 def runs(row: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from suite.charts import bars, lines, number
@@ -56,6 +57,15 @@ def test_the_text_has_the_numbers_of_the_file(tmp_path, part):
     assert cells(text, "peer")[:6] == ["peer", "4,000", "3,000 – 5,000", "3 (3 disturbed, 6 repeated)", "8,000", "9"]
     assert cells(text, "absent")[1] == "not measured"
     assert cells(text, "absent")[-1] == "not \\| there"
+
+
+def test_a_figure_that_is_a_text_is_shown_as_it_is(tmp_path, part):
+    for one, word in zip(part.rows["Steppe"].runs, ("3f", "3f", "a0"), strict=True):
+        one.reading.extra["weights"] = word
+    keep(tmp_path, "mine", "What it is", "a", replace(part, columns={"weights": "hash"}).record(3), ["a"])
+    text = (tmp_path / "mine.md").read_text()
+    assert cells(text, "Steppe")[4] == "3f, a0"
+    assert cells(text, "peer")[4] == "–"
 
 
 def test_what_was_asked_gets_a_plain_answer(tmp_path, part):
