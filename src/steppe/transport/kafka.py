@@ -374,6 +374,10 @@ class Feed:
 
     def follow(self, topic: str, partition: int, offset: int, take: Callable[[Message], None]) -> None:
         """Hand every message from this offset on to `take`."""
+        if all(topic != known for known, _ in self._takers):
+            # The client asks once who leads a new topic: if its connections are not up by then, again after a second.
+            with contextlib.suppress(self._kafka.KafkaException):
+                self._consumer.list_topics(topic, timeout=1.0)
         self._takers[topic, partition] = take
         self._read[topic, partition] = offset
         # Not all of them anew: what is held stays so, and nothing is fetched twice.

@@ -85,9 +85,8 @@ class Sender:
             with writing(topic):
                 self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
         except BufferError:
-            return False
-        finally:
             self.progress()
+            return False
         return True
 
     def post(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> int:
@@ -133,8 +132,7 @@ class KafkaOutlet:
         self._topic, self._home = connection.topic(EXPERIENCES), home_of(connection.run, actor, partitions)
         self._key, self._run = connection.key(actor), connection.run.encode()
         self._sender = Sender(connection)
-        self._free = deque(Segment.blank(spec) for _ in range(slots))
-        self._held: Segment | None = None
+        self._blank, self._given = Segment.blank(spec), False  # one is enough: a message is a copy
         self._refused: tuple[int, str] | None = None
         self._feed, self._slots, self.shift = feed, slots, 0
         about = {"kind": BEGIN, "run": self._run, "actor": WORD.pack(actor)}
@@ -148,9 +146,8 @@ class KafkaOutlet:
         self._feed.progress()
         self._sender.progress()
         self._require_accepted()
-        if self._held is None and self._free and len(self._outstanding) < self._slots:
-            self._held = self._free.popleft()
-        return self._held
+        self._given = self._given or len(self._outstanding) < self._slots
+        return self._blank if self._given else None
 
     def offer(self, segment: Segment) -> bool:
         header = segment.header
@@ -169,9 +166,8 @@ class KafkaOutlet:
             about["state"] = segment.state
         if not self._sender.send(self._topic, encode_segment(segment), self._key, self._home, about):
             return False
-        self._last, self._held = (header.sequence, segment.state), None
+        self._last, self._given = (header.sequence, segment.state), False
         self._outstanding.add(header.sequence)
-        self._free.append(segment)  # the message has a copy
         return True
 
     def poll(self) -> Segment | None:
@@ -350,10 +346,7 @@ class KafkaInlet:
         while not self._ready and self._feed.one():
             pass
         self._sender.progress()
-        if self._ready:
-            return self._ready.popleft()
-        self._tell_all()
-        return None
+        return self._ready.popleft() if self._ready else None
 
     def release(self, segment: Segment) -> None:
         assert segment.header is not None
@@ -497,7 +490,8 @@ class KafkaInlet:
         key = message.key() or self._connection.key("unknown")
         self._sender.send(self._connection.topic(REJECTED), value, key, 0, parked)
         for actor in range(self._num_actors):
-            if about.get("run") == self._own and about.get("actor") == WORD.pack(actor):
+            named = about.get("run") == self._own and about.get("actor") == WORD.pack(actor)
+            if named and message.partition() == self._home(actor):  # nowhere else has it written anything
                 self._accounts[actor].refused = (message.offset(), reason[:200])
                 self._tell(actor, self._accounts[actor])
 
