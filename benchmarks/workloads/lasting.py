@@ -1,6 +1,7 @@
-"""Memory of `steppe serve` while a run reports on and on and a client listens. Run by control.py.
+"""Memory of `steppe serve` while a run reports 1,000 points a second for hours, and a client listens. Run by control.py.
 
-Points go straight into the run's store, as fast as it takes them; the service's memory is looked at after each part.
+Time is simulated: what would be reported in an hour goes into the run's store as fast as it takes it. The service's memory is
+looked at when all of an hour has reached the client.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from steppe.core.links import TRAINING
 from steppe.core.reports import TrainingReport
 from steppe.records.directory import RunDirectory
 
-CURVES = 8
-PARTS = 4
+CURVES = 50
+HOUR = 20 * 3_600  # reports of so many points: 1,000 a second
 
 
 def resident_mib(process: int) -> float:
@@ -48,20 +49,20 @@ class Client(threading.Thread):
                     self.step = max([self.step, *(point[0] for point in message["series"].get("train/updates", ()))])
 
 
-def measure(root: Path, address: str, service: int, reports: int) -> dict[str, object]:
+def measure(root: Path, address: str, service: int, hours: int) -> dict[str, object]:
     directory = RunDirectory.create(RunConfig(env="CartPole-v1", run_dir=root / "lasting"), {})
     directory.store.set_status("RUNNING")
     token = json.loads((root / ".control" / "tokens.json").read_text())["read"]
     client = Client(address.replace("http", "ws") + "/api/v1/stream", token)
     client.start()
     seen: list[float] = []
-    for step in range(1, reports + 1):
+    for step in range(1, hours * HOUR + 1):
         stats = {f"s{number}": float(step % 97) for number in range(CURVES - 3)}  # three come by themselves
         report = TrainingReport(run="lasting", version=step, updates=step, env_steps=step, train_s=step, stats=stats)
         directory.store.post(TRAINING, report.record())
         if step % 2_000 == 0:
             directory.store.heartbeat()
-        if step % (reports // PARTS) == 0:
+        if step % HOUR == 0:
             while client.step < step:  # until it has come through
                 directory.store.heartbeat()
                 time.sleep(0.2)
@@ -69,14 +70,20 @@ def measure(root: Path, address: str, service: int, reports: int) -> dict[str, o
     directory.store.set_status("SUCCEEDED")
     directory.release()
     client.socket.close()
-    growth = 100 * (seen[-1] / seen[PARTS // 2 - 1] - 1)
-    settings = {"reports": reports, "points": reports * CURVES}
-    return {"value": seen[-1], "half_mib": seen[PARTS // 2 - 1], "growth_percent": growth, "settings": settings}
+    half_mib = seen[hours // 2 - 1]
+    return {
+        "value": seen[-1],
+        "first_mib": seen[0],
+        "half_mib": half_mib,
+        "most_mib": max(seen),
+        "growth_percent": 100 * (seen[-1] / half_mib - 1),
+        "settings": {"hours": hours, "points": hours * HOUR * CURVES},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--reports", type=int, default=120_000)
+    parser.add_argument("--hours", type=int, default=24)
     given = parser.parse_args()
     root = Path(os.environ["STEPPE_RUNS"])
     service = subprocess.Popen([sys.executable, "-c", SERVE, "serve", "--port", "0"], stdout=subprocess.PIPE, text=True)
@@ -85,7 +92,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
     try:
         await_service(address)
-        print(json.dumps(measure(root, address, service.pid, given.reports)))
+        print(json.dumps(measure(root, address, service.pid, given.hours)))
     finally:
         service.terminate()
         service.wait(30)
