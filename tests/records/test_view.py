@@ -258,6 +258,36 @@ def test_wall_time_ends_with_the_run(directory, monkeypatch):
     assert view.wall_s == view.status.changed_s - started
 
 
+def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypatch):
+    """However far a reader is behind, it holds a page of each kind; and what actors and learner said stays in the order of time."""
+    monkeypatch.setattr(module, "_PAGE", 4)
+    for k in range(1, 41):
+        roles.actor(0, [(float(k), 1)])
+        roles.training(100 * k, float(k))
+    held, order, typed = [], [], module._typed
+
+    def counted(*words):
+        held.append(len(held) - len(order))
+        return typed(*words)
+
+    class Watched(RunView):
+        def _take_training(self, report):
+            order.append(report.time_s)
+            super()._take_training(report)
+
+        def _take_actor(self, report):
+            order.append(report.time_s)
+            super()._take_actor(report)
+
+    monkeypatch.setattr(module, "_typed", counted)
+    view = Watched(directory)
+    view.refresh()
+    assert order == sorted(order)
+    assert len(order) == len(held) == 80
+    assert max(held) <= 2 * 4, "reports that were read and not taken yet"
+    assert view.history[-1] == (4000, pytest.approx(20.5))
+
+
 def test_a_dead_owner_is_seen(directory):
     script = (
         "import sys; from pathlib import Path; from steppe.records.store import Store\n"

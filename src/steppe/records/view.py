@@ -3,10 +3,12 @@ all computed from it, so they never disagree. Drawing is left to others."""
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,7 +32,8 @@ _KINDS: dict[str, type[Report]] = {
     EVALUATIONS: EvaluationReport,
     EVENTS: EventReport,
 }
-_PAGE = 10_000
+_PAGE = 1_000
+_time_s = attrgetter("time_s")
 _HISTORY = 2_048  # points kept; every second one goes when they are full
 
 
@@ -69,7 +72,8 @@ class RunView:
         """Take in everything that was reported since the last call."""
         self.status = self.directory.store.status()
         board: Board = self.directory.board
-        for report in sorted(self._new_reports(board), key=lambda report: report.time_s):
+        news = (self._new_reports(board, topic, kind) for topic, kind in _KINDS.items())
+        for report in heapq.merge(*news, key=_time_s):
             if isinstance(report, TrainingReport):
                 self._take_training(report)
             elif isinstance(report, ActorReport):
@@ -248,15 +252,14 @@ class RunView:
         }
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in summary.items()}
 
-    def _new_reports(self, board: Board) -> list[Report]:
-        found: list[Report] = []
-        for topic, kind in _KINDS.items():
-            page = board.read(topic, self._cursors[topic], _PAGE)
-            while page:
-                found += [_typed(kind, topic, number, record) for number, record in page]
-                self._cursors[topic] = page[-1][0]
-                page = board.read(topic, self._cursors[topic], _PAGE) if len(page) == _PAGE else []
-        return found
+    def _new_reports(self, board: Board, topic: str, kind: type[Report]) -> Iterator[Report]:
+        """A page at a time: histories are long."""
+        while page := board.read(topic, self._cursors[topic], _PAGE):
+            reports = sorted((_typed(kind, topic, number, record) for number, record in page), key=_time_s)
+            self._cursors[topic] = page[-1][0]
+            yield from reports
+            if len(page) < _PAGE:
+                return
 
     def _take_training(self, report: TrainingReport) -> None:
         self.training = report
