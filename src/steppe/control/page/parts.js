@@ -129,11 +129,23 @@ export function useDialog() {
 // A question before something that cannot be taken back; the safe answer has the focus.
 export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose }) {
   const dialog = useDialog();
+  const over = useRef(false);
+  const end = () => {
+    if (!over.current) onClose();
+    over.current = true;
+  };
+  // Not by the browser's own event, which comes a moment later: the same question may have been asked again by then.
   const answer = (act) => () => {
     dialog.current.close();
+    end();
     act?.();
   };
-  return html`<dialog ref=${dialog} aria-labelledby="question" onClose=${onClose}>
+  const pressed = (event) => {
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    answer()();
+  };
+  return html`<dialog ref=${dialog} aria-labelledby="question" onClose=${end} onKeyDown=${pressed}>
     <h2 id="question">${title}</h2>
     <div class="words">${children}</div>
     <div class="row end">
