@@ -324,7 +324,12 @@ def test_batches_too_large_for_one_dtype(monkeypatch):
 
 @pytest.mark.parametrize(
     ("batch_size", "words"),
-    [("3", "parameter batch_size="), (2.0, "parameter batch_size="), (0, "must be a whole number")],
+    [
+        ("3", "parameter batch_size="),
+        (2.0, "parameter batch_size="),
+        (None, "parameter batch_size="),
+        (0, "must be a whole number"),
+    ],
 )
 def test_a_batch_size_is_a_whole_number(batch_size, words):
     for buffer in (ReplayBuffer(5, KEYS), PrioritizedReplayBuffer(5, KEYS)):

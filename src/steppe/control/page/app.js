@@ -24,17 +24,17 @@ function route() {
 const nextTheme = () => window.dispatchEvent(new Event("steppe:turn"));
 
 function Keys({ onClose }) {
-  const dialog = useDialog();
+  const { close, parts } = useDialog(onClose);
   const [on, setOn] = useState(keysOn());
   const turn = (event) => {
     localStorage.setItem("steppe.keys", event.target.checked ? "on" : "off");
     setOn(event.target.checked);
   };
-  return html`<dialog ref=${dialog} aria-labelledby="keys" onClose=${onClose}>
+  return html`<dialog ...${parts} aria-labelledby="keys">
     <h2 id="keys">Keys</h2>
     <dl class="keys">${Object.entries(KEYS).map(([key, words]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${words}</dd></div>`)}</dl>
     <label class="check"><input type="checkbox" checked=${on} onChange=${turn} /> single keys do something</label>
-    <div class="row end"><button autofocus onClick=${() => dialog.current.close()}>Close</button></div>
+    <div class="row end"><button autofocus onClick=${close}>Close</button></div>
   </dialog>`;
 }
 

@@ -117,35 +117,39 @@ export async function carryOut(words, asking, superseded = () => false) {
   }
 }
 
-// A dialog that is open before the next key is heard: what somebody types fast is meant for it, not for what is under it.
-export function useDialog() {
+// A dialog that is open before the next key is heard, and over as soon as it is closed: what somebody types fast is meant for it,
+// or no longer. The browser itself says that it was closed a moment later, when the same one may have been asked for again.
+export function useDialog(onClose) {
   const dialog = useRef(null);
+  const over = useRef(false);
   useLayoutEffect(() => {
     dialog.current.showModal();
   }, []);
-  return dialog;
-}
-
-// A question before something that cannot be taken back; the safe answer has the focus.
-export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose }) {
-  const dialog = useDialog();
-  const over = useRef(false);
-  const end = () => {
-    if (!over.current) onClose();
+  const ended = () => {
+    if (over.current) return;
     over.current = true;
+    onClose();
   };
-  // Not by the browser's own event, which comes a moment later: the same question may have been asked again by then.
-  const answer = (act) => () => {
+  const close = () => {
     dialog.current.close();
-    end();
-    act?.();
+    ended();
   };
   const pressed = (event) => {
     if (event.key !== "Escape") return;
     event.preventDefault();
-    answer()();
+    close();
   };
-  return html`<dialog ref=${dialog} aria-labelledby="question" onClose=${end} onKeyDown=${pressed}>
+  return { close, parts: { ref: dialog, onClose: ended, onKeyDown: pressed } };
+}
+
+// A question before something that cannot be taken back; the safe answer has the focus.
+export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose }) {
+  const { close, parts } = useDialog(onClose);
+  const answer = (act) => () => {
+    close();
+    act?.();
+  };
+  return html`<dialog ...${parts} aria-labelledby="question">
     <h2 id="question">${title}</h2>
     <div class="words">${children}</div>
     <div class="row end">
