@@ -22,11 +22,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "chaos"))
-os.environ["PYTHONPATH"] = str(ROOT / "tests" / "chaos")
+sys.path.insert(0, str(ROOT))
+os.environ["PYTHONPATH"] = str(ROOT)
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from chaos_kit import (  # noqa: E402
+from steppe.core.links import ACTORS, EVALUATIONS, TRAINING  # noqa: E402
+from steppe.core.process import rss_bytes  # noqa: E402
+from steppe.core.rooms import make_room, remove_room  # noqa: E402
+from steppe.loops.resuming import resume  # noqa: E402
+from steppe.records.directory import RunDirectory  # noqa: E402
+from tests.support.chaos import (  # noqa: E402
     ALGOS,
     Host,
     alive,
@@ -44,13 +49,7 @@ from chaos_kit import (  # noqa: E402
     train,
     twin,
 )
-from chaos_worlds import PACE  # noqa: E402
-
-from steppe.core.links import ACTORS, EVALUATIONS, TRAINING  # noqa: E402
-from steppe.core.process import rss_bytes  # noqa: E402
-from steppe.core.rooms import make_room, remove_room  # noqa: E402
-from steppe.loops.resuming import resume  # noqa: E402
-from steppe.records.directory import RunDirectory  # noqa: E402
+from tests.support.chaos_envs import PACE  # noqa: E402
 
 REPORTS = ROOT / "benchmarks" / "reports"
 STEPS = {"ppo": 12_800, "dqn": 6_400}

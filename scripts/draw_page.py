@@ -12,10 +12,10 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / place) for place in ("", "control", "control/page")]
+sys.path.insert(0, str(ROOT))
 
-from browser_kit import FLAGS, PATIENCE_MS, chromium  # noqa: E402 (found by the line above)
-from control_kit import Served, bring_down, finished, in_state, learning, make, until  # noqa: E402
+from tests.support.browser import FLAGS, PATIENCE_MS, chromium  # noqa: E402 (found by the line above)
+from tests.support.service import Served, bring_down, finished, in_state, learning, make, until  # noqa: E402
 
 IMAGES = ROOT / "docs" / "img"
 DESK, PHONE = {"width": 1360, "height": 1180}, {"width": 390, "height": 844}

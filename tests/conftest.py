@@ -17,6 +17,12 @@ if threading.current_thread() is threading.main_thread():
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
+inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if str(ROOT) not in inherited:  # so that processes which tests start find `tests.…` and this tree's `steppe`
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), *inherited]))
+pytest.register_assert_rewrite("tests.support")
+
 PATIENCE_S = 10.0  # for what is ending just now
 collect_ignore = [] if os.environ.get("STEPPE_KUBE") else ["kube"]  # `make test-kube` brings a control plane
 
@@ -33,7 +39,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Stop the session's broker, if a test had it started; once, after all workers have ended."""
     factory = getattr(session.config, "_tmp_path_factory", None)
     if factory is not None and not hasattr(session.config, "workerinput"):
-        from kafka_kit import own_broker, session_home
+        from tests.support.kafka import own_broker, session_home
 
         own_broker(session_home(factory)).down()
 
@@ -41,7 +47,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a real Kafka broker."""
-    from kafka_kit import session_home, started
+    from tests.support.kafka import session_home, started
 
     return started(session_home(tmp_path_factory))
 

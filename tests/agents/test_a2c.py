@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ppo import ACTIONS, VECTOR, one_step_advantages, written_out
 
 from steppe.agents.a2c import A2C
 from steppe.agents.dqn import DQN
@@ -17,6 +16,7 @@ from steppe.core.errors import ConfigError, NotFinite
 from steppe.core.experience import Batch
 from steppe.core.specs import EnvSpec
 from steppe.testing.agent import invented_draw, invented_segment
+from tests.agents.test_ppo import ACTIONS, VECTOR, one_step_advantages, written_out
 
 pytestmark = pytest.mark.unit
 

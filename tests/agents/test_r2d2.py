@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from recurrent_oracles import leaves_of, unrolled
 
 from steppe.agents.r2d2 import R2D2
 from steppe.core import codec
@@ -15,6 +14,7 @@ from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.envs import make_world
 from steppe.replay import make_memory
+from tests.support.recurrent_oracles import leaves_of, unrolled
 
 pytestmark = pytest.mark.unit
 both = pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from recurrent_oracles import leaves_of, unrolled
 
 from steppe.agents.passes import SequencePass
 from steppe.agents.ppo import PPO
@@ -14,6 +13,7 @@ from steppe.core.errors import ConfigError
 from steppe.core.experience import Batch, Segment, SegmentHeader
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.envs import make_world
+from tests.support.recurrent_oracles import leaves_of, unrolled
 
 pytestmark = pytest.mark.unit
 both = pytest.mark.parametrize("cell", ["lstm", "gru"])

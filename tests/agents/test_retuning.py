@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_ppo import agent_and_batch
 
 from steppe.core.agent import Tunable
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.errors import ConfigError
+from tests.agents.test_ppo import agent_and_batch
 
 pytestmark = pytest.mark.unit
 

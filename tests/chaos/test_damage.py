@@ -7,7 +7,6 @@ import random
 import shutil
 
 import pytest
-from chaos_kit import events, pace, settings, train, twin
 
 from steppe.core import durable
 from steppe.core.errors import UsageError
@@ -15,6 +14,7 @@ from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.records.view import RunView
+from tests.support.chaos import events, pace, settings, train, twin
 
 pytestmark = pytest.mark.integration
 

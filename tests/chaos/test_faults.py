@@ -86,13 +86,13 @@ def test_numbers_that_are_none(runtime, field, value, tmp_path):
 
 @both
 def test_rewards_without_bound(runtime, tmp_path):
-    result = run("chaos_run:InfiniteEnv", tmp_path, runtime=runtime)
+    result = run("tests.support.chaos_run:InfiniteEnv", tmp_path, runtime=runtime)
     assert result.reason == "not_finite"
     assert "reward is inf at step 3" in result.message
 
 
 def test_what_environments_print_stays_out_of_the_way(tmp_path, capfd):
-    result = run("chaos_run:NoisyEnv", tmp_path, runtime="processes", steps=200)
+    result = run("tests.support.chaos_run:NoisyEnv", tmp_path, runtime="processes", steps=200)
     assert result.state == "SUCCEEDED"
     printed = capfd.readouterr()
     assert "noise" not in printed.out + printed.err
@@ -154,7 +154,7 @@ def test_a_killed_actor_or_manager_is_replaced(role, tmp_path):
 
 
 def test_a_role_that_exits_by_itself_is_told_by_its_code(tmp_path):
-    result = run("test_faults:LeavingEnv", tmp_path, runtime="processes")
+    result = run("tests.records.test_faults:LeavingEnv", tmp_path, runtime="processes")
     assert (result.state, result.reason) == ("FAILED", "role_died")
     assert "ended with exit code 3" in result.message
     assert FAULT_EXIT != 3

@@ -8,13 +8,13 @@ import threading
 from collections import Counter
 
 import pytest
-from chaos_kit import events, pace, require_ledger, require_single_records, settings, train, twin
 
 from steppe.cli.live import PlainLines
 from steppe.core.errors import DiskFull
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
+from tests.support.chaos import events, pace, require_ledger, require_single_records, settings, train, twin
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")]
 

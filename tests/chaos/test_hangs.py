@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from chaos_kit import events, train
+
+from tests.support.chaos import events, train
 
 pytestmark = pytest.mark.integration
 
@@ -12,7 +13,12 @@ SMALL = {"mode": "sync", "actors": 2, "envs": 2, "segment_steps": 16, "hidden": 
 
 def test_a_hung_environment_is_found_and_replaced(tmp_path):
     kwargs = {"marker": str(tmp_path / "somebody-was-here")}
-    layer = {**SMALL, "env": "chaos_worlds:HangsOnceEnv", "environment.kwargs": kwargs, "runtime": "processes"}
+    layer = {
+        **SMALL,
+        "env": "tests.support.chaos_envs:HangsOnceEnv",
+        "environment.kwargs": kwargs,
+        "runtime": "processes",
+    }
     result = train({**layer, "run_dir": tmp_path / "hang", "flow.hang_s": 3.0})
     assert result.state == "SUCCEEDED", result.message
     assert result.actor_restarts == 1

@@ -16,18 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from debian import from_debian
-from kafka_kit import PATIENCE_S, connected, own_broker, settings, wait_until
-from kafka_parts import ACTORS, begin
 
 from steppe.core.errors import Unreachable
 from steppe.transport.kafka import Connection, ends, ensure_topics, headers_of, library, newest, span
+from tests.chaos.kafka_parts import ACTORS, begin
+from tests.support.debian import from_debian
+from tests.support.kafka import PATIENCE_S, connected, own_broker, settings, wait_until
 
 KILLS = int(os.environ.get("KILLS", "10"))
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600 + 60 * KILLS)]
 AWAY_S = 20.0
 PARTS = Path(__file__).with_name("kafka_parts.py")
-PATHS = os.pathsep.join([str(PARTS.parent), str(PARTS.parents[1]), *sys.path])
 
 
 class Troupe:
@@ -35,7 +34,7 @@ class Troupe:
 
     def __init__(self, connection, room, **environ):
         self.connection, self.room, self.words = connection, room, begin(connection, room)
-        self.environ = {**os.environ, "PYTHONPATH": PATHS, **environ}
+        self.environ = {**os.environ, **environ}
         self.processes = {}
         for name in ("reader", *(f"writer-{actor}" for actor in range(ACTORS))):
             self.start(name)

@@ -7,7 +7,10 @@ import random
 import signal
 
 import pytest
-from chaos_kit import (
+
+from steppe.core.rooms import make_room, remove_room
+from steppe.loops.resuming import resume
+from tests.support.chaos import (
     ALGOS,
     Host,
     child,
@@ -22,10 +25,7 @@ from chaos_kit import (
     train,
     twin,
 )
-from chaos_worlds import PACE
-
-from steppe.core.rooms import make_room, remove_room
-from steppe.loops.resuming import resume
+from tests.support.chaos_envs import PACE
 
 pytestmark = pytest.mark.integration
 

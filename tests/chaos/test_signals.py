@@ -19,10 +19,11 @@ from steppe.core.links import COMMANDS, TRAINING
 from steppe.core.rooms import make_room, remove_room
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
+from tests.support import chaos_run
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = Path(__file__).with_name("chaos_run.py")
+SCRIPT = Path(chaos_run.__file__)
 RUN = f"chaos{os.getpid()}"  # others may be running the same tests
 PATIENCE_S = 90.0  # only bounds how long a failure takes
 ENDLESS = {"env": "CartPole-v1", "mode": "async", "actors": 2, "steps": 10**9, "envs": 4, "hidden": [16], "epochs": 1}

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from chaos_kit import events, pace, require_single_records, train
-from test_kills import Reaper
 
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
+from tests.chaos.test_kills import Reaper
+from tests.support.chaos import events, pace, require_single_records, train
 
 pytestmark = pytest.mark.integration
 
 COMMON = {
     "env": "CartPole-v1", "mode": "workers", "actors": 2, "envs": 2, "seed": 3, "hidden": (16,), "segment_steps": 8,
-    "environment.wrappers": ("chaos_worlds:Paced",), "environment.vector": "loop", "evaluation.episodes": 2,
+    "environment.wrappers": ("tests.support.chaos_envs:Paced",), "environment.vector": "loop", "evaluation.episodes": 2,
     "evaluation.max_episode_steps": 20, "checkpoint.every_s": 0.05,
 }  # fmt: skip
 PACED_S = 0.004

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_kit import Served, bring_down
+
+from tests.support.service import Served, bring_down
 
 
 @pytest.fixture(scope="session")

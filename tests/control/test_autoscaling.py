@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from control_kit import LONG, until
 
 from steppe.control.autoscaler import Tending
 from steppe.control.autoscaling import Autoscaler, Load, Policy, advise
 from steppe.control.model import RunRequest
 from steppe.control.service import Service
+from tests.support.service import LONG, until
 
 POLICY = Policy(least=1, most=16, looks=3, rest_s=60.0)
 REPORTS = Path(__file__).resolve().parents[2] / "benchmarks" / "reports"

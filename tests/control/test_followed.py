@@ -8,7 +8,8 @@ import sys
 import uuid
 
 import pytest
-from control_kit import Served, finished, until
+
+from tests.support.service import Served, finished, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 RUN = "/api/v1/runs/demo"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from kafka_kit import settings
 
 from steppe.control.following import CURSORS, Following
 from steppe.core.config import resolve
@@ -15,6 +14,7 @@ from steppe.runtimes.kafka_charter import Charter, wire_name
 from steppe.runtimes.plan import make_plan
 from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
+from tests.support.kafka import settings
 
 pytestmark = pytest.mark.integration
 

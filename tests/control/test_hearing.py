@@ -7,7 +7,6 @@ import uuid
 from contextlib import contextmanager
 
 import pytest
-from control_kit import LONG, Served, in_state, make, run_of, until
 
 from steppe.control.hearing import Hearing
 from steppe.control.service import Service
@@ -17,6 +16,7 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import command, wire_name
 from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
+from tests.support.service import LONG, Served, in_state, make, run_of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SMALL = {**LONG, "actors": 1, "agent": {"hidden": [8], "epochs": 1}}

@@ -69,11 +69,11 @@ class TestLayers:
             made(algo="ppo", batch_size=3)
 
     def test_an_algorithm_of_the_users(self):
-        config = made(algo="test_config:Mine", temperature=0.5)
+        config = made(algo="tests.core.test_config:Mine", temperature=0.5)
         assert config.agent.temperature == 0.5
-        assert config_class("test_config:Mine") is Mine.Config
+        assert config_class("tests.core.test_config:Mine") is Mine.Config
         with pytest.raises(ConfigError, match="has no inner class `Config`"):
-            made(algo="test_config:NotMine")
+            made(algo="tests.core.test_config:NotMine")
 
 
 class Mine:

@@ -33,10 +33,10 @@ class TestReferences:
     @pytest.mark.parametrize(
         ("thing", "text"),
         [
-            (module_level, "test_factory:module_level"),
-            (Home, "test_factory:Home"),
-            (Home.Inner, "test_factory:Home.Inner"),
-            (Home.build, "test_factory:Home.build"),
+            (module_level, "tests.core.test_factory:module_level"),
+            (Home, "tests.core.test_factory:Home"),
+            (Home.Inner, "tests.core.test_factory:Home.Inner"),
+            (Home.build, "tests.core.test_factory:Home.build"),
             (os.path.join, "posixpath:join"),
             (Path, "pathlib:Path"),
             ("any:text", "any:text"),

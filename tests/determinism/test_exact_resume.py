@@ -78,7 +78,7 @@ class Uneven(gym.Wrapper):
         return self.env.step(action)
 
 
-UNEVEN = {"environment.wrappers": ("test_exact_resume:Uneven",)}
+UNEVEN = {"environment.wrappers": ("tests.determinism.test_exact_resume:Uneven",)}
 
 
 @pytest.mark.regression

@@ -163,8 +163,7 @@ def _trained(path):
 
 
 def test_the_others_go_on_without_a_worker_that_may_not_be_started_again(tmp_path, monkeypatch):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
-    from table_worlds import Fatal
+    from tests.support.tabular_envs import Fatal
 
     monkeypatch.setenv("FATAL_MARK", str(tmp_path / "mark"))
     told = []
@@ -184,8 +183,7 @@ def test_the_others_go_on_without_a_worker_that_may_not_be_started_again(tmp_pat
 
 
 def test_the_last_worker_that_is_killed_fails_the_run(tmp_path, monkeypatch):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
-    from table_worlds import Fatal
+    from tests.support.tabular_envs import Fatal
 
     monkeypatch.setenv("FATAL_MARK", str(tmp_path / "mark"))
     with pytest.raises(RoleDied, match="worker-0 was killed by SIGKILL"):
@@ -211,8 +209,7 @@ def test_the_target_and_what_is_loaded():
 
 
 def test_several_choices_and_bins():
-    sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
-    from table_worlds import Several
+    from tests.support.tabular_envs import Several
 
     result = train(Several, algo="q-learning", runtime="inline", steps=6_000, seed=0, gamma=0.0, **QUICK)
     assert result.eval_return_mean > 8.0

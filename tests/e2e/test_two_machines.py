@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kafka_kit import PATIENCE_S, own_broker, settings
 
 from steppe.core.config import resolve
 from steppe.loops.main import run_experiment
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
+from tests.support.kafka import PATIENCE_S, own_broker, settings
 
 pytestmark = [
     pytest.mark.integration,

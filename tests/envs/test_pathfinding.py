@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from pathfinding_oracle import SlowWorld
 
 from steppe.core import codec
 from steppe.core.errors import CannotResume, ConfigError, WorldError
 from steppe.envs.pathfinding import PathfindingWorlds, Scenario, greedy_walk
 from steppe.envs.pathfinding_kernels import Seen
+from tests.support.pathfinding_oracle import SlowWorld
 
 pytestmark = pytest.mark.unit
 STAY, UP, DOWN, LEFT, RIGHT = range(5)

@@ -5,9 +5,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from pathfinding_oracle import SlowWorld, distances
 
 from steppe.envs.pathfinding import PathfindingWorlds, greedy_walk
+from tests.support.pathfinding_oracle import SlowWorld, distances
 
 pytestmark = pytest.mark.unit
 STEPS = int(os.environ.get("STEPPE_PATHFINDING_STEPS", "4000"))

@@ -8,8 +8,9 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from pathfinding_oracle import SlowWorld
 from PIL import Image
+
+from tests.support.pathfinding_oracle import SlowWorld
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its test module imports its own games in the old way

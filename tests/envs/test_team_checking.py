@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import team_envs
 from gymnasium import spaces
 
 from steppe.core.errors import WorldError
 from steppe.envs import check, require_sound
+from tests.support import team_envs
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,6 @@ import gymnasium as gym
 import numpy as np
 import pettingzoo
 import pytest
-import team_envs
 from pettingzoo.utils import conversions
 
 from steppe.core.config import EnvConfig
@@ -15,6 +14,7 @@ from steppe.envs.pathfinding_parallel import PathfindingParallel
 from steppe.envs.teamwork import TeamworkEnv
 from steppe.testing.env import collect
 from steppe.testing.team import TeamConformance
+from tests.support import team_envs
 
 pytestmark = pytest.mark.integration
 
@@ -88,7 +88,7 @@ class TestParallelizedAEC(TestRockPaperScissors):
 
 
 class TestVisitors(_Loop):
-    env = "team_envs:Visitors"
+    env = "tests.support.team_envs:Visitors"
     make_plain = team_envs.Visitors
 
     def test_agents_come_late_and_leave_early(self):
@@ -112,7 +112,7 @@ class TestTeamwork(_Loop):
 
 
 class TestUnlikeAgents(_Loop):
-    env = "team_envs:Unlike"
+    env = "tests.support.team_envs:Unlike"
     make_plain = team_envs.Unlike
 
     def make_world(self, num_envs, seed):
@@ -123,7 +123,7 @@ class TestUnlikeAgents(_Loop):
 
 
 class TestUnlikeBoxes(_Loop):
-    env = "team_envs:Reaches"
+    env = "tests.support.team_envs:Reaches"
     make_plain = team_envs.Reaches
     seed_matters = False
 
@@ -233,14 +233,14 @@ class TestTicTacToe(_Turns):
 
 
 class TestCountdown(_Turns):
-    env = "team_envs:Countdown"
+    env = "tests.support.team_envs:Countdown"
     make_plain = team_envs.Countdown
 
 
 class TestPettingZoosOwnConversion(TestVisitors):
     """What went to AEC and back is stepped as it was."""
 
-    env = "test_team_conformance:_there_and_back"
+    env = "tests.envs.test_team_conformance:_there_and_back"
 
 
 def _there_and_back():

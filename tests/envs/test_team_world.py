@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-import team_envs
 from gymnasium import spaces
 
 from steppe.core import codec
@@ -17,6 +16,7 @@ from steppe.core.world import comm_mask_of, num_rows
 from steppe.envs import make_world, probe
 from steppe.envs.pathfinding import PathfindingWorlds
 from steppe.testing.env import collect
+from tests.support import team_envs
 
 pytestmark = pytest.mark.unit
 
@@ -35,10 +35,10 @@ def segment_for(world, num_steps):
 
 
 def test_the_spec_names_agents_and_what_each_has():
-    spec = probe("team_envs:Visitors", EnvConfig())
+    spec = probe("tests.support.team_envs:Visitors", EnvConfig())
     assert (spec.num_agents, spec.agents, spec.members) == (3, ("zero", "one", "two"), ())
     assert (spec.obs.shape, spec.action.sizes) == ((3,), (4,))
-    unlike = probe("team_envs:Unlike", EnvConfig())
+    unlike = probe("tests.support.team_envs:Unlike", EnvConfig())
     assert (unlike.obs.shape, unlike.action.sizes) == ((5,), (4,))
     assert [(member.obs.shape, member.action.sizes) for member in unlike.members] == [((3,), (2,)), ((5,), (4,))]
     maze = probe(MAZE, EnvConfig(kwargs={"num_agents": 5, "size": 8}))
@@ -49,7 +49,7 @@ def test_the_spec_names_agents_and_what_each_has():
 
 
 def test_a_time_limit_truncates_everyone_and_begins_anew():
-    world = world_of("team_envs:Visitors", time_limit=4)
+    world = world_of("tests.support.team_envs:Visitors", time_limit=4)
     journal = collect(world, 12, 5)
     assert {length for _, length in journal.finished} == {4}
     ends = journal.ended.nonzero()[0]
@@ -59,16 +59,16 @@ def test_a_time_limit_truncates_everyone_and_begins_anew():
 
 
 def test_rewards_are_scaled_and_clipped_for_agents_but_not_in_returns():
-    plain = collect(world_of("team_envs:Visitors"), 40, 7)
-    scaled = collect(world_of("team_envs:Visitors", reward_scale=0.5, reward_clip=1.0), 40, 7)
+    plain = collect(world_of("tests.support.team_envs:Visitors"), 40, 7)
+    scaled = collect(world_of("tests.support.team_envs:Visitors", reward_scale=0.5, reward_clip=1.0), 40, 7)
     np.testing.assert_array_equal(scaled["reward"], np.clip(plain["reward"] * 0.5, -1, 1))
     assert scaled.finished == plain.finished
 
 
 def test_frames_of_each_agent_are_joined():
     plain, stacked = (
-        collect(world_of("team_envs:Visitors"), 40, 7),
-        collect(world_of("team_envs:Visitors", frame_stack=2), 40, 7),
+        collect(world_of("tests.support.team_envs:Visitors"), 40, 7),
+        collect(world_of("tests.support.team_envs:Visitors", frame_stack=2), 40, 7),
     )
     for t in range(1, 40):
         for row in range(6):

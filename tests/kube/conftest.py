@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_kit import ROOT, ControlPlane, apply, rendered
 
-sys.path.append(str(ROOT / "tests" / "control"))  # control_kit
+from tests.support.kube import ControlPlane, apply, rendered
 
 
 @pytest.fixture(scope="session")

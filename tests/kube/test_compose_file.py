@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kube_kit import ROOT
+
+from tests.support.kube import ROOT
 
 pytestmark = pytest.mark.integration
 FILE = ROOT / "deploy" / "docker-compose.yaml"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from table_worlds import maze
-
 from steppe.classic import LinearSchedule, OptimalQLearning, ParallelQLearning
+from tests.support.tabular_envs import maze
 
 if __name__ == "__main__":
     steps = 40_000

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from table_worlds import Astray, Corridor, Doubles, Fatal, Maze, NotANumber, maze
 
 from steppe.classic import (
     SARSA,
@@ -29,6 +27,7 @@ from steppe.classic import (
     tictactoe,
 )
 from steppe.core.errors import ConfigError, FactoryError, MissingExtra, NotFinite, RunFailed, UsageError
+from tests.support.tabular_envs import Astray, Corridor, Doubles, Fatal, Maze, NotANumber, maze
 
 pytestmark = pytest.mark.integration
 GAMMA = 0.8
@@ -144,9 +143,8 @@ def test_processes_share_one_table_and_come_to_the_values_of_value_iteration():
 def test_any_number_of_runs_at_once():
     """Three programs with two processes each, and a table each: everyone's values are those of its own discount."""
     gammas = (0.8, 0.5, 0.2)
-    place = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [[sys.executable, str(Path(__file__).with_name("parallel_program.py")), str(gamma)] for gamma in gammas]
-    programs = [subprocess.Popen(each, env=place, stdout=subprocess.PIPE, text=True) for each in words]
+    programs = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in words]
     for gamma, program in zip(gammas, programs, strict=True):
         table = np.array(json.loads(program.communicate(timeout=120)[0]))
         error = np.abs(table[:-1] - Maze().exact(gamma))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from steppe.core import codec
@@ -17,14 +15,6 @@ from steppe.loops.resuming import resume
 pytestmark = pytest.mark.integration
 
 SMALL = {"actors": 2, "envs": 3, "segment_steps": 16, "hidden": (8,), "epochs": 1, "minibatch_size": 32}
-
-
-@pytest.fixture(autouse=True)
-def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken environments are a module to this process and, by its environment, to the run's others."""
-    here = str(Path(__file__).parent)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", here)
 
 
 def broken_run(env: str, name: str = "broken", **settings):
@@ -41,9 +31,9 @@ def kept(result):
 @pytest.mark.parametrize(
     ("env", "settings", "beginning"),
     [
-        ("broken_envs:Unlucky", {}, "state"),
-        ("broken_envs:tests/Unlucky-v0", {"envs": 8}, "state"),
-        ("broken_envs:Opaque", {}, "after"),
+        ("tests.support.broken_envs:Unlucky", {}, "state"),
+        ("tests.support.broken_envs:tests/Unlucky-v0", {"envs": 8}, "state"),
+        ("tests.support.broken_envs:Opaque", {}, "after"),
     ],
     ids=["loop", "native", "unreadable"],
 )
@@ -67,7 +57,7 @@ def test_the_same_exception_at_the_same_step(env, settings, beginning):
 
 def test_it_takes_the_recorded_actions():
     """Oracle: with the actions changed, the environment's numbers fall otherwise, and nothing is reproduced."""
-    result = broken_run("broken_envs:Unlucky", seed=3)
+    result = broken_run("tests.support.broken_envs:Unlucky", seed=3)
     path = result.path / result.fault.details["recording"]
     circumstances = codec.unpack(path.read_bytes())
     assert len(circumstances["actions"]) <= SMALL["segment_steps"]
@@ -79,7 +69,7 @@ def test_it_takes_the_recorded_actions():
 
 
 def test_what_no_seed_decides_is_not_reproduced_and_not_claimed():
-    broken_run("broken_envs:Moody", seed=1)
+    broken_run("tests.support.broken_envs:Moody", seed=1)
     seen = reproduce("broken")
     assert not seen.matched
 
@@ -107,7 +97,7 @@ def test_a_first_reset_that_raises():
 
 
 def test_a_resumed_run_adds_to_its_faults():
-    broken_run("broken_envs:Unlucky", seed=3)
+    broken_run("tests.support.broken_envs:Unlucky", seed=3)
     again = resume("broken")
     assert again.reason == "environment_fault"
     assert again.fault.details["recording"] == "faults/002.bin"
@@ -119,7 +109,7 @@ def test_a_resumed_run_adds_to_its_faults():
 
 def test_a_run_elsewhere_is_named_by_its_path(tmp_path):
     place = tmp_path / "elsewhere" / "run"
-    result = broken_run("broken_envs:Unlucky", name=None, run_dir=place, seed=3)
+    result = broken_run("tests.support.broken_envs:Unlucky", name=None, run_dir=place, seed=3)
     assert result.message.endswith(f"steppe reproduce {place} --fault 1")
     assert reproduce(place).matched
 
@@ -128,7 +118,7 @@ def test_workers_of_an_environment_keep_nothing():
     """Their directory goes with them, so nobody is sent there."""
     from steppe.loops.agent import DistributedAgent
 
-    environment = DistributedEnvironment("broken_envs:Unlucky", 1, runtime="inline", seed=3)
+    environment = DistributedEnvironment("tests.support.broken_envs:Unlucky", 1, runtime="inline", seed=3)
     agent = DistributedAgent("ppo", config={"hidden": (8,)}).bind(environment)
     with environment, pytest.raises(EnvironmentFault, match="out of luck") as raised:
         environment.generate_batch_experiences(agent, 20_000)
@@ -140,7 +130,7 @@ def test_a_run_without_faults_and_a_damaged_record(tmp_path):
     fine = run_experiment(resolve(("call", {**SMALL, "env": "CartPole-v1", "steps": 200, "runtime": "inline"})))
     with pytest.raises(RunNotFound, match="has no recorded fault"):
         reproduce(fine.path)
-    result = broken_run("broken_envs:Unlucky", seed=3)
+    result = broken_run("tests.support.broken_envs:Unlucky", seed=3)
     path = result.path / result.fault.details["recording"]
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -155,14 +145,14 @@ def test_actions_are_kept_from_the_seeds_on_where_nothing_can_be_read(monkeypatc
     """Without room for all of them, the record says that it is not whole."""
     from steppe.roles import trail
 
-    result = broken_run("broken_envs:Opaque", name="all", seed=3)
+    result = broken_run("tests.support.broken_envs:Opaque", name="all", seed=3)
     circumstances = kept(result)
     rounds, length = result.version + 1, SMALL["segment_steps"]  # what the last round taught was not out yet
     assert rounds > 1
     assert rounds * length < len(circumstances["actions"]) <= (rounds + 1) * length, "a part of the segment under way"
     assert circumstances["whole"]
     monkeypatch.setattr(trail, "MOST_BYTES", 0)
-    short = kept(broken_run("broken_envs:tests/Closed-v0", name="short", seed=3, envs=8))
+    short = kept(broken_run("tests.support.broken_envs:tests/Closed-v0", name="short", seed=3, envs=8))
     assert not short["whole"]
     assert len(short["actions"]) <= SMALL["segment_steps"]
     assert any("only the last actions were kept" in note for note in reproduce("short").notes)

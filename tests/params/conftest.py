@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from certificates import certificate
 
 from steppe.params import wire
 from steppe.params.wire import Tls
+from tests.support.certificates import certificate
 
 
 @pytest.fixture(autouse=True)

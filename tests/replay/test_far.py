@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from test_team_sequences import SPEC as TEAM
-from test_team_sequences import Script
 
 from steppe.core.agent import Learned
 from steppe.core.algorithms import DHCConfig, DQNConfig, R2D2Config
@@ -23,6 +21,8 @@ from steppe.replay import ReplayBufferPool
 from steppe.replay.making import make_memory, make_shelf
 from steppe.testing.memory import SPEC, ScriptedActor
 from steppe.transport.sockets import SocketDesk, SocketLine
+from tests.replay.test_team_sequences import SPEC as TEAM
+from tests.replay.test_team_sequences import Script
 
 pytestmark = pytest.mark.unit
 

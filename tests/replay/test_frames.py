@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from replay_model import EPISODE, images
 
 from steppe.core.agent import Learned
 from steppe.core.errors import UsageError
@@ -12,6 +11,7 @@ from steppe.replay import Draws, PrioritizedReplayBuffer, ReplayBuffer, ReplayBu
 from steppe.replay.columns import bytes_per_row
 from steppe.replay.frames import FrameStore
 from steppe.replay.storage import Store
+from tests.support.replay_model import EPISODE, images
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from role_fakes import SPEC, ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
 from steppe.core.errors import CannotResume, EnvironmentFault, NotFinite
 from steppe.core.experience import SegmentHeader
@@ -13,6 +12,7 @@ from steppe.core.reports import ActorReport
 from steppe.roles.actor import REPORT_EVERY_S, Actor
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
 from steppe.roles.gates import Free, Lockstep
+from tests.support.role_fakes import SPEC, ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
 pytestmark = pytest.mark.unit
 

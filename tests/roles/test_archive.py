@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pytest
-from role_fakes import weights_of
 
 from steppe.core import durable
 from steppe.core.config import resolve
@@ -18,6 +17,7 @@ from steppe.records.checkpoints import Checkpoints, load_weights
 from steppe.records.directory import RunDirectory
 from steppe.roles.archive import RunArchive
 from steppe.roles.evaluation import Evaluation
+from tests.support.role_fakes import weights_of
 
 pytestmark = pytest.mark.integration
 

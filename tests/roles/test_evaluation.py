@@ -5,12 +5,12 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from role_fakes import ScriptedPolicy, ScriptedWorld, weights_of
 
 from steppe.core.config import EnvConfig
 from steppe.core.seeding import sequence
 from steppe.envs import make_world
 from steppe.roles.evaluation import Evaluation, Judge
+from tests.support.role_fakes import ScriptedPolicy, ScriptedWorld, weights_of
 
 pytestmark = pytest.mark.unit
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from role_fakes import SPEC, FakeClock, segment_of
 
 from steppe.core import codec
 from steppe.roles.gates import Free, Ledger, Lockstep, Rounds, Window
 from steppe.transport.local import LocalChannel
+from tests.support.role_fakes import SPEC, FakeClock, segment_of
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-from role_fakes import SPEC, ScriptedAgent, ScriptedMemory, ScriptedPolicy, ScriptedWorld, make_context, segment_of
 
 from steppe.core import codec
 from steppe.core.errors import DiskFull, NotFinite
@@ -17,6 +16,15 @@ from steppe.roles.actor import Actor
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
 from steppe.roles.gates import Free, Lockstep, Rounds, Window
 from steppe.roles.learner import REPORT_EVERY_S, Learner, Limits
+from tests.support.role_fakes import (
+    SPEC,
+    ScriptedAgent,
+    ScriptedMemory,
+    ScriptedPolicy,
+    ScriptedWorld,
+    make_context,
+    segment_of,
+)
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from role_fakes import ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
 from steppe.core.config import EvalConfig
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
@@ -14,6 +13,7 @@ from steppe.roles import manager as manager_module
 from steppe.roles.context import FINISH, POLICY, RUN, STOP
 from steppe.roles.evaluation import Evaluation
 from steppe.roles.manager import Manager
+from tests.support.role_fakes import ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import parallel_learners as kit
 import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
@@ -19,6 +18,7 @@ from steppe.params.rounds import Rounds
 from steppe.params.wire import TOKEN_VARIABLE
 from steppe.roles.cluster import Node, connect
 from steppe.runtimes import mpi
+from tests.support import parallel_learners as kit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from role_fakes import ScriptedAgent, ScriptedMemory, ScriptedPolicy, make_context, weights_of
 
 from steppe.core.config import EnvConfig
 from steppe.core.experience import Segment, SegmentHeader
@@ -18,6 +17,7 @@ from steppe.roles.context import POLICY
 from steppe.roles.evaluation import Judge, means_of
 from steppe.roles.gates import Free, Rounds
 from steppe.roles.learner import Learner, Limits
+from tests.support.role_fakes import ScriptedAgent, ScriptedMemory, ScriptedPolicy, make_context, weights_of
 
 pytestmark = pytest.mark.unit
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
-from table_worlds import Corridor, Maze
 
 from steppe.agents import make_agent
 from steppe.agents.tabular.agent import ClassicAgent
@@ -28,6 +22,7 @@ from steppe.roles.learner import Limits
 from steppe.roles.worker import Worker
 from steppe.transport.local import LocalBoard, LocalWeights
 from steppe.transport.tables import LocalTable
+from tests.support.tabular_envs import Corridor, Maze
 
 pytestmark = pytest.mark.unit
 INDEX = EnvConfig(observations="index")

@@ -3,12 +3,10 @@
 import json
 import os
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
 
 import numpy as np
-from table_worlds import Maze, Uneven
+
+from tests.support.tabular_envs import Maze, Uneven
 
 
 def train(kind, steps, batch_size, sync_frequency):

@@ -31,10 +31,7 @@ from steppe.runtimes.ray_cluster import Cluster
 from steppe.runtimes.ray_world import WorldHandle
 from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.transport.ray import library
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "loops"))
-
-from table_worlds import Maze
+from tests.support.tabular_envs import Maze
 
 pytestmark = pytest.mark.integration
 
@@ -211,7 +208,12 @@ def test_a_run_that_was_stopped_resumes_exactly(tmp_path, calm):
 
 
 def test_async_does_not_wait_for_the_slow(tmp_path):
-    settings = {"env": "ray_world_suite:SlowForOne", "mode": "async", "flow.max_lag": 10**6, "steps": 15_000}
+    settings = {
+        "env": "tests.runtimes.ray_world_suite:SlowForOne",
+        "mode": "async",
+        "flow.max_lag": 10**6,
+        "steps": 15_000,
+    }
     assert train(tmp_path / "run", **{**PPO, **settings})["state"] == "SUCCEEDED"
     records = [record for _, record in RunDirectory.open(tmp_path / "run").store.read(ACTORS)]
     steps = {record["actor"]: record["env_steps"] for record in records}
@@ -260,7 +262,7 @@ def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
         assert "actor-0 took longer than flow.hang_s=2 for one step" in details["message"]
         assert "ray_world_suite.py" in details["traceback"], "it does not say where"
 
-    watched(tmp_path, act, **{"env": "ray_world_suite:Stuck", "flow.hang_s": 2, "steps": 10**9})
+    watched(tmp_path, act, **{"env": "tests.runtimes.ray_world_suite:Stuck", "flow.hang_s": 2, "steps": 10**9})
 
 
 def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path, calm):
@@ -327,8 +329,7 @@ def raylet(node):
 if __name__ == "__main__":
     from ray.cluster_utils import Cluster as Machines
 
-    sys.modules["ray_world_suite"] = sys.modules["__main__"]
-    sys.path.append(str(Path(__file__).parent))
+    sys.modules["tests.runtimes.ray_world_suite"] = sys.modules["__main__"]
     found = Machines()
     machines.append(found)
     try:

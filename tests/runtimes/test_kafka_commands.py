@@ -6,14 +6,14 @@ import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from command_kit import PATIENCE_S, opened, status, trained, under_way, wait_until
-from kafka_kit import settings
-from kafka_runs import PPO, SMALL, STEPPE, alone, answers, connection_to, described, told, words
 
 from steppe.core.links import ACTORS, COMMANDS, EVENTS, TRAINING
 from steppe.records.checkpoints import Checkpoints
 from steppe.runtimes.kafka_charter import command
 from steppe.transport.kafka_board import KafkaBoard
+from tests.support.commands import PATIENCE_S, opened, status, trained, under_way, wait_until
+from tests.support.kafka import settings
+from tests.support.kafka_runs import PPO, SMALL, STEPPE, alone, answers, connection_to, described, told, words
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -9,10 +9,10 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from kafka_kit import PATIENCE_S, settings, wait_until
 
 from steppe.runtimes.kafka_charter import find_charter
 from steppe.transport.kafka import Connection
+from tests.support.kafka import PATIENCE_S, settings, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 # What libraries do at the interpreter's end never returns here: a role that has ended does not wait for it.

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from command_kit import PATIENCE_S, family, opened, status, trained, under_way, wait_until
-from kafka_kit import own_broker, settings
-from kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, told, words
 
 from steppe.core.config import resolve
 from steppe.core.links import ACTORS, COMMANDS, EVENTS, TOPICS, TRAINING
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
+from tests.support.commands import PATIENCE_S, family, opened, status, trained, under_way, wait_until
+from tests.support.kafka import own_broker, settings
+from tests.support.kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, told, words
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_kit import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 from steppe.core.links import TRAINING
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
+from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -199,12 +199,11 @@ def test_a_signal_ends_it_in_good_order(launched):
     assert "Traceback" not in errors
 
 
-def test_an_environment_that_hangs_is_found_and_left_behind(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
+def test_an_environment_that_hangs_is_found_and_left_behind():
     command = [
         STEPPE,
         "train",
-        "mpi_world_suite:Stuck",
+        "tests.runtimes.mpi_world_suite:Stuck",
         "--runtime",
         "mpi",
         *SMALL,
@@ -221,10 +220,19 @@ def test_an_environment_that_hangs_is_found_and_left_behind(monkeypatch):
     assert (status().state, status().reason) == ("FAILED", "hung")
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for(monkeypatch):
+def test_a_rank_that_does_not_answer_is_not_waited_for():
     """Under the user's mpiexec, after one Ctrl-C."""
-    monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
-    command = [mpi.mpiexec(), "-n", "3", STEPPE, "train", "mpi_world_suite:Stuck", "--runtime", "mpi", *SMALL]
+    command = [
+        mpi.mpiexec(),
+        "-n",
+        "3",
+        STEPPE,
+        "train",
+        "tests.runtimes.mpi_world_suite:Stuck",
+        "--runtime",
+        "mpi",
+        *SMALL,
+    ]
     with under_way([*command, "--name", "run"]) as process:
         wait_until(lambda: status() is not None and status().state == "RUNNING", process)
         members = family(process.pid)

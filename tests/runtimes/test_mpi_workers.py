@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_mpi_runtime import (
+
+from tests.runtimes.test_mpi_runtime import (
     PATIENCE_S,
     STEPPE,
     files_of,

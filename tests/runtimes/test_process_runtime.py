@@ -89,7 +89,12 @@ def test_directory_and_variables_are_those_of_now(tmp_path, monkeypatch):
     out.mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_SETTING", "changed")
-    result = run(Path(), "relative", env="test_process_runtime:LocalEnv", **{"environment.kwargs": {"out": str(out)}})
+    result = run(
+        Path(),
+        "relative",
+        env="tests.runtimes.test_process_runtime:LocalEnv",
+        **{"environment.kwargs": {"out": str(out)}},
+    )
     assert result.state == "SUCCEEDED", result.message
     told = [json.loads(path.read_text()) for path in out.iterdir()]
     assert len(told) == 4  # this process, two actors, the manager

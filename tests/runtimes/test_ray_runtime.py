@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_kit import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 from steppe.core.links import EVENTS
 from steppe.records.checkpoints import Checkpoints
+from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_kit import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 from steppe.core.config import resolve
 from steppe.core.errors import ConfigError
 from steppe.loops.main import run_experiment
 from steppe.records.checkpoints import Checkpoints
+from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

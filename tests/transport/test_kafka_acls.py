@@ -14,7 +14,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from kafka_kit import PATIENCE_S, own_broker, wait_until
 
 from steppe.control.followed import FollowedService
 from steppe.core.config import KafkaConfig
@@ -24,6 +23,7 @@ from steppe.runtimes.kafka_charter import find_charter
 from steppe.transport.kafka import EXPERIENCES, PROGRESS, REJECTED, UPDATES, Connection, ends, ensure_topics, library
 from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, _free_port
+from tests.support.kafka import PATIENCE_S, own_broker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")

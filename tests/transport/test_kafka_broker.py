@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from kafka_kit import own_broker
 
 from steppe.core.errors import DamagedFile, UsageError
 from steppe.transport import kafka_broker
 from steppe.transport.kafka_broker import Broker, differences, fetch_jars, find_java, locked
+from tests.support.kafka import own_broker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from certificates import certificate
-from kafka_kit import own_broker
 
 from steppe.core.config import KafkaConfig
 from steppe.core.errors import Unreachable
@@ -19,6 +17,8 @@ from steppe.params.wire import Tls
 from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, _free_port
+from tests.support.certificates import certificate
+from tests.support.kafka import own_broker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
-from kafka_kit import PATIENCE_S, connected, wait_until
 
 from steppe.core.codec import encode_segment
 from steppe.core.config import KafkaConfig
@@ -35,6 +34,7 @@ from steppe.transport.kafka import (
 )
 from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
 from steppe.transport.kafka_weights import KafkaWeights, Press
+from tests.support.kafka import PATIENCE_S, connected, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUN = "conformance"

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from browser_kit import FLAGS, PATIENCE_MS, ROOT, chromium, opened
-from control_kit import SHORT, Served, bring_down, in_state, make
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.support.browser import FLAGS, PATIENCE_MS, ROOT, chromium, opened
+from tests.support.service import SHORT, Served, bring_down, in_state, make
 
 
 @pytest.fixture(scope="module")  # while it is there, no test can run a loop of its own in this thread

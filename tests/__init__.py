@@ -1,0 +1,1 @@
+"""The test suite; docs/testing.md says how it is organised."""

@@ -1,0 +1,168 @@
+"""The conformance suites of Board, Channel, WeightStore and runtime over a real Kafka broker.
+
+Parts that need a moment for what was sent to arrive are made patient here: they first take in all that the broker has."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from steppe.runtimes import kafka as runtime
+from steppe.testing.board import BoardConformance
+from steppe.testing.channel import ChannelConformance
+from steppe.testing.runtime import RuntimeConformance
+from steppe.testing.weights import WeightStoreConformance
+from steppe.transport.kafka import Feed, partitions_of
+from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
+from steppe.transport.kafka_weights import KafkaWeights, Press
+from tests.support.kafka import PATIENCE_S, connected, settings, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+class TestKafkaBoard(BoardConformance):
+    @pytest.fixture
+    def board(self, kafka):
+        board = KafkaBoard(connected(kafka))
+        yield board
+        board.close()
+
+    def test_records_of_another_run_are_passed_over(self, kafka):
+        one = connected(kafka, "one")
+        other = type(one)(one.config, "other~1")
+        boards = [KafkaBoard(one), KafkaBoard(other)]
+        for k in range(6):
+            boards[k % 2].post("events", {"k": k})
+        assert [[record["k"] for _, record in board.read("events")] for board in boards] == [[0, 2, 4], [1, 3, 5]]
+        assert [record["k"] for _, record in boards[0].read("events", limit=2)] == [0, 2]
+        for board in boards:
+            board.close()
+
+
+class PatientInlet(KafkaInlet):
+    def poll(self):
+        assert self._feed.catch_up(PATIENCE_S)
+        return super().poll()
+
+    def release(self, segment):
+        super().release(segment)
+        assert self.close(PATIENCE_S)
+
+
+class PatientOutlet(KafkaOutlet):
+    def blank(self, actor):
+        assert self._feed.catch_up(PATIENCE_S)
+        return super().blank(actor)
+
+    def offer(self, segment):
+        offered = super().offer(segment)
+        assert self.close(PATIENCE_S)
+        return offered
+
+
+class Writers:
+    """A channel as writers elsewhere hold it: each actor's end begins when it is first needed."""
+
+    def __init__(self, connection, spec, slots, feeds):
+        self.about, self.feeds, self.ends = (connection, spec, slots), feeds, {}
+
+    def end(self, actor):
+        connection, spec, slots = self.about
+        if actor not in self.ends:
+            self.feeds.append(Feed(connection))
+            self.ends[actor] = PatientOutlet(connection, self.feeds[-1], spec, actor, slots, partitions_of(connection))
+        return self.ends[actor]
+
+    def blank(self, actor):
+        return self.end(actor).blank(actor)
+
+    def offer(self, segment):
+        return self.end(segment.header.actor).offer(segment)
+
+    def recall(self, actor):
+        return self.end(actor).recall(actor)
+
+
+class TestKafkaChannel(ChannelConformance):
+    @pytest.fixture(autouse=True)
+    def _address(self, kafka):
+        self.address = kafka
+
+    @contextmanager
+    def make(self, num_actors, slots_per_actor):
+        self.connection, self.slots = connected(self.address, self.run), slots_per_actor
+        self.feeds = [Feed(self.connection)]
+        marks = beginning(self.connection, 2)
+        try:
+            yield PatientInlet(self.connection, self.feeds[0], self.spec, num_actors, slots_per_actor, marks)
+        finally:
+            for feed in self.feeds:
+                feed.close()
+
+    def beside(self, channel):
+        return Writers(self.connection, self.spec, self.slots, self.feeds)
+
+
+class PatientWeights(KafkaWeights):
+    def __init__(self, connection, feed, claims, store):
+        super().__init__(connection, feed, claims)
+        self.store = store
+
+    def newer_than(self, policy, version):
+        """A commit is acknowledged before readers see what it committed."""
+        assert self.store._press.flush(PATIENCE_S)
+        due, found = self.store._published.get(policy, (-1, None))[0], []
+        come = super().newer_than
+        wait_until(
+            lambda: found.append(come(policy, version)) or due <= version or (found[-1] and found[-1].version >= due)
+        )
+        return found[-1]
+
+
+class TestKafkaWeights(WeightStoreConformance):
+    race_versions = 150
+    claim_mb = 4.0
+
+    @pytest.fixture(autouse=True)
+    def _address(self, kafka, tmp_path):
+        self.address, self.claims = kafka, tmp_path / "claims"
+
+    @contextmanager
+    def make(self):
+        self.connection, self.feeds = connected(self.address, claim_mb=self.claim_mb), []
+        self.press = Press(self.connection, None, self.claims)
+        try:
+            yield KafkaWeights(self.connection, None, self.claims, self.press)
+        finally:
+            self.press.close()
+            for feed in self.feeds:
+                feed.close()
+
+    def beside(self, store):
+        self.feeds.append(Feed(self.connection))
+        return PatientWeights(self.connection, self.feeds[-1], self.claims, store)
+
+
+class TestClaimedWeights(TestKafkaWeights):
+    """Weights of any size go through files."""
+
+    claim_mb = 1e-6
+
+
+class TestKafkaRuntime(RuntimeConformance):
+    runtime = "kafka"
+
+    @pytest.fixture(autouse=True)
+    def _address(self, kafka):
+        found = settings(kafka)
+        self.settings = {
+            **RuntimeConformance.settings,
+            "kafka.address": found.address,
+            "kafka.prefix": found.prefix,
+            "kafka.partitions": 2,
+        }
+
+    def launch(self, plan, directory):
+        return runtime.launch(plan, directory)

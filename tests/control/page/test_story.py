@@ -1,0 +1,170 @@
+"""A person's day with the page: from the form to a run that is watched, scaled, tuned and stopped, across restarts."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.service import LONG, Served, in_state, learning, make, run_of, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+
+def steps_shown(page: Page) -> str:
+    return page.locator("[data-fact=steps]").inner_text()
+
+
+def see_progress(page: Page) -> None:
+    """The curve and the numbers go on by themselves."""
+    plot = page.get_by_role("img", name=re.compile("^Steps per second: steps.s now"))
+    expect(plot).to_be_visible()
+    before = (steps_shown(page), plot.get_attribute("aria-label"))
+    expect(page.locator("[data-fact=steps]")).not_to_have_text(before[0])
+    expect(plot).not_to_have_attribute("aria-label", before[1] or "")
+
+
+def see_actors(page: Page, count: int) -> None:
+    expect(page.get_by_role("status").get_by_text(f"Scaling to {count} actor")).to_contain_text("done")
+    expect(page.locator("[data-actors=desired]")).to_have_text(str(count))
+    expect(page.locator("[data-actors=ready]")).to_have_text(str(count))
+
+
+def test_start_watch_scale_tune_and_stop(page: Page, api: httpx.Client):
+    page.get_by_role("link", name="Start a run").first.click()
+    page.get_by_label("environment").fill("CartPole-v1")
+    page.get_by_label("algorithm").select_option("ppo")
+    page.get_by_label("actors", exact=True).fill("2")
+    page.get_by_label("mode").select_option("async")
+    page.get_by_label("steps", exact=True).fill("many")
+    page.get_by_label("name").fill("story")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_label("steps", exact=True)).to_be_focused()
+    expect(page.get_by_text("A whole number, more than 0").first).to_be_visible()
+    page.get_by_label("steps", exact=True).fill("500,000,000")
+    page.get_by_text("Hyperparameters").click()
+    page.get_by_label("learning rate").fill("0.001")
+    page.get_by_role("button", name="Start", exact=True).click()
+
+    expect(page.get_by_role("heading", name="story")).to_be_visible()
+    expect(page.locator(".head .state")).to_have_text(re.compile("Running"))
+    config = run_of(api, "story")["config"]
+    assert (config["agent.learning_rate"], config["actors"], config["steps"]) == (0.001, 2, 500_000_000)
+    see_progress(page)
+    expect(page.get_by_role("img", name=re.compile("^Return: training now"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^entropy"))).to_be_visible()
+    expect(page.get_by_role("table", name=re.compile("How many versions old"))).to_be_visible()
+    expect(page.locator(".finding")).to_contain_text("%")
+    expect(page.locator("tr[data-actor]")).to_have_count(2)
+    expect(page.locator("tr[data-actor='0'] td").nth(1)).to_have_text("0")
+
+    slider = page.get_by_role("slider", name="Number of actors")
+    slider.fill("4")
+    see_actors(page, 4)
+    slider.fill("1")
+    see_actors(page, 1)
+    assert api.get("/api/v1/runs/story/actors").json()["ready"] == 1
+
+    page.locator("#h-learning_rate").fill("0.00002")
+    expect(page.get_by_text("0.001 → 0.00002, takes effect with the next update")).to_be_visible()
+    page.get_by_role("button", name="Apply").click()
+    marks = page.get_by_role("list", name="Marks on Return")
+    expect(marks.get_by_text("learning_rate → 0.00002")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^learning rate: learning_rate now 2.0e−5"))).to_be_visible()
+
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Let it run").click()
+    assert run_of(api, "story")["desired"] == "running"
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
+    expect(page.locator(".head .state")).to_have_text(re.compile("Stopped"))
+    assert run_of(api, "story")["state"] == "STOPPED"
+    expect(page.get_by_role("button", name="Go on")).to_be_visible()
+    expect(page.get_by_role("log")).to_contain_text("STOPPED")
+
+
+def test_a_restarted_service_is_found_again(page: Page, house: Served):
+    with house.client() as api:
+        run = make(api, LONG, name="steady", actors=1)
+        learning(api, run)
+    page.get_by_role("link", name="steady").click()
+    see_progress(page)
+    port = house.address.rsplit(":", 1)[1]
+    house.kill()
+    expect(page.get_by_role("alert")).to_contain_text("Connection lost")
+    house.start("--port", port)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    see_progress(page)
+    with house.client() as api:
+        assert api.post(f"/api/v1/runs/{run}/stop").status_code == 202
+        in_state(api, run, "STOPPED")
+    expect(page.locator(".head .state")).to_have_text(re.compile("Stopped"))
+
+
+LATE = """window.addEventListener("close", (event) => {
+    if (!event.isTrusted) return;
+    event.stopImmediatePropagation();
+    setTimeout(() => event.target.dispatchEvent(new Event("close")), 500);
+}, true)"""  # a browser that has much to do says late that a dialog was closed
+
+
+def test_everything_by_keyboard(page: Page, api: httpx.Client):
+    page.evaluate(LATE)
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.keyboard.press("n")
+    page.get_by_label("environment").focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("CartPole-v1")
+    for label, text in (
+        ("actors", "1"),
+        ("mode", None),
+        ("steps", "500000000"),
+        ("target return", None),
+        ("seed", None),
+    ):
+        while not page.locator(f"#f-{label.replace(' ', '_')}:focus").count():
+            page.keyboard.press("Tab")
+        if text:
+            page.keyboard.press("Control+a")
+            page.keyboard.type(text)
+    page.keyboard.press("Tab")
+    page.keyboard.type("by-keys")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="by-keys")).to_be_visible()
+    expect(page.locator("[data-actors=ready]")).to_have_text("1")
+    expect(page.get_by_role("slider")).to_be_visible()
+    page.keyboard.press("+")
+    see_actors(page, 2)
+    page.keyboard.press("p")
+    expect(page.locator(".head .state")).to_have_text(re.compile("Paused"))
+    page.keyboard.press("p")
+    expect(page.locator(".head .state")).to_have_text(re.compile("Running"))
+    page.keyboard.press("s")
+    expect(page.get_by_role("button", name="Let it run")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    for key in ("?", "Escape", "?"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("s")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator(".head .state")).to_have_text(re.compile("Stopped"))
+    page.keyboard.press("r")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("by-keys stopped")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.keyboard.press("Tab")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="by-keys")).to_be_visible()
+    page.keyboard.press("?")
+    page.get_by_role("checkbox", name="single keys").press("Space")
+    page.keyboard.press("Escape")
+    page.keyboard.press("n")
+    expect(page.get_by_role("heading", name="by-keys")).to_be_visible()
+    until(lambda: run_of(api, "by-keys")["state"] == "STOPPED", "it stays stopped")

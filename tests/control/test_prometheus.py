@@ -1,0 +1,86 @@
+"""What Prometheus is told of roles, read back by a parser of its own kind, and the dashboard that shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.records.exposition import FAMILIES, of_actor, of_evaluation, of_learner, text
+from tests.support.service import LONG, learning, make, until
+
+LINE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)')
+DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "steppe.json"
+
+
+def parsed(lines):
+    """Name and labels → value; every sample stands under a head of its own name."""
+    found, head = {}, None
+    for line in lines:
+        if line.startswith("# TYPE "):
+            head = line.split()[2]
+        elif not line.startswith("#") and line:
+            match = LINE.fullmatch(line)
+            assert match, line
+            assert match[1] == head, line
+            labels = tuple(sorted(re.findall(r'([a-z]+)="((?:[^"\\]|\\.)*)"', match[2])))
+            assert (match[1], labels) not in found, "twice"
+            found[match[1], labels] = float(match[3])
+    return found
+
+
+@pytest.mark.unit
+def test_reports_become_samples():
+    training = TrainingReport(
+        run='a"b', version=7, updates=9, env_steps=1_000, train_s=2.0, phases={"wait": 1.5, "learn": 0.5},
+        lags={0: 3, 2: 4}, dropped={"too_old": 5}, stats={"loss": float("nan")}, rss_bytes=123, cpu_s=0.25,
+    )  # fmt: skip
+    actor = ActorReport(
+        run="r", actor=3, epoch=1, version=6, sequence=2, env_steps=500, phases={"env": 2.0}, state="stopped"
+    )
+    judged = EvaluationReport(
+        run="r", version=5, updates=1, env_steps=10, train_s=1.0, returns=[1.0, 3.0], lengths=[1, 1],
+        return_mean=2.0, return_std=1.0, duration_s=0.1, weights_sha256="",
+    )  # fmt: skip
+    found = parsed(text([*of_learner(training), *of_actor(actor), *of_evaluation(judged)]))
+    run = ("run", 'a\\"b')
+    assert found["steppe_learner_segments_total", (run,)] == 7
+    assert found["steppe_learner_lag_versions_total", (run,)] == 8
+    assert found["steppe_learner_seconds_total", (("phase", "wait"), run)] == 1.5
+    assert found["steppe_learner_dropped_total", (("cause", "too_old"), run)] == 5
+    assert found["steppe_actor_up", (("actor", "3"), ("run", "r"))] == 0
+    assert found["steppe_evaluation_return_mean", (("run", "r"),)] == 2.0
+    assert found["steppe_role_cpu_seconds_total", (("role", "learner"), run)] == 0.25
+
+
+@pytest.mark.integration
+def test_a_run_that_goes_on_shows_every_role(api: httpx.Client):
+    run = make(api, LONG)
+    learning(api, run)
+
+    def samples():
+        return parsed(line for line in api.get("/metrics").text.splitlines() if "{" in line or "TYPE" in line)
+
+    def actors():
+        return {dict(labels)["actor"] for name, labels in samples() if name == "steppe_actor_up"}
+
+    until(lambda: actors() == {"0", "1"}, "both actors have reported")
+    names = {name for name, labels in samples() if ("run", run) in labels}
+    assert {"steppe_learner_seconds_total", "steppe_actor_seconds_total", "steppe_actor_up"} <= names
+
+
+@pytest.mark.unit
+def test_the_dashboard_asks_for_what_there_is():
+    board = json.loads(DASHBOARD.read_text())
+    known = FAMILIES.keys() | {"steppe_runs", "steppe_run_train_return_mean"}
+    asked = {
+        name for panel in board["panels"] for one in panel["targets"] for name in re.findall(r"steppe_\w+", one["expr"])
+    }
+    assert asked <= known
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(set(places)) == len(places)

@@ -1,0 +1,205 @@
+"""Real training runs through the real service: from the request to the end, and every change on the way.
+
+All of it holds for the embedded broker and for a real Kafka broker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.sync.client import ClientConnection
+
+from steppe.records.directory import RunDirectory
+from tests.support.service import (
+    LONG,
+    SHORT,
+    Served,
+    finished,
+    in_state,
+    learning,
+    listen,
+    make,
+    messages,
+    run_of,
+    until,
+)
+
+pytestmark = pytest.mark.integration
+CONTRACT = Path(__file__).parents[2] / "docs" / "openapi.json"
+
+
+@pytest.fixture(scope="session", params=["embedded", "kafka"])
+def brokers(request: pytest.FixtureRequest) -> str | None:
+    return str(request.getfixturevalue("kafka")) if request.param == "kafka" else None
+
+
+def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str | None):
+    assert api.get("/api/v1/openapi.json").json() == json.loads(CONTRACT.read_text()), "the same operations on both"
+    assert api.get("/version").json()["broker"] == ("kafka" if brokers else "embedded")
+    assert api.get("/readyz").json()["status"] == "ok"
+    run = make(api, SHORT, name="short")
+    found = in_state(api, run, "SUCCEEDED")
+    assert found["reason"] == "steps_done"
+    assert found["progress"]["env_steps"] >= 4_000
+    assert found["config"]["envs"] == 8
+    assert found["config"]["runtime"] == ("kafka" if brokers else "processes")
+    assert not {"run_dir", "kafka.key", "kafka.username"} & set(found["config"]), "what is the host's is not told"
+    assert found["config"]["agent.learning_rate"] is not None, "the choices that were made for it are written down"
+    assert found["sources"]["steps"] == "request"
+    assert not any("resume" in event["kind"] for event in api.get(f"/api/v1/runs/{run}/events").json()["events"])
+    metrics = api.get(f"/api/v1/runs/{run}/metrics", params={"series": ["train/return_mean", "loss/entropy"]}).json()
+    assert [series["name"] for series in metrics["series"]] == ["train/return_mean", "loss/entropy"]
+    assert all(series["points"] for series in metrics["series"])
+    assert metrics["series"][0]["points"][-1][0] >= 4_000
+    assert api.get(f"/api/v1/runs/{run}/metrics", params={"since": metrics["next"]}).json()["series"][0]["points"] == []
+    judged = api.get(f"/api/v1/runs/{run}/evaluations").json()["evaluations"]
+    assert judged[-1]["final"]
+    assert judged[-1]["episodes"] == 2
+    assert [kept["damage"] for kept in api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"]].count(
+        None
+    ) >= 1
+    logs = api.get(f"/api/v1/runs/{run}/logs").json()
+    assert logs["source"] == "supervisor"
+    assert any("SUCCEEDED" in line for line in logs["lines"])
+    again = api.get(f"/api/v1/runs/{run}/logs", params={"after": logs["next"]}).json()
+    assert again["lines"] == []
+    assert api.get(f"/api/v1/runs/{run}/diagnosis").json()["sentence"]
+    assert api.post(f"/api/v1/runs/{run}/start").status_code == 409, "it is complete"
+    assert api.delete(f"/api/v1/runs/{run}").status_code == 204
+    assert api.get(f"/api/v1/runs/{run}").status_code == 404
+
+
+def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
+    run = make(api, LONG)
+    learning(api, run)
+    until(lambda: api.get(f"/api/v1/runs/{run}/actors").json()["ready"] == 2, "both actors")
+    path = f"/api/v1/runs/{run}"
+
+    assert finished(api, api.post(f"{path}/pause"))["state"] == "succeeded"
+    assert run_of(api, run)["state"] == "PAUSED"
+    assert run_of(api, run)["desired"] == "paused"
+    assert api.post(f"{path}/pause").status_code == 409
+    assert finished(api, api.post(f"{path}/resume"))["state"] == "succeeded"
+
+    for count in (4, 1):
+        done = finished(api, api.put(f"{path}/actors", json={"actors": count}))
+        assert done["state"] == "succeeded", done
+        assert api.get(f"{path}/actors").json()["ready"] == count
+    assert api.put(f"{path}/actors", json={"actors": 5}).status_code == 422
+    dropped = api.get(f"{path}/metrics").json()["names"]
+    assert "dropped/missing" not in dropped, "no segment that was handed over is lost"
+    assert "dropped/repeated" not in dropped
+
+    change = {"values": {"learning_rate": 1e-9, "max_grad_norm": 0.25}}
+    planned = api.patch(f"{path}/hyperparameters", json={**change, "dry_run": True}).json()
+    assert [effect["effect"] for effect in planned["effects"]] == [
+        "takes effect with the next update",
+        "takes effect on restart",
+    ]
+    assert planned["operation"] is None
+    before = api.get(f"{path}/metrics").json()["next"]
+    done = finished(api, api.patch(f"{path}/hyperparameters", json=change))
+    assert done["state"] == "succeeded"
+    assert "version" in done["message"]
+
+    def rates() -> list[float]:
+        params = {"series": "loss/learning_rate", "since": before}
+        return [point[2] for point in api.get(f"{path}/metrics", params=params).json()["series"][0]["points"]]
+
+    until(lambda: rates() and rates()[-1] == pytest.approx(1e-9), "the learner learns with the new rate")
+    event = next(
+        event for event in api.get(f"{path}/events").json()["events"] if event["details"].get("id") == done["id"]
+    )
+    assert event["details"]["live"] == ["learning_rate"]
+    assert event["details"]["version"] > 0
+
+    assert finished(api, api.post(f"{path}/stop"))["state"] == "succeeded"
+    assert run_of(api, run)["state"] == "STOPPED"
+    started = api.post(f"{path}/start")
+    stopping = finished(api, api.post(f"{path}/stop"))
+    assert (stopping["state"], stopping["message"]) == ("succeeded", None), (
+        "it was heard while it was starting: no kill"
+    )
+    assert run_of(api, run)["reason"] == "stop_requested"
+    assert finished(api, started)["state"] == "succeeded"
+    assert finished(api, api.post(f"{path}/start"))["state"] == "succeeded"
+    in_state(api, run, "RUNNING")
+    values = {one["name"]: one["value"] for one in api.get(f"{path}/hyperparameters").json()["hyperparameters"]}
+    assert values["learning_rate"] == 1e-9
+    assert values["max_grad_norm"] == 0.25
+    until(lambda: api.get(f"{path}/actors").json()["ready"] == 1, "the number of actors that it was scaled to")
+    learner = api.put(f"{path}/learner", json={"learner": 0})
+    assert finished(api, learner)["state"] == "succeeded"
+    assert run_of(api, run)["state"] == "STOPPED"
+
+
+def updates_of(api: httpx.Client, run: str) -> list[list]:
+    params = {"series": "train/updates", "max_points": 10_000}
+    return api.get(f"/api/v1/runs/{run}/metrics", params=params).json()["series"][0]["points"]
+
+
+def test_runs_outlive_the_service_and_are_found_again(served: Served):
+    with served.client() as api:
+        run = make(api, LONG)
+        waiting = make(api, SHORT, start=False)
+        before = learning(api, run)
+        curve = until(lambda: updates_of(api, run), "points")
+    served.kill()
+    served.start()
+    with served.client() as api:
+        assert run_of(api, waiting)["state"] == "PENDING", "nobody began it, so nobody lost it"
+        after = run_of(api, run)
+        assert after["state"] == "RUNNING"
+        assert after["config"] == before["config"]
+        until(lambda: run_of(api, run)["progress"]["updates"] > before["progress"]["updates"], "it goes on")
+        assert updates_of(api, run)[: len(curve)] == curve, "with its whole history"
+        assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
+        assert finished(api, api.post(f"/api/v1/runs/{waiting}/start"))["state"] == "succeeded"
+        in_state(api, waiting, "SUCCEEDED")
+
+
+def beats_until_lost(socket: ClientConnection, run: str) -> int:
+    """The heartbeats that the stream has sent before it says that the run is LOST."""
+    beats = 0
+    for message in messages(socket):
+        beats += message["type"] == "heartbeat"
+        if message["type"] == "run" and message["run"]["id"] == run and message["run"]["state"] == "LOST":
+            break
+    return beats
+
+
+def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: httpx.Client):
+    run = make(api, LONG, checkpoint={"every_s": 0.5})
+    learning(api, run)
+    until(lambda: api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"], "a checkpoint")
+    pid = RunDirectory(served.root / "runs" / run).store.status().pid
+    with listen(served) as socket:
+        os.killpg(pid, signal.SIGKILL)
+        assert beats_until_lost(socket, run) <= 3
+    lost = in_state(api, run, "LOST")
+    assert lost["reason"] == "process_dead"
+    assert str(pid) in lost["message"]
+    assert lost["desired"] == "running"
+    assert api.post(f"/api/v1/runs/{run}/pause").status_code == 409
+    assert finished(api, api.post(f"/api/v1/runs/{run}/start"))["state"] == "succeeded"
+    in_state(api, run, "RUNNING")
+    assert api.delete(f"/api/v1/runs/{run}").status_code == 409, "it is running"
+    killed = finished(api, api.post(f"/api/v1/runs/{run}/kill"))
+    assert killed["state"] == "succeeded"
+    found = run_of(api, run)
+    assert (found["state"], found["reason"]) == ("STOPPED", "killed")
+
+
+def test_a_run_that_cannot_begin_says_why(api: httpx.Client):
+    run = make(api, SHORT, env="Pendulum-v1", algo="dqn")
+    found = in_state(api, run, "FAILED")
+    assert found["reason"] == "cannot_start"
+    assert "continuous" in found["message"]
+    operation = api.get("/api/v1/operations", params={"run": run}).json()["operations"][0]
+    assert operation["state"] == "failed"
+    assert "continuous" in operation["message"]

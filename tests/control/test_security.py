@@ -1,0 +1,206 @@
+"""What must be refused, tried on the real service: wrong tokens, hosts, origins, paths, sizes; and what a scope may do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from steppe.control.auth import Gate, Keys, Limits, Refused
+from tests.support.service import SHORT, Served, make
+
+pytestmark = pytest.mark.integration
+
+RUNS = "/api/v1/runs"
+
+
+def code_of(answer: httpx.Response) -> str:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    assert answer.json()["status"] == answer.status_code
+    return str(answer.json()["code"])
+
+
+def test_every_route_and_method_needs_a_token(served: Served, api: httpx.Client):
+    paths = api.get("/api/v1/openapi.json").json()["paths"]
+    with served.client(None) as stranger:
+        for path, methods in paths.items():
+            for method in methods:
+                answer = stranger.request(method, path.format(run="x", operation="0" * 32))
+                assert answer.status_code == 401, (method, path)
+        for path in ("/", "/metrics", "/version", "/api/v1/openapi.json", "/api/v1/session", "/nowhere"):
+            assert stranger.get(path).status_code == 401, path
+        assert stranger.get("/healthz").json() == {"status": "ok"}
+        assert stranger.get("/readyz").status_code == 200
+
+
+def test_scopes(served: Served, api: httpx.Client):
+    run = make(api, SHORT, start=False)
+    with served.client("read") as reader, served.client("control") as controller:
+        assert reader.get(RUNS).status_code == 200
+        assert code_of(reader.post(RUNS, json=SHORT)) == "scope"
+        assert code_of(reader.post(f"{RUNS}/{run}/start")) == "scope"
+        assert code_of(controller.delete(f"{RUNS}/{run}")) == "scope"
+        assert code_of(controller.post(f"{RUNS}/{run}/kill")) == "scope"
+        assert code_of(controller.get("/api/v1/audit")) == "scope"
+        assert controller.post(f"{RUNS}/{run}/stop").status_code == 202
+    entries = api.get("/api/v1/audit").json()["entries"]
+    told = [(entry["who"], entry["operation"], entry["run"], entry["outcome"].partition(":")[0]) for entry in entries]
+    assert told == [
+        ("token:control", "stop_run", run, "done"),
+        ("token:control", "get_audit", None, "refused"),
+        ("token:control", "kill_run", run, "refused"),
+        ("token:control", "delete_run", run, "refused"),
+        ("token:read", "start_run", run, "refused"),
+        ("token:read", "create_run", None, "refused"),
+        ("token:admin", "create_run", None, "done"),
+    ]
+
+
+def test_dns_rebinding_and_foreign_origins(served: Served, api: httpx.Client):
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example"):
+        assert code_of(api.get(RUNS, headers={"Host": host})) == "host"
+    assert httpx.get(served.address + "/healthz", headers={"Host": "evil.example"}).status_code == 403
+    port = urlsplit(served.address).port
+    assert api.get(RUNS, headers={"Host": f"localhost:{port}"}).status_code == 200
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1.evil.example", "file://"):
+        assert code_of(api.get(RUNS, headers={"Origin": origin})) == "origin"
+    assert api.get(RUNS, headers={"Origin": served.address}).status_code == 200
+    assert code_of(api.get(RUNS, headers={"Sec-Fetch-Site": "cross-site"})) == "origin"
+
+
+def test_the_link_signs_in_once_and_changes_need_the_pages_token(served: Served):
+    with httpx.Client(base_url=served.address) as page:
+        entered = page.get(served.link)
+        assert entered.status_code == 303
+        cookie = entered.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert page.get(RUNS).status_code == 200
+        assert code_of(page.post(RUNS, json={**SHORT, "start": False})) == "csrf"
+        csrf = page.get("/api/v1/session").json()["csrf"]
+        assert code_of(page.post(RUNS, json=SHORT, headers={"X-CSRF-Token": csrf[::-1]})) == "csrf"
+        made = page.post(RUNS, json={**SHORT, "start": False}, headers={"X-CSRF-Token": csrf})
+        assert made.status_code == 201
+        forged = page.cookies["steppe_session"]
+    assert httpx.get(served.link).status_code == 401, "a link is good for once"
+    name, until, signature = forged.rsplit(".", 2)
+    longer = f"steppe_session={name}.{int(until) + 10**6}.{signature}"
+    assert httpx.get(served.address + RUNS, headers={"Cookie": longer}).status_code == 401
+
+
+def test_guessing_tokens_is_cut_short(served: Served):
+    answers = [
+        httpx.get(served.address + RUNS, headers={"Authorization": f"Bearer guess-{number}"}).status_code
+        for number in range(14)
+    ]
+    assert answers[:10] == [401] * 10
+    assert 429 in answers[10:]
+    with served.client() as known:
+        assert known.get(RUNS).status_code == 429, "the address has to wait, even with the right token"
+
+
+def test_a_caller_who_asks_too_much_has_to_wait():
+    """The gate by itself, whose bucket is then empty: how fast this machine asks does not matter."""
+    gate = Gate(Keys(Path(tempfile.mkdtemp()) / "tokens.json"), limits=Limits(burst=3, per_s=0.0))
+    headers = {"authorization": f"Bearer {gate.keys.tokens['read']}"}
+    assert [gate.admit("a", "GET", headers).scope for _ in range(3)] == ["read"] * 3
+    with pytest.raises(Refused, match="slow down") as refused:
+        gate.admit("b", "GET", headers)
+    assert refused.value.status == 429
+    other = {"authorization": f"Bearer {gate.keys.tokens['admin']}"}
+    assert gate.admit("a", "GET", other).scope == "admin", "others need not wait for him"
+
+
+def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Client):
+    (served.root / "secret").write_text("hidden")
+    for run in ("..%2f..%2fsecret", "%2e%2e", "..", ".control", "a%00b", "%2fetc"):
+        for rest in ("", "/logs", "/metrics"):
+            assert api.get(f"{RUNS}/{run}{rest}").status_code in (404, 422)
+    run = make(api, SHORT, start=False)
+    for source in ("../run", "..%2frun", "/etc/passwd", "run.json"):
+        assert api.get(f"{RUNS}/{run}/logs", params={"source": source}).status_code in (404, 422)
+    (served.root / "runs" / "link").symlink_to(served.root / "runs" / run)
+    assert api.get(f"{RUNS}/link").status_code == 404
+    for change in (
+        {"env": "os:system"}, {"env": "steppe.envs.builtin:CountingEnv"}, {"algo": "os:system"}, {"run_dir": "/tmp/x"},
+        {"name": "../x"}, {"device": "cuda"}, {"init_from": "/tmp"}, {"agent": {"network": "os:system"}},
+        {"environment": {"wrappers": ["os:system"]}}, {"environment": {"kwargs": {"path": "/etc"}}}, {"runtime": "os:f"},
+        {"ray": {"address": "evil:1"}}, {"flow": {"actor_device": "cuda"}}, {"actors": 10_000}, {"steps": -1},
+    ):  # fmt: skip
+        answer = api.post(RUNS, json={**SHORT, **change})
+        assert code_of(answer) in ("invalid", "config_error"), change
+        assert answer.status_code == 422
+    assert len(api.get(RUNS).json()["runs"]) == 1
+
+
+def test_bodies_that_are_too_large(served: Served, api: httpx.Client):
+    assert code_of(api.post(RUNS, content=b"x" * 70_000)) == "too_large"
+
+    def endless():
+        for _ in range(80):
+            yield b"x" * 1_024
+
+    assert code_of(api.post(RUNS, content=endless())) == "too_large"
+    parts = urlsplit(served.address)
+    with socket.create_connection((parts.hostname, parts.port)) as raw:
+        raw.sendall(
+            f"POST {RUNS} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {served.token('admin')}\r\n"
+            f"Content-Length: {10**15}\r\n\r\n".encode()
+        )
+        assert b" 413 " in raw.recv(4_096)
+
+
+def test_headers_and_files(served: Served, api: httpx.Client):
+    headers = api.get(RUNS).headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert "access-control-allow-origin" not in headers
+    private = served.root / "runs" / ".control"
+    assert stat.S_IMODE((private / "tokens.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    told = api.get(RUNS).text + json.dumps(dict(api.get("/metrics").headers))
+    assert served.token("read") not in told
+
+
+def test_sockets_pass_the_same_gate(served: Served):
+    address = served.address.replace("http", "ws") + "/api/v1/stream"
+    good = {"Authorization": f"Bearer {served.token('read')}"}
+    for headers, origin in (
+        ({}, None),
+        ({"Authorization": "Bearer x"}, None),
+        (good, "https://evil.example"),
+        (good, "null"),
+    ):
+        with pytest.raises(InvalidStatus) as refused, connect(address, additional_headers=headers, origin=origin):
+            pass
+        assert refused.value.response.status_code == 403
+    parts = urlsplit(served.address)
+    with socket.create_connection((parts.hostname, parts.port)) as raw:  # a page whose name was rebound to this address
+        raw.sendall(
+            f"GET /api/v1/stream HTTP/1.1\r\nHost: evil.example:{parts.port}\r\nUpgrade: websocket\r\n"
+            f"Connection: Upgrade\r\nOrigin: http://evil.example:{parts.port}\r\nSec-WebSocket-Version: 13\r\n"
+            f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nAuthorization: {good['Authorization']}\r\n\r\n".encode()
+        )
+        assert b" 403 " in raw.recv(4_096)
+    with connect(address, additional_headers=good, origin=served.address) as socket_:
+        assert json.loads(socket_.recv(30))["type"] == "snapshot"
+
+
+def test_others_can_reach_it_only_under_names_that_were_allowed(tmp_path):
+    from steppe.control.auth import require_safe_bind
+    from steppe.core.errors import UsageError
+
+    with pytest.raises(UsageError, match="--allow-host"):
+        require_safe_bind("0.0.0.0", ())
+    require_safe_bind("0.0.0.0", ("trainer.example",))
+    require_safe_bind("127.0.0.1", ())

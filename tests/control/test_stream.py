@@ -1,0 +1,222 @@
+"""The WebSocket: a snapshot, numbered deltas without a gap, resuming, heartbeats; and the ring by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from websockets.asyncio import client
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame
+from websockets.streams import StreamReader
+
+from steppe.control import api as doors
+from steppe.control import stream
+from steppe.control.api import Doors
+from steppe.control.auth import Gate, Keys
+from steppe.control.frames import FrameSocket
+from steppe.control.service import Service
+from steppe.control.serving import bind
+from steppe.control.stream import Hub
+from tests.support.service import LONG, SHORT, Served, finished, learning, listen, make, messages
+
+pytestmark = pytest.mark.integration
+
+HANDSHAKE = (
+    "GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+def heard(told: Iterator[dict], kind: str) -> tuple[dict, list[dict]]:
+    """The next message of a kind, and all numbered ones up to it."""
+    passed = []
+    for message in told:
+        if message["type"] not in ("heartbeat", "snapshot"):
+            passed.append(message)
+        if message["type"] == kind:
+            break
+    return message, passed
+
+
+def test_snapshot_deltas_and_resuming(served: Served, api: httpx.Client):
+    waiting = make(api, SHORT, start=False)
+    with listen(served) as socket:
+        told = messages(socket)
+        first, _ = heard(told, "snapshot")
+        assert [run["id"] for run in first["runs"]] == [waiting]
+        run = make(api, LONG)
+        learning(api, run)
+        points, passed = heard(told, "metrics")
+        assert points["run"] == run
+        assert points["series"]["train/updates"]
+        last, more = heard(told, "run")
+        numbers = [message["number"] for message in passed + more]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "nothing is left out"
+    assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
+    with listen(served, f"{first['epoch']}:{last['number']}") as socket:
+        told = messages(socket)
+        message = next(told)
+        assert message["type"] != "snapshot"
+        assert message["number"] == last["number"] + 1
+        heard(told, "heartbeat")
+    with listen(served, "00000000:3") as socket:
+        assert next(messages(socket))["type"] == "snapshot", "numbers of another life mean nothing"
+
+
+def test_the_ring_drops_who_is_too_slow():
+    hub = Hub(size=3)
+    assert hub.after(0) == []
+    for step in range(5):
+        hub.put("step", step=step)
+    assert [number for number, _ in hub.after(3) or ()] == [4, 5]
+    assert hub.after(2) is not None
+    assert hub.after(1) is None, "message 2 is gone"
+    assert hub.after(9) is None, "a number that was never given"
+    large = Hub(size=100, size_bytes=1_000)
+    for _ in range(5):
+        large.put("step", text="x" * 400)
+    assert large.after(2) is None, "the ring is bounded in bytes too"
+    assert [number for number, _ in large.after(3) or ()] == [4, 5]
+
+
+def told_in(frame: bytes) -> list[dict]:
+    """The messages in a frame, as a client's own library reads it."""
+    reader = StreamReader()
+    reader.feed_data(frame)
+    with pytest.raises(StopIteration) as end:
+        next(Frame.parse(reader.read_exact, mask=False))
+    return [json.loads(line) for line in end.value.value.data.splitlines()]
+
+
+def test_what_was_missed_goes_out_at_once_and_bounded(monkeypatch: pytest.MonkeyPatch):
+    hub = Hub()
+    assert hub.frame(0) == (0, b"")
+    for step in range(3):
+        hub.put("step", step=step)
+    assert [message["step"] for message in told_in(hub.frame(1)[1])] == [1, 2]
+    assert hub.frame(1)[0] == 3
+    assert hub.frame(1)[1] is hub.frame(1)[1], "made once for all who have heard as much"
+    hub.put("step", step=3, text="two\nlines, ünd more")
+    assert [message["step"] for message in told_in(hub.frame(1)[1])] == [1, 2, 3]
+    assert told_in(hub.frame(3)[1])[0]["text"] == "two\nlines, ünd more"
+    assert hub.frame(4) == (4, b"")
+    assert hub.frame(5) is None
+    monkeypatch.setattr(stream, "FRAME_BYTES", 50)
+    number, frame = hub.frame(0)
+    assert (number, len(told_in(frame))) == (2, 2), "the rest comes with the next"
+    assert hub.frame(number)[0] > number
+
+
+def test_all_news_of_a_look_wake_once():
+    async def scenario() -> list[int]:
+        hub, woken = Hub(), list[int]()
+        hub.serve_on(asyncio.get_running_loop())
+        waiting = asyncio.ensure_future(hub.news(60.0))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.to_thread(hub.put, "step")
+        woken.append(waiting.done())
+        await asyncio.to_thread(hub.wake)
+        await waiting
+        again = asyncio.ensure_future(hub.news(0.0))
+        hub.wake()  # of what is known already
+        await again
+        return [*woken, hub.number]
+
+    assert asyncio.run(scenario()) == [False, 3]
+
+
+@contextlib.asynccontextmanager
+async def streaming(hub: Hub, folder: Path) -> AsyncIterator[str]:
+    """The address of a stream that says what is put into the hub, by a real server and with no runs behind it."""
+    service = Service()
+    app = FastAPI()
+    app.include_router(Doors(service, hub, Gate(Keys(folder / "tokens.json"))).router)
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, ws=FrameSocket, ws_per_message_deflate=False, log_level="error"))
+    hub.serve_on(asyncio.get_running_loop())
+    serving, delivering = asyncio.ensure_future(server.serve([listener])), asyncio.ensure_future(hub.deliver())
+    try:
+        yield f"ws://127.0.0.1:{listener.getsockname()[1]}/api/v1/stream"
+    finally:
+        delivering.cancel()
+        server.should_exit = True
+        await serving
+        service.close()
+
+
+@pytest.fixture
+def no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def test_who_reads_late_hears_everything_in_order(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
+    """Far more than sockets hold: it goes out as the client takes it, without anything new happening."""
+    monkeypatch.setattr(stream, "BEAT_S", 3_600.0)
+
+    async def scenario() -> list[int]:
+        hub = Hub(size_bytes=1 << 30)
+        async with (
+            streaming(hub, no_runs) as address,
+            client.connect(address, max_size=None, max_queue=1, compression=None) as socket,
+        ):
+            assert json.loads(await socket.recv())["type"] == "snapshot"
+            for step in range(100):
+                hub.put("step", step=step, text="x" * (1 << 18))
+            hub.wake()
+            found: list[int] = []
+            while len(found) < 100:
+                for line in str(await socket.recv()).splitlines():
+                    found += [message["step"]] if (message := json.loads(line))["type"] == "step" else []
+            return found
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == list(range(100))
+
+
+def test_who_is_too_slow_is_dropped_with_notice(no_runs: Path):
+    async def scenario() -> tuple[dict, int]:
+        hub = Hub(size=3)
+        async with streaming(hub, no_runs) as address, client.connect(address, compression=None) as socket:
+            await socket.recv()
+            for step in range(5):
+                hub.put("step", step=step)
+            hub.wake()
+            notice = json.loads(await socket.recv())
+            with pytest.raises(ConnectionClosed) as end:
+                await socket.recv()
+            return notice, end.value.rcvd.code
+
+    notice, code = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert (notice["type"], code) == ("dropped", 1013)
+    assert "connect again" in notice["detail"]
+
+
+def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
+    monkeypatch.setattr(stream, "STUCK_S", 0.0)
+    monkeypatch.setattr(doors, "STUCK_S", 0.0)
+
+    async def scenario() -> int:
+        hub = Hub(size_bytes=1 << 30)
+        async with streaming(hub, no_runs) as address:
+            _, writing = await asyncio.open_connection(*address.split("/")[2].split(":"), limit=1)
+            writing.write(HANDSHAKE.encode())
+            while not hub.clients:
+                await asyncio.sleep(0.01)
+            for step in range(100):
+                hub.put("step", step=step, text="x" * (1 << 18))
+            hub.wake()
+            while hub.clients:
+                await asyncio.sleep(0.01)
+            writing.close()
+            return hub.clients
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == 0

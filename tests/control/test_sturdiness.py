@@ -1,0 +1,182 @@
+"""The service by itself, without a door: what does not stop is killed, nobody waits for another's long read, memory stays flat."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steppe.control import hosting, model, watched
+from steppe.control.curves import Curves
+from steppe.control.service import Bounds, Service
+from steppe.control.stream import Hub, Watcher
+from steppe.core.config import KafkaConfig, RunConfig
+from steppe.core.errors import ConfigError
+from steppe.core.links import TRAINING
+from steppe.core.reports import TrainingReport
+from steppe.records.directory import RunDirectory
+from steppe.records.view import ENDED
+from tests.support.service import LONG, SHORT, clean_up, until
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
+    made = Service(Bounds(stop_s=1.0))
+    yield made
+    for found in made.list_runs().runs:
+        hosting.kill(RunDirectory(made.root / found.id).store.status())
+        until(lambda run=found.id: made.get_run(run).state in (*ENDED, "PENDING"), "the run is gone")
+        made.tend()
+    made.close()
+    clean_up(made.root)
+
+
+def ask(**changes: object) -> model.RunRequest:
+    return model.RunRequest.model_validate({**SHORT, "start": False, **changes})
+
+
+@pytest.mark.integration
+def test_a_run_that_does_not_stop_is_killed(service: Service) -> None:
+    run = service.create_run(model.RunRequest.model_validate(LONG), "test").id
+    until(lambda: service.get_run(run).state == "RUNNING", "it runs")
+    store = RunDirectory(service.root / run).store
+    os.kill(store.status().pid or 0, signal.SIGSTOP)  # alive, but deaf
+    asked = service.stop_run(run, "test")
+    assert asked.state == "pending"
+
+    def settled() -> model.Operation | None:
+        service.tend()
+        found = service.get_operation(asked.id)
+        return found if found.state != "pending" else None
+
+    done = until(settled, "it is stopped one way or another")
+    assert (done.state, done.message) == ("succeeded", "it did not stop in time and was killed")
+    found = service.get_run(run)
+    assert (found.state, found.reason) == ("STOPPED", "killed")
+    assert not any(one["message"] is None for one in service.ledger.operations(run) if one["kind"] == "stop")
+
+
+@pytest.mark.unit
+def test_nobody_waits_for_a_long_read_of_another_run(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, other = service.create_run(ask(), "test").id, service.create_run(ask(), "test").id
+    reading, release = threading.Event(), threading.Event()
+    refresh = Curves.refresh
+
+    def slowly(self: Curves) -> None:
+        reading.set()
+        assert release.wait(60)
+        refresh(self)
+
+    monkeypatch.setattr(Curves, "refresh", slowly)
+    reader = threading.Thread(target=service.get_metrics, args=(slow,))
+    reader.start()
+    assert reading.wait(60)
+    assert service.get_actors(other).desired == 1
+    assert {found.id for found in service.list_runs().runs} == {slow, other}
+    assert service.get_run(slow).state == "PENDING"
+    assert service.stop_run(slow, "test").state == "succeeded", "changes do not wait either"
+    release.set()
+    reader.join(60)
+    assert not reader.is_alive()
+
+
+@pytest.mark.unit
+def test_brokers_carry_what_they_can_and_their_secrets_are_not_told(service: Service) -> None:
+    service.kafka = KafkaConfig(address="127.0.0.1:9", prefix="mine.", security="sasl", username="me")
+    for request, runtime in (
+        ({}, "kafka"),
+        ({"runtime": "kafka"}, "kafka"),
+        ({"runtime": "processes"}, "processes"),
+        ({"algo": "a3c", "mode": "workers"}, "processes"),  # workers share memory
+    ):
+        made = service.create_run(ask(**request), "test")
+        config = RunDirectory(service.root / made.id).config()
+        assert (made.config["runtime"], config.runtime) == (runtime, runtime), request
+        assert config.kafka == (service.kafka if runtime == "kafka" else KafkaConfig())
+        assert "kafka.username" not in made.config
+    service.kafka = None
+    with pytest.raises(ConfigError, match="--kafka HOST:PORT"):
+        service.create_run(ask(runtime="kafka"), "test")
+
+
+@pytest.mark.unit
+def test_lines_of_ended_runs_are_read_again_when_they_change(service: Service) -> None:
+    run = service.create_run(ask(), "test").id
+    assert [found.state for found in service.list_runs().runs] == ["PENDING"]
+    service.stop_run(run, "test")
+    assert [found.state for found in service.list_runs().runs] == ["STOPPED"]
+    RunDirectory(service.root / run).store.set_status("FAILED", "error", "written by another process")
+    assert [found.reason for found in service.list_runs().runs] == ["error"]
+    service.delete_run(run, "test")
+    assert service.list_runs().runs == []
+
+
+@pytest.mark.unit
+def test_a_page_that_waits_for_the_service_makes_it_read_no_history(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = service.create_run(ask(), "test").id
+    service.stop_run(run, "test")
+    read: list[Curves] = []
+    monkeypatch.setattr(Curves, "refresh", lambda curves: read.append(curves))
+    hub = Hub()
+    hub.clients = 1
+    watcher, store = Watcher(service, hub), RunDirectory(service.root / run).store
+    watcher.look()
+    assert (hub.number, read) == (1, []), "it is told that the run is there, and no more"
+    store.set_status("RUNNING")
+    try:
+        watcher.look()
+        assert len(read) == 1
+    finally:
+        store.set_status("SUCCEEDED")  # it is this very process's: nobody is to kill it
+    watcher.look()
+    assert len(read) == 2, "its last words are passed on"
+
+
+SERIES, REPORTS = 100, 1_500
+DAY_OVER_TEST = 86_400 * 1_000 / (SERIES * REPORTS)  # all bounds are cut down by about so much
+
+
+@pytest.mark.unit
+def test_memory_stays_flat_over_a_day_of_points(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A day of 1,000 points a second in small: as many points beyond the bounds, which are cut down alike."""
+    monkeypatch.setattr(watched, "Curves", functools.partial(Curves, most_points=int(20_000 / DAY_OVER_TEST)))
+    config = RunConfig(env="CartPole-v1", run_dir=service.root / "day")
+    directory = RunDirectory.create(config, {})
+    directory.store.set_status("RUNNING")
+    hub = Hub(size=64, size_bytes=1 << 20)
+    hub.clients = 1
+    watcher = Watcher(service, hub)
+
+    def pass_time(begin: int, end: int) -> int:
+        for step in range(begin, end):
+            stats = {f"s{number}": (step * number) % 7.0 for number in range(SERIES)}
+            report = TrainingReport(run="day", version=step, updates=step, env_steps=step, train_s=step, stats=stats)
+            directory.store.post(TRAINING, report.record())
+            if step % 10 == 0:
+                watcher.look()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        third = pass_time(1, REPORTS // 3)
+        whole = pass_time(REPORTS // 3, REPORTS)
+    finally:
+        tracemalloc.stop()
+        directory.store.set_status("SUCCEEDED")  # it is this very process's: nobody is to kill it
+        directory.release()
+    assert watcher.failures == 0
+    assert service.get_metrics("day", ["loss/s1"]).series[0].total <= 20_000 / DAY_OVER_TEST
+    assert whole < third * 1.1, f"{third:,} bytes after a third of the day, {whole:,} at its end"

@@ -1,0 +1,291 @@
+"""A whole training run in a cluster whose only node is a stand-in: it starts the images' own commands as local processes.
+
+Each pod that the Deployments want has its environment, its ConfigMap and its SIGTERM; Kafka is a real broker. The service sees
+the run through Kubernetes and Kafka alone. What the broker has acknowledged is counted here from the topic itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import urllib.request
+import uuid
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.support.kube import ROOT, apply, free_port, rendered, until
+from tests.support.kube_node import Life, StandIn
+from tests.support.service import Served, finished
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+RUN = "/api/v1/runs/demo"
+SMALL = """
+env = "steppe/Sleep-v0"
+mode = "async"
+actors = 8
+envs = 1
+seed = 3
+steps = 500000000
+agent.hidden = [16]
+agent.segment_steps = 32
+agent.epochs = 1
+agent.minibatch_size = 32
+evaluation.episodes = 1
+evaluation.every_steps = 100000000
+flow.max_lag = 1000
+flow.slots_per_actor = 4
+flow.record_arrivals = true
+kafka.partitions = 4
+"""  # it sleeps: on a busy machine too, one actor is not enough for its learner
+STEPS = 32  # of a segment
+ENTRY = re.compile(r"^ENTRYPOINT (\[.*\])$", re.MULTILINE)
+SEGMENTS = "steppe_learner_segments_total"
+
+
+class RoleLife(Life):
+    """A container's command as a process of this machine; only its port and its places are its own."""
+
+    home: Path
+    plane: object
+
+    def __init__(self, pod):
+        super().__init__(pod)
+        self.role = pod["metadata"]["labels"].get("steppe.dev/role")
+        self.process, self.port = None, free_port()
+        if self.role is None:
+            return  # the API and Kafka run elsewhere here
+        [container] = pod["spec"]["containers"]
+        # A learner's volume outlives its pod.
+        self.place = self.home / ("learner" if self.role == "learner" else pod["metadata"]["name"])
+        self.place.mkdir(exist_ok=True)
+        (self.place / "run.toml").write_text(self._config_map("steppe-run")["run.toml"])
+        variables = self._variables(container)
+        image = container["image"].partition(":")[0].removeprefix("steppe-")
+        entry = json.loads(ENTRY.search((ROOT / "deploy" / "docker" / f"Dockerfile.{image}").read_text())[1])
+        words = [*(container.get("command") or entry), *container["args"]]
+        assert words[0] == "entrypoint"  # which becomes steppe
+        own = {"9400": str(self.port), "/etc/steppe/run.toml": str(self.place / "run.toml")}
+        words = [re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], own.get(word, word)) for word in words[1:]]
+        line = [sys.executable, "-c", "from steppe.cli.main import entry; entry()", *words]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
+        environ = kept | variables | {"STEPPE_RUNS": str(self.place / "runs"), "TERMINATION_LOG": f"{self.place}/word"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(line, env=environ, stdout=log, stderr=subprocess.STDOUT, cwd=self.place)
+
+    @property
+    def log(self):
+        return self.home / f"{self.pod['metadata']['name']}.log"
+
+    def _config_map(self, name):
+        with self.plane.client() as client:
+            path = f"/api/v1/namespaces/{self.pod['metadata']['namespace']}/configmaps/{name}"
+            return client.get(path).raise_for_status().json()["data"]
+
+    def _variables(self, container):
+        found = {}
+        for source in container["envFrom"]:
+            found |= self._config_map(source["configMapRef"]["name"])
+        for one in container["env"]:
+            source = one.get("valueFrom", {}).get("configMapKeyRef")
+            found[one["name"]] = self._config_map(source["name"])[source["key"]] if source else one["value"]
+        return found
+
+    def ready(self):
+        return self.process is None or self.get("/readyz") is not None
+
+    def get(self, path):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.read().decode()
+        except OSError:  # it does not listen yet, or says that it is not well
+            return None
+
+    def sample(self, name):
+        """A metric's sum over its labels."""
+        text = self.get("/metrics") or ""
+        return sum(float(value) for value in re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE))
+
+    def events(self, kind):
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        assert {(line["run"], line["role"]) for line in lines} <= {("demo", self.role)}
+        return [line["details"] for line in lines if line["kind"] == kind]
+
+    def ended(self):
+        return None if self.process is None else self.process.poll()
+
+    def stop(self):
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(self.pod["spec"]["terminationGracePeriodSeconds"])
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class Cluster(StandIn):
+    """The stand-in, and what is asked of it here."""
+
+    def of(self, role):
+        return [life for life in list(self.lives.values()) if life.role == role]
+
+    @property
+    def learner(self):
+        [life] = self.of("learner")
+        return life
+
+
+@pytest.fixture
+def brokers(kafka):
+    """How the roles reach Kafka: topics of the test's own."""
+    return {"STEPPE_KAFKA__ADDRESS": kafka, "STEPPE_KAFKA__PREFIX": f"t{uuid.uuid4().hex[:8]}."}
+
+
+@pytest.fixture
+def cluster(plane, brokers, tmp_path):
+    """A namespace with the base, for a small run, and a node for it."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    manifests = rendered(plane, "base", name)
+    maps = {one["metadata"]["name"]: one for one in manifests if one["kind"] == "ConfigMap"}
+    maps["steppe-run"]["data"] = {"run": "demo", "run.toml": SMALL}
+    maps["steppe-kafka"]["data"] = brokers
+    apply(plane, manifests)
+    with Cluster(plane, name, type("Here", (RoleLife,), {"home": tmp_path, "plane": plane})) as node:
+        node.namespace = name
+        yield node
+
+
+@pytest.fixture
+def served(plane, cluster, brokers, tmp_path, monkeypatch):
+    """The service, which is not started yet, with the rights that it has in the cluster."""
+    token = plane.account_token(cluster.namespace, "steppe-api")
+    monkeypatch.setenv("KUBECONFIG", str(plane.write_kubeconfig(cluster.namespace, token)))
+    made = Served(tmp_path)
+    made.environ |= brokers
+    yield made
+    if made.process is not None:
+        made.stop()
+
+
+def acknowledged(brokers) -> list[tuple[int, int]]:
+    """Actor and sequence of every segment that the broker has, but for what a life sent after another had taken its place."""
+    address, topic = brokers["STEPPE_KAFKA__ADDRESS"], brokers["STEPPE_KAFKA__PREFIX"] + "experiences"
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "ledger", "enable.auto.commit": False})
+    found, lives = [], {}
+    try:
+        for number in consumer.list_topics(topic).topics[topic].partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, number))
+            consumer.assign([TopicPartition(topic, number, low)])
+            position = low
+            while position < high:
+                message = consumer.poll(10.0)
+                assert message is not None
+                assert message.error() is None
+                position = message.offset() + 1
+                about = dict(message.headers())
+                actor, life = _word(about["actor"]), _word(about.get("life", b"\xff" * 8))
+                if about["kind"] == b"begin":
+                    lives[actor] = message.offset()
+                elif about["kind"] == b"segment" and life >= lives[actor]:
+                    found.append((actor, _word(about["sequence"])))
+    finally:
+        consumer.close()
+    return found
+
+
+def _word(data: bytes) -> int:
+    return struct.unpack("<q", data)[0]
+
+
+def taken(learner: RoleLife) -> list[tuple[int, int]]:
+    """Actor and sequence of every segment that the learner says it took."""
+    text = (learner.place / "runs" / "demo" / "arrivals.jsonl").read_text()
+    takes = [json.loads(line).get("take", []) for line in text.splitlines()]
+    return [(actor, sequence) for take in takes for actor, sequence, *_ in take]
+
+
+def begins(learner: RoleLife) -> list[dict[str, int]]:
+    """What each life of the run began with, as its learner wrote it down."""
+    text = (learner.place / "runs" / "demo" / "arrivals.jsonl").read_text()
+    return [line["begin"] for line in map(json.loads, text.splitlines()) if "begin" in line]
+
+
+def learns_on(learner: RoleLife, more: int) -> None:
+    before = learner.sample(SEGMENTS)
+    until(lambda: learner.sample(SEGMENTS) > before + more, f"{more} further segments are learned from")
+
+
+def scale(api, cluster, actors):
+    done = finished(api, api.put(f"{RUN}/actors", json={"actors": actors}))
+    assert done["state"] == "succeeded", done
+    assert len(cluster.of("actor")) == actors
+
+
+def scale_learner(api, count):
+    done = finished(api, api.put(f"{RUN}/learner", json={"learner": count}))
+    assert done["state"] == "succeeded", done
+    return done["message"]
+
+
+def notes(api, role):
+    events = api.get(f"{RUN}/events", params={"limit": 1_000}).json()["events"]
+    return [event["details"] for event in events if event["kind"] == "note" and event["role"] == role]
+
+
+def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, brokers):
+    # One actor is too few for its learner, as what both report on Kafka says.
+    served.start("--kubernetes", cluster.namespace, "--autoscale", "set")
+    with served.client() as api:
+        until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is under way")
+        [told] = until(lambda: [note for note in notes(api, "autoscaler") if note["what"] == "set"], "it scales")
+        assert (told["actors"], told["wanted"], told["reason"]) == (1, 2, "starving")
+        until(lambda: (seen := api.get(f"{RUN}/actors").json())["desired"] == seen["ready"] == 2, "there are two")
+    served.stop()
+
+    # By hand, with a service that was started again and goes on reading where it was.
+    served.start("--kubernetes", cluster.namespace)
+    with served.client() as api:
+        scale(api, cluster, 8)
+        learns_on(cluster.learner, 50)
+        until(lambda: {actor for actor, _ in taken(cluster.learner)} == set(range(8)), "all eight are learned from")
+
+        # No learner, after a checkpoint; and one that goes on from there.
+        first = cluster.learner
+        assert scale_learner(api, 0) == "the learner ended in good order, with a checkpoint"
+        assert first.process.returncode == 0
+        saved = first.events("checkpoint")[-1]
+        assert saved["env_steps"] == STEPS * len(taken(first))
+        scale_learner(api, 1)
+        learns_on(cluster.learner, 50)
+        [_, begun] = begins(cluster.learner)
+        assert (begun["env_steps"], begun["updates"]) == (saved["env_steps"], saved["updates"])
+
+        scale(api, cluster, 2)
+        learns_on(cluster.learner, 5)
+        scale(api, cluster, 0)
+
+        # What the broker has, the learner has taken, each segment once.
+        sent = acknowledged(brokers)
+        until(lambda: len(taken(cluster.learner)) >= len(sent), "the learner has taken every segment")
+        assert sorted(taken(cluster.learner)) == sorted(sent)
+        for actor in range(8):
+            numbers = sorted(sequence for one, sequence in sent if one == actor)
+            assert numbers == list(range(len(numbers)))
+            assert numbers
+
+        # The service knows all of it from Kafka.
+        steps = STEPS * len(sent)
+        until(lambda: api.get(RUN).json()["progress"]["env_steps"] == steps, "the service has read of every step")
+        assert f'steppe_learner_env_steps_total{{run="demo"}} {steps}' in api.get("/metrics").text.splitlines()
+        curves = api.get(f"{RUN}/metrics").json()
+        assert {len(curve["points"]) > 1 for curve in curves["series"] if curve["name"].startswith("train")} == {True}
+        assert api.get(f"{RUN}/diagnosis").json()["lags"]
