@@ -25,13 +25,13 @@ def test_a_hung_environment_is_found_and_replaced(tmp_path):
     (restart,) = events(tmp_path / "hang", "restart")
     assert "flow.hang_s=3" in restart["details"]["message"]
     assert "in hang_here" in restart["details"]["traceback"]
-    assert "chaos_worlds.py" in restart["details"]["traceback"]
+    assert "chaos_envs.py" in restart["details"]["traceback"]
 
 
 @pytest.mark.parametrize("env", ["OutOfMemoryEnv", "GreedyEnv"])
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
 def test_memory_that_runs_out_is_told_with_the_size(env, runtime, tmp_path):
-    result = train({**SMALL, "env": f"chaos_worlds:{env}", "runtime": runtime, "run_dir": tmp_path / "memory"})
+    result = train({**SMALL, "env": f"tests.support.chaos_envs:{env}", "runtime": runtime, "run_dir": tmp_path / "memory"})
     assert (result.state, result.reason) == ("FAILED", "out_of_memory")
     role = result.fault.role
     assert role in ("actor-0", "actor-1")
