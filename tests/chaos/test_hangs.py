@@ -31,7 +31,9 @@ def test_a_hung_environment_is_found_and_replaced(tmp_path):
 @pytest.mark.parametrize("env", ["OutOfMemoryEnv", "GreedyEnv"])
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
 def test_memory_that_runs_out_is_told_with_the_size(env, runtime, tmp_path):
-    result = train({**SMALL, "env": f"tests.support.chaos_envs:{env}", "runtime": runtime, "run_dir": tmp_path / "memory"})
+    result = train(
+        {**SMALL, "env": f"tests.support.chaos_envs:{env}", "runtime": runtime, "run_dir": tmp_path / "memory"}
+    )
     assert (result.state, result.reason) == ("FAILED", "out_of_memory")
     role = result.fault.role
     assert role in ("actor-0", "actor-1")

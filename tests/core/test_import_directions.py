@@ -1,11 +1,11 @@
-"""The rooms' directions and what may be imported where, read from the source with `ast`."""
+"""The direction of imports between packages and what may be imported where, read from the source with `ast`."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,8 @@ LEVELS = {
     "control": 5, "cli": 5,
     "testing": 6, "classic.py": 6, "__init__.py": 6, "__main__.py": 6,
 }  # fmt: skip
-BESIDE = {"cli": {"control"}}  # rooms of one level that may look at each other
-# Package → where it may be imported: rooms, or files. A file with "()" only inside functions.
+BESIDE = {"cli": {"control"}}  # packages of one level that may import each other
+# Package → where it may be imported: packages, or files. A file with "()" only inside functions.
 HOMES = {
     "torch": {"agents", "runtimes/turns.py()", "cli/doctor.py()"},
     "numba": {
@@ -64,19 +64,23 @@ HOMES = {
     "psutil": set(),
 }  # fmt: skip
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "np.load", "__import__"}
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
-def room_of(file: str) -> str:
+def package_of(file: str) -> str:
     return file.split("/")[0]
 
 
+@functools.cache
 def tree_of(file: str) -> ast.Module:
     return ast.parse((ROOT / file).read_text(), file)
 
 
-def imports_of(file: str) -> Iterator[tuple[str, bool]]:
-    """(module, whether only inside a function) of every import; what only types need is left out."""
+@functools.cache
+def imports_of(file: str) -> list[tuple[str, bool]]:
+    """(module, whether only inside a function) of every import; imports that only types need are left out."""
+    found: list[tuple[str, bool]] = []
     waiting: list[tuple[ast.AST, bool]] = [(tree_of(file), False)]
     while waiting:
         node, inside = waiting.pop()
@@ -84,61 +88,64 @@ def imports_of(file: str) -> Iterator[tuple[str, bool]]:
             waiting += [(child, inside) for child in node.orelse]
             continue
         if isinstance(node, ast.Import):
-            yield from ((alias.name, inside) for alias in node.names)
+            found += [(alias.name, inside) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} imports relatively: say the room"
-            yield node.module or "", inside
+            assert node.level == 0, f"{file} has a relative import: name the package"
+            found.append((node.module or "", inside))
             if node.module == "steppe":
-                yield from ((f"steppe.{alias.name}", inside) for alias in node.names)
+                found += [(f"steppe.{alias.name}", inside) for alias in node.names]
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
+    return found
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_imports_point_towards_core(file):
-    room = room_of(file)
-    assert room in LEVELS, f"{room} is a new room: give it a level here and in the plan of the house"
-    for module, _ in imports_of(file):
-        parts = module.split(".")
-        if parts[0] != "steppe" or len(parts) == 1:
-            continue
-        other = parts[1] if parts[1] in LEVELS else f"{parts[1]}.py"
-        if other == room or other not in LEVELS or other in BESIDE.get(room, set()):
-            continue
-        assert LEVELS[other] < LEVELS[room], f"{file} imports {module}: {room} may not look at {other}"
+def test_imports_point_towards_core():
+    wrong = []
+    for file in FILES:
+        package = package_of(file)
+        assert package in LEVELS, f"{package} is a new package: give it a level here and in docs/architecture.md"
+        for module, _ in imports_of(file):
+            parts = module.split(".")
+            if parts[0] != "steppe" or len(parts) == 1:
+                continue
+            other = parts[1] if parts[1] in LEVELS else f"{parts[1]}.py"
+            if other == package or other not in LEVELS or other in BESIDE.get(package, set()):
+                continue
+            if LEVELS[other] >= LEVELS[package]:
+                wrong.append(f"{file} imports {module}: {package} may not import {other}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_heavy_packages_stay_in_their_rooms(file):
-    for module, inside in imports_of(file):
-        homes = HOMES.get(module.split(".")[0])
-        if homes is None or room_of(file) in homes or file in homes:
-            continue
-        assert inside, f"{file} imports {module} at the top; only these may: {sorted(homes)}"
-        assert f"{file}()" in homes, f"{file} imports {module}; only these may: {sorted(homes)}"
+def test_heavy_packages_are_imported_only_where_they_belong():
+    wrong = []
+    for file in FILES:
+        for module, inside in imports_of(file):
+            homes = HOMES.get(module.split(".")[0])
+            if homes is None or package_of(file) in homes or file in homes:
+                continue
+            if not (inside and f"{file}()" in homes):
+                wrong.append(f"{file} imports {module}; only these may: {sorted(homes)}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_nothing_unsafe(file):
+def test_nothing_unsafe():
     """No pickle, no code from data, no swallowed errors."""
-    unsafe = [module for module, _ in imports_of(file) if module.split(".")[0] in UNSAFE]
-    assert not unsafe, f"{file} imports {unsafe}"
-    for node in ast.walk(tree_of(file)):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in ("eval", "exec", "torch.load", "np.load", "__import__"), (
-                f"{file}:{node.lineno} calls {called}"
-            )
-        if isinstance(node, ast.ExceptHandler):
-            wide = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
-            silent = all(isinstance(line, ast.Pass) for line in node.body)
-            assert not (wide and silent), f"{file}:{node.lineno} swallows whatever happens"
+    wrong = []
+    for file in FILES:
+        wrong += [f"{file} imports {module}" for module, _ in imports_of(file) if module.split(".")[0] in UNSAFE]
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in UNSAFE_CALLS:
+                wrong.append(f"{file}:{node.lineno} calls {called}")
+            if isinstance(node, ast.ExceptHandler):
+                wide = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+                if wide and all(isinstance(line, ast.Pass) for line in node.body):
+                    wrong.append(f"{file}:{node.lineno} swallows every error")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_every_file_says_what_it_is_for(file):
-    tree = tree_of(file)
-    assert not tree.body or ast.get_docstring(tree), f"{file} does not say what it is for"
+def test_every_file_says_what_it_is_for():
+    silent = [file for file in FILES if (tree := tree_of(file)).body and not ast.get_docstring(tree)]
+    assert silent == []
 
 
 @pytest.mark.parametrize(
