@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve page test test-kube bench chaos soak fuzz check format pictures lock clean
+.PHONY: demo serve page test test-all test-kube steady coverage bench chaos soak fuzz check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -26,9 +26,25 @@ serve: page
 page: $(VENV)/.ready
 	$(BIN)/python scripts/fetch_page_parts.py
 
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations 10
+
+# What a contributor runs before every commit; PACKAGE=replay runs the tests of one package.
 test: $(VENV)/.ready
 	$(BIN)/python scripts/fetch_page_parts.py --tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) $(if $(PACKAGE),tests/$(PACKAGE))
+
+# Everything but the tests on a Kubernetes control plane.
+test-all: $(VENV)/.ready
+	$(BIN)/python scripts/fetch_page_parts.py --tests
+	$(PYTEST) -m ""
+
+# Repeats a suite while busy processes compete for the cores: make steady RUNS=3 TARGET=test BUSY=2
+steady: $(VENV)/.ready
+	$(BIN)/python scripts/steady.py --runs $(or $(RUNS),3) --target $(or $(TARGET),test) --busy $(or $(BUSY),2)
+
+# Branch coverage of test-all, with the roles' processes, and of compiled kernels with compilation off.
+coverage: $(VENV)/.ready
+	$(BIN)/python scripts/coverage.py
 
 # On a real Kubernetes control plane, which is built once.
 test-kube: $(VENV)/.ready

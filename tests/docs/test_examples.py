@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 60
 
 RUNS = {
