@@ -44,7 +44,7 @@ steady: $(VENV)/.ready
 
 # Branch coverage of test-all, with the roles' processes, and of compiled kernels with compilation off.
 coverage: $(VENV)/.ready
-	$(BIN)/python scripts/coverage.py
+	$(BIN)/python scripts/measure_coverage.py
 
 # On a real Kubernetes control plane, which is built once.
 test-kube: $(VENV)/.ready

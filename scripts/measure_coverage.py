@@ -1,0 +1,111 @@
+"""Measures branch coverage of `make test-all` and writes the table of docs/testing.md: `make coverage`.
+
+Every process counts: roles of every runtime save what they ran before they exit (killed ones don't). Compiled kernels are invisible to
+a tracer, so a second pass runs the unit tests with compilation off, and both are combined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "build" / "coverage"
+PAGE = ROOT / "docs" / "testing.md"
+BEGIN, END = "<!-- coverage: written by make coverage -->", "<!-- end of coverage -->"
+LOW = 80.0
+# The passes: name → environment and arguments of pytest.
+PASSES = {
+    "everything": ({}, ["-m", "", "--numprocesses", "2", "--dist", "worksteal"]),
+    "kernels": ({"NUMBA_DISABLE_JIT": "1"}, ["-m", "unit and not slow", "--numprocesses", "2", "--dist", "worksteal"]),
+}
+
+
+@dataclass
+class Count:
+    """Lines and branches of some files."""
+
+    lines: int = 0
+    covered: int = 0
+    branches: int = 0
+    taken: int = 0
+
+    def add(self, summary: dict[str, int]) -> None:
+        """Add a file's numbers."""
+        self.lines += summary["num_statements"]
+        self.covered += summary["covered_lines"]
+        self.branches += summary["num_branches"]
+        self.taken += summary["covered_branches"]
+
+    @property
+    def percent(self) -> float:
+        """Share of lines that ran."""
+        return 100 * self.covered / self.lines if self.lines else 100.0
+
+    def row(self, name: str) -> str:
+        """A row of the table."""
+        branch = 100 * self.taken / self.branches if self.branches else 100.0
+        return f"| {name} | {self.lines:,} | {self.percent:.1f} % | {branch:.1f} % |"
+
+
+def main() -> int:
+    """Run the passes, combine them, write the table; the exit code says whether every test passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--passes", nargs="*", choices=PASSES, default=list(PASSES))
+    parser.add_argument("--keep", action="store_true", help="add to what was measured before")
+    parser.add_argument("tests", nargs="*", help="only these (default: all)")
+    options = parser.parse_args()
+    if not options.keep:
+        shutil.rmtree(DATA, ignore_errors=True)
+    DATA.mkdir(parents=True, exist_ok=True)
+    codes = [run_pass(name, options.tests) for name in options.passes]
+    coverage("combine", "--quiet", "--keep")
+    coverage("json", "--quiet", "-o", str(DATA / "report.json"))
+    write_table(json.loads((DATA / "report.json").read_text())["files"])
+    return max(codes, default=0)
+
+
+def run_pass(name: str, tests: list[str]) -> int:
+    """Run pytest under coverage with a pass's environment."""
+    environ, words = PASSES[name]
+    return coverage("run", "-m", "pytest", "-p", "no:timeout", *words, *tests, check=False, **environ)
+
+
+def coverage(*words: str, check: bool = True, **environ: str) -> int:
+    """Run the coverage command on our data."""
+    place = {"COVERAGE_FILE": str(DATA / ".coverage"), **environ}
+    return subprocess.run(
+        [sys.executable, "-m", "coverage", *words], cwd=ROOT, env={**os.environ, **place}, check=check
+    ).returncode
+
+
+def write_table(files: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Write lines and branches by package, and the modules below the mark, into the page."""
+    packages: dict[str, Count] = defaultdict(Count)
+    low, total = [], Count()
+    for path, found in sorted(files.items()):
+        module = path.partition("steppe/")[2]
+        packages[module.split("/")[0]].add(found["summary"])
+        total.add(found["summary"])
+        own = Count()
+        own.add(found["summary"])
+        if own.percent < LOW:
+            low.append(f"- `{module}` {own.percent:.0f} %")
+    rows = ["| package | lines | lines run | branches taken |", "|---|---|---|---|"]
+    rows += [count.row(f"`{name}`") for name, count in packages.items()] + [total.row("all")]
+    text = "\n".join([BEGIN, *rows, "", f"Modules under {LOW:.0f} %:", "", *(low or ["none"]), END])
+    page = PAGE.read_text()
+    PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: text, page, flags=re.DOTALL))
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
