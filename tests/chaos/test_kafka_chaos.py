@@ -93,7 +93,7 @@ class Troupe:
         topic = self.connection.topic("experiences")
         group = self.connection.consumer(f"steppe-{self.connection.run}")
         places = [library().TopicPartition(topic, number) for number, _, _ in told["marks"]]
-        committed = {place.partition: place.offset for place in group.committed(places, timeout=10)}
+        committed = {place.partition: place.offset for place in group.committed(places, timeout=60)}
         assert all(low == ends(group, topic, number)[1] for number, low, _ in told["marks"])
         for number, low, _ in told["marks"]:  # behind the last transaction there is nothing to learn from
             behind = span(group, topic, number, committed[number], low) if committed[number] < low else []

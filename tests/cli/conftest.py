@@ -28,7 +28,7 @@ def steppe(tmp_path: Path) -> Steppe:
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {**clean, "COLUMNS": "100", **variables}
         return subprocess.run(
-            [STEPPE, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+            [STEPPE, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run

@@ -18,7 +18,7 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPPE = Path(sys.executable).with_name("steppe")
 RUN = """

@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_what_was_sampled_and_a_resumed_run_adds_to_it(steppe, tmp_
 
 def wait_for_steps(steppe):
     """Until the run of this name has learned something."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         listed = steppe("doctor", "pole", "--json")
         if listed.returncode == 0 and json.loads(listed.stdout)["measured"]["learn"] > 0:

@@ -27,7 +27,7 @@ def start(live_run, *words: str, **options) -> subprocess.Popen:
 
 
 def wait_for_command(live_run, process) -> dict:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (commands := live_run.store.read(COMMANDS)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

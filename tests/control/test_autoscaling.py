@@ -105,7 +105,7 @@ def test_on_recorded_runs_of_a_slow_learner_it_takes_actors_away_and_stays(begin
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_run_that_goes_on_is_given_actors_and_its_log_says_why(tmp_path):
     service = Service()
     slow = LONG | {"env": "steppe/Sleep-v0", "actors": 1, "envs": 1, "agent": {"segment_steps": 32}}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.service import Served, finished, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUN = "/api/v1/runs/demo"
 SMALL = """
 env = "steppe/Sleep-v0"

@@ -18,7 +18,7 @@ from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
 from tests.support.service import LONG, Served, in_state, make, run_of, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SMALL = {**LONG, "actors": 1, "agent": {"hidden": [8], "epochs": 1}}
 
 

@@ -89,7 +89,7 @@ def test_the_entry_point_prepares_and_hands_over(tmp_path, programs):
     assert said == ["role", "actor", "hush", str(process.pid)]  # the same process: signals reach it
     assert (tmp_path / "cache" / "one.nbi").read_text() == "compiled"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 7
+    assert process.wait(180) == 7
     process.stdout.close()
     programs("steppe", '#!/bin/sh\necho "$@"\n')
     bare = run(*line, env=environ | {"KERNELS": str(tmp_path / "none"), "KAFKA_PASSWORD_FILE": "/dev/null"})

@@ -83,7 +83,7 @@ def test_the_blocks_run(page, tmp_path):
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=150
+        [sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -33,7 +33,7 @@ def run(name: str, arguments: list[str], runs: Path) -> str:
     # From a directory of its own: what a script defines is found by its path, wherever it is run from.
     environ = {**os.environ, "STEPPE_RUNS": str(runs), "PYTHONWARNINGS": "error"}
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, cwd=runs, env=environ, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=runs, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), done.stderr
     return done.stdout
@@ -86,7 +86,7 @@ def test_two_machines_train_together(tmp_path: Path) -> None:
         )
         for name in ("worker_2", "worker_1")
     ]
-    ended = [node.communicate(timeout=150) for node in nodes]
+    ended = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ended
     for (said, errors), rank in zip(ended, (1, 0), strict=True):
         assert not errors.strip(), errors

@@ -35,6 +35,6 @@ def pytester_run(tmp_path):
     def run(code: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "test_coin.py").write_text(code)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_coin.py"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
 
     return run

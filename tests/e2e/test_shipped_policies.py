@@ -6,7 +6,7 @@ import pytest
 
 import steppe
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 POLICIES = sorted((Path(__file__).parents[2] / "examples" / "policies").iterdir())
 
 

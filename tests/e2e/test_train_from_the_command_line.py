@@ -105,7 +105,7 @@ def wait_for_run(name: str) -> None:
 
     from steppe.core.errors import RunNotFound
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             RunDirectory.open(name)

@@ -10,7 +10,7 @@ import yaml
 
 from tests.support.kube import ROOT, apply, rendered, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 OVERLAYS = ("base", "overlays/dev", "overlays/production", "overlays/kuberay", "overlays/mpi")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.kube import apply, rendered, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 VERBS = (
     "get",
     "list",

@@ -20,7 +20,7 @@ from tests.support.kube_node import StandIn
 from tests.support.kube_tunnel import Tunnel
 from tests.support.service import Served
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUN = "/api/v1/runs/demo"
 
 

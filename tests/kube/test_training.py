@@ -24,7 +24,7 @@ from tests.support.kube import ROOT, apply, free_port, rendered, until
 from tests.support.kube_node import Life, StandIn
 from tests.support.service import Served, finished
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUN = "/api/v1/runs/demo"
 SMALL = """
 env = "steppe/Sleep-v0"

@@ -223,13 +223,13 @@ def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
         trees = ([1], {"worker": 3}, {"worker": "a", "path": "/etc/passwd"})
         for data in (b"", b"garbage", *(pack(tree, sealed=False) for tree in trees), pack({"worker": "a"})):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(wire.path_of("Register"))(data, metadata=metadata, timeout=30)
+                channel.unary_unary(wire.path_of("Register"))(data, metadata=metadata, timeout=120)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(wire.path_of("Push"))(bytes(wire.SLACK + 100), metadata=metadata, timeout=30)
+            channel.unary_unary(wire.path_of("Push"))(bytes(wire.SLACK + 100), metadata=metadata, timeout=120)
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(wire.path_of("Shutdown"))(b"", metadata=metadata, timeout=30)
+            channel.unary_unary(wire.path_of("Shutdown"))(b"", metadata=metadata, timeout=120)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         channel.close()
         assert server.get_server_stats()["refused_calls"] == {"garbage": 6}
@@ -275,10 +275,10 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: p
         metadata = [("authorization", f"Bearer {TOKEN}")]
         for parts in wrong:
             with pytest.raises(grpc.RpcError) as caught:
-                push(iter(parts), metadata=metadata, timeout=30)
+                push(iter(parts), metadata=metadata, timeout=120)
             assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
         with pytest.raises(grpc.RpcError) as caught:
-            push(iter([header, whole]), timeout=30)
+            push(iter([header, whole]), timeout=120)
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         channel.close()
         assert server.version == 0

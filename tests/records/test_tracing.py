@@ -83,7 +83,7 @@ def test_every_role_of_a_run_sends_what_it_did(collector, tmp_path):
     began = time.time_ns()
     settings = environ(**{ENDPOINT: collector.address, "OTEL_SERVICE_NAME": "lab"})
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, *words], env=settings, capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, "-c", TRAIN, *words], env=settings, capture_output=True, text=True, timeout=300, check=False
     )
     ended = time.time_ns()
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ from steppe.roles.cluster import Node, connect
 from steppe.runtimes import mpi
 from tests.support import parallel_learners as kit
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 TOKEN = "a token for these tests"
 PROGRAM = Path(kit.__file__)

@@ -250,7 +250,7 @@ def watched(tmp_path, act, case=PPO, **settings):
         advance(handle, lambda: len(handle.state()["ranks"]) == len(plan.places()))
         act(handle, directory)
     finally:
-        handle.close(timeout_s=30.0)
+        handle.close(timeout_s=120.0)
         directory.release()
 
 

@@ -14,7 +14,7 @@ from steppe.runtimes.kafka_charter import find_charter
 from steppe.transport.kafka import Connection
 from tests.support.kafka import PATIENCE_S, settings, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 # What libraries do at the interpreter's end never returns here: a role that has ended does not wait for it.
 ENDLESS = "import atexit, threading; atexit.register(threading.Event().wait); "
 ENTRY = "from steppe.cli.main import entry; entry()"

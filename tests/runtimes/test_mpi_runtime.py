@@ -20,7 +20,7 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SUITE = Path(__file__).with_name("mpi_world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")

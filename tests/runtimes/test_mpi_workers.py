@@ -24,7 +24,7 @@ from tests.runtimes.test_mpi_runtime import (
     world,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SUITE = Path(__file__).with_name("mpi_tables_suite.py")
 

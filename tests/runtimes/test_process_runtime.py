@@ -56,7 +56,7 @@ def test_no_two_actors_are_alike(runtime, tmp_path):
                 found.setdefault(segment.header.actor, (segment["obs"][:-1, :, 0].copy(), segment["action"].copy()))
                 handle.channel.release(segment)
     finally:
-        handle.close(timeout_s=30.0)
+        handle.close(timeout_s=120.0)
         directory.release()
     identities = np.concatenate([obs[0] for obs, _ in found.values()])
     assert len(set(identities.tolist())) == 4

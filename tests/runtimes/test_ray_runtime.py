@@ -16,7 +16,7 @@ from steppe.core.links import EVENTS
 from steppe.records.checkpoints import Checkpoints
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SUITE = Path(__file__).with_name("ray_world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")
@@ -51,7 +51,7 @@ def restarted():
 
 
 def test_runs_on_a_cluster_of_two_nodes():
-    done = subprocess.run([sys.executable, SUITE], capture_output=True, text=True, timeout=390, check=False)
+    done = subprocess.run([sys.executable, SUITE], capture_output=True, text=True, timeout=590, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout

@@ -18,7 +18,7 @@ from steppe.loops.main import run_experiment
 from steppe.records.checkpoints import Checkpoints
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPPE = Path(sys.executable).with_name("steppe")
 SMALL = {"mode": "sync", "actors": 2, "envs": 4, "hidden": (16,), "seed": 7, "evaluation.episodes": 3}

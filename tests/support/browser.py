@@ -11,7 +11,7 @@ from tests.support.debian import from_debian
 from tests.support.service import Served
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_MS = 90_000
+PATIENCE_MS = 180_000  # only bounds how long a failure takes
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),

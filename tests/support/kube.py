@@ -143,7 +143,7 @@ class ControlPlane:
 
     def kubectl(self, *words: object, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         line = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *map(str, words)]
-        done = subprocess.run(line, input=stdin, text=True, capture_output=True, timeout=120, check=False)
+        done = subprocess.run(line, input=stdin, text=True, capture_output=True, timeout=300, check=False)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 

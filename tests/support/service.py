@@ -19,7 +19,7 @@ from steppe.control import hosting
 from steppe.records.directory import RunDirectory
 from steppe.records.view import ENDED
 
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0  # only bounds how long a failure takes
 SERVE = "from steppe.cli.main import entry; entry()"
 SHORT = {"env": "CartPole-v1", "mode": "sync", "actors": 1, "envs": 8, "steps": 4_000, "evaluation": {"episodes": 2}}
 LONG = {
@@ -58,7 +58,7 @@ class Served:
 
     def answers(self, path: str) -> bool:
         try:
-            return httpx.get(self.address + path, timeout=10).status_code == 200
+            return httpx.get(self.address + path, timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -75,7 +75,7 @@ class Served:
     def _gone(self) -> None:
         assert self.process is not None
         assert self.process.stdout is not None
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
         self.process.stdout.close()
         self.process = None
 
@@ -84,7 +84,7 @@ class Served:
 
     def client(self, scope: str | None = "admin") -> httpx.Client:
         headers = {} if scope is None else {"Authorization": f"Bearer {self.token(scope)}"}
-        return httpx.Client(base_url=self.address, headers=headers, timeout=30)
+        return httpx.Client(base_url=self.address, headers=headers, timeout=120)
 
 
 def listen(served: Served, resume: str | None = None) -> ClientConnection:

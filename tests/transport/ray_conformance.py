@@ -29,7 +29,7 @@ from steppe.transport.framing import Letter
 from steppe.transport.ray import RayInlet, RayOutlet, RayWeights, library
 
 pytestmark = pytest.mark.integration
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 STORE_BYTES = 80 << 20
 ray = library()
 holders = []

@@ -27,7 +27,7 @@ def test_up_status_down(kafka, tmp_path, monkeypatch):
 
     def say(*words):
         return subprocess.run(
-            [STEPPE, "kafka", *words, "--json"], capture_output=True, text=True, timeout=150, check=False, env=environ
+            [STEPPE, "kafka", *words, "--json"], capture_output=True, text=True, timeout=300, check=False, env=environ
         )  # fmt: skip
 
     assert (say("status").returncode, json.loads(say("status").stdout)["running"]) == (3, False)

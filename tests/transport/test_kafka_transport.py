@@ -374,7 +374,7 @@ def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(ka
         lows = {number: low for number, low, _ in inlet.mark()["marks"]}
         consumer = connection.consumer(group)
         places = [library().TopicPartition(connection.topic("experiences"), number) for number in lows]
-        assert {place.partition: place.offset for place in consumer.committed(places, timeout=10)} == lows
+        assert {place.partition: place.offset for place in consumer.committed(places, timeout=60)} == lows
         consumer.close()
         second = Press(connection, inlet, tmp_path)
         later = KafkaWeights(connection, None, tmp_path, second)

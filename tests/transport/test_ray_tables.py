@@ -15,7 +15,7 @@ from steppe.transport.ray_tables import RayTable
 
 pytestmark = pytest.mark.unit
 
-WORKERS, STATES, PATIENCE_S = 4, 32, 60.0
+WORKERS, STATES, PATIENCE_S = 4, 32, 180.0
 NOTHING = np.empty(0, np.int64)
 
 

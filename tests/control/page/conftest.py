@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def parts() -> None:
     """What `make test` has fetched already."""
-    subprocess.run([sys.executable, ROOT / "scripts" / "fetch_page_parts.py", "--tests"], check=True, timeout=150)
+    subprocess.run([sys.executable, ROOT / "scripts" / "fetch_page_parts.py", "--tests"], check=True, timeout=300)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.browser import opened
 from tests.support.service import Served
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 AXE = Path(__file__).parent / "vendor" / "axe.js"
 VIEWS = ("/", "/new", "/run/done-1", "/compare?runs=done-1,done-2")
 SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}

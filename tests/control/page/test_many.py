@@ -17,7 +17,7 @@ from steppe.records.directory import RunDirectory
 from tests.support.browser import opened
 from tests.support.service import Served, bring_down
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUNS, REPORTS, CURVES = 50, 2_000, 50
 PEAK_AT, PEAK = 777, 123_456.0
 WIDTH = 1280

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.service import LONG, Served, in_state, learning, make, run_of, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def steps_shown(page: Page) -> str:

@@ -3,6 +3,7 @@
 // where it was, or begins anew.
 
 const STALE_MS = 7000; // three heartbeats
+const SILENT_MS = 30000; // for the first message of a new connection
 const FIRST_MS = 500;
 const LONGEST_MS = 8000;
 
@@ -77,6 +78,7 @@ function take(event) {
 
 function connect() {
   clearTimeout(timer);
+  state.seen = Date.now();
   const scheme = location.protocol === "https:" ? "wss" : "ws";
   const resume = epoch ? `?resume=${epoch}:${number}` : "";
   socket = new WebSocket(`${scheme}://${location.host}/api/v1/stream${resume}`);
@@ -90,9 +92,10 @@ function connect() {
 
 connect();
 setInterval(() => {
-  if (state.fresh && Date.now() - state.seen > STALE_MS) {
+  if (Date.now() - state.seen > (state.fresh ? STALE_MS : SILENT_MS)) {
     setFresh(false);
-    socket?.close();
+    state.seen = Date.now();
+    socket?.close(); // connects again
   }
 }, 1000);
 
