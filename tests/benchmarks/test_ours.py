@@ -23,6 +23,7 @@ def _alone(monkeypatch):
     monkeypatch.setattr(measuring, "QUIET_CORES", math.inf)
 
 
+@pytest.mark.slow
 def test_a_run_of_ours_with_settings_and_phases():
     words = ("CartPole-v1", "--steps", "4096", "--envs", "8", "-s", "epochs=3", "-s", "hidden=[16]")
     cases = [

@@ -35,6 +35,7 @@ EVERYTHING = """
 """
 
 
+@pytest.mark.slow
 def test_every_task_of_every_side_of_ours(tmp_path):
     """In a process of its own, as the module that they share with peers sets things for the whole of it."""
     homes = [str(BENCHMARKS / "workloads"), str(BENCHMARKS / "peers")]

@@ -14,12 +14,13 @@ from steppe.core.errors import DiskFull
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
+from tests.support.cases import rest_slow
 from tests.support.chaos import events, pace, require_ledger, require_single_records, settings, train, twin
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")]
 
 STEPS = 3200
-both = pytest.mark.parametrize("runtime", ["inline", "processes"])
+both = pytest.mark.parametrize("runtime", rest_slow("processes", "inline"))
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ class Filler:
                     continue
 
 
-@pytest.mark.parametrize(("algo", "runtime"), [("ppo", "inline"), ("dqn", "processes"), ("ppo", "processes")])
+@pytest.mark.parametrize(("algo", "runtime"), rest_slow(("ppo", "processes"), ("dqn", "inline")))
 def test_full_and_empty_again(algo, runtime, disk, tmp_path):
     expected = twin(algo, STEPS, tmp_path / "twin")
     filler, shown = Filler(disk, looks=8), (tmp_path / "shown").open("w+")

@@ -23,8 +23,8 @@ from tests.chaos.kafka_parts import ACTORS, begin
 from tests.support.debian import from_debian
 from tests.support.kafka import PATIENCE_S, connected, own_broker, settings, wait_until
 
-KILLS = int(os.environ.get("KILLS", "10"))
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600 + 60 * KILLS)]
+KILLS = int(os.environ.get("KILLS", "2"))
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600 + 60 * KILLS)]
 AWAY_S = 20.0
 PARTS = Path(__file__).with_name("kafka_parts.py")
 

@@ -20,6 +20,7 @@ from steppe.core.rooms import make_room, remove_room
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from tests.support import chaos_run
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -107,11 +108,12 @@ def send_to_one(process, number):
 
 @pytest.mark.parametrize(
     ("number", "send", "moment"),
-    [
-        *[(signal.SIGINT, send_to_group, moment) for moment in MOMENTS],
+    rest_slow(
+        (signal.SIGINT, send_to_group, "training"),
+        *[(signal.SIGINT, send_to_group, moment) for moment in MOMENTS if moment != "training"],
         *[(signal.SIGTERM, send_to_one, moment) for moment in ("starting", "training")],
         (signal.SIGTERM, send_to_group, "training"),
-    ],
+    ),
     ids=lambda value: getattr(value, "name", None) or getattr(value, "__name__", value),
 )
 def test_one_signal_ends_a_run_in_good_order(number, send, moment, tmp_path):
@@ -151,6 +153,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
     assert status(tmp_path).state == "STOPPED"
 
 
+@pytest.mark.slow
 def test_more_signals_free_a_stuck_process(tmp_path):
     """Where the environment is in this very process, only a KeyboardInterrupt gets it out."""
     marker = tmp_path / "stuck"
@@ -166,6 +169,7 @@ def test_more_signals_free_a_stuck_process(tmp_path):
     assert status(tmp_path).state == "STOPPED"
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_stuck_is_not_waited_for(tmp_path):
     marker = tmp_path / "stuck"
     env = {"env": "__main__:StuckEnv", "environment.kwargs": {"marker": str(marker)}}
@@ -182,11 +186,11 @@ def ask_to_stop(process, tmp_path):
 
 @pytest.mark.parametrize(
     ("stop", "reason", "message"),
-    [
+    rest_slow(
         (lambda process, _: send_to_group(process, signal.SIGINT), "interrupted", "stopped by a signal"),
         (lambda process, _: send_to_group(process, signal.SIGTERM), "interrupted", "stopped by a signal"),
         (ask_to_stop, "stop_requested", "stopped by a test"),
-    ],
+    ),
     ids=["SIGINT", "SIGTERM", "command"],
 )
 def test_a_last_evaluation_that_is_stuck_is_not_waited_for(stop, reason, message, tmp_path):

@@ -46,6 +46,7 @@ def test_a_round_goes_on_with_the_worker_that_comes_in_place_of_a_killed_one(tmp
     assert {name: account["accepted"] for name, account in accounts.items()} == {"worker-0": rounds, "worker-1": rounds}
 
 
+@pytest.mark.slow
 def test_free_workers_go_on_without_one_that_is_killed_too_often(tmp_path):
     reaper = Reaper(["worker-0", "worker-0"], 1)
     with pace(PACED_S):
@@ -60,6 +61,7 @@ def test_free_workers_go_on_without_one_that_is_killed_too_often(tmp_path):
     assert sum(account["accepted"] for account in accounts.values()) == counters["updates"]
 
 
+@pytest.mark.slow
 def test_a_killed_learner_is_resumed_with_its_accounts(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1200, runtime="inline"))
@@ -72,6 +74,7 @@ def test_a_killed_learner_is_resumed_with_its_accounts(tmp_path):
     require_single_records(tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_in_rounds_a_worker_that_cannot_be_mended_ends_the_run_and_a_resume_goes_on(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))

@@ -82,6 +82,7 @@ def check(directory: Path, summaries: list[dict]) -> None:
         assert ended["nodes"][joined["node"]]["metrics"]["env_steps"] >= 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "algo"), [("sync_every = 1", "ppo"), ('exchange = "gradients"', "a2c")], ids=["deltas", "gradients"]
 )
@@ -125,6 +126,7 @@ def ray_cluster(scratch: Path) -> Iterator[str]:
             ray.wait(60)
 
 
+@pytest.mark.slow
 def test_nodes_meet_in_a_ray_cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two programs join it; the first brings up the server as an actor, which ends when both have left."""
     scratch = tmp_path_factory.mktemp("r", numbered=True)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.support.cases import rest_slow
+
 pytestmark = pytest.mark.integration
 
 QUIET = ("-s", "evaluation.every_steps=1_000_000_000", "-s", "evaluation.episodes=1")
@@ -19,12 +21,12 @@ def diagnosis(steppe, run):
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ("--mode", "async", "--actors", "2"),
-        ("--mode", "sync", "--actors", "2"),
-        ("--mode", "single"),
-        ("--runtime", "inline"),
-    ],
+    rest_slow(
+        ["--mode", "async", "--actors", "2"],
+        ["--mode", "sync", "--actors", "2"],
+        ["--mode", "single"],
+        ["--runtime", "inline"],
+    ),
 )
 def test_a_slow_environment_is_named(steppe, flags):
     words = (
@@ -49,6 +51,7 @@ def test_a_slow_environment_is_named(steppe, flags):
     assert "SUCCEEDED (steps_done)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--mode", "async", "--actors", "2"), ("--mode", "single"), ("--runtime", "inline")])
 def test_a_learner_with_many_epochs_is_named(steppe, flags):
     words = ("--steps", "80_000", "-s", "epochs=60", "-s", "minibatch_size=64")
@@ -59,6 +62,7 @@ def test_a_learner_with_many_epochs_is_named(steppe, flags):
     assert set(found["phases"]) >= {"actor-0", "learner", "manager"}
 
 
+@pytest.mark.slow
 def test_evaluation_in_the_same_process_is_named(steppe):
     words = (
         "--runtime",
@@ -80,6 +84,7 @@ def test_a_running_run(steppe, live_run):
     assert found["phases"]["actor-0"] == {"env": 5.0, "policy": 3.0, "blocked": 2.0, "other": 0.0}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_time_of_both_lives(steppe):
     words = ("train", "steppe/Sleep-v0", "--name", "twice", "--envs", "4", "-s", "segment_steps=8", *QUIET)
     assert steppe(*words, "--steps", "320").returncode == 0
@@ -88,6 +93,7 @@ def test_a_resumed_run_has_the_time_of_both_lives(steppe):
     assert diagnosis(steppe, "twice")["phases"]["actor-0"]["env"] >= 1.7 * once
 
 
+@pytest.mark.slow
 def test_a_failed_run(steppe):
     words = ("train", "steppe/Failing-v0", "--name", "broken", "-s", "environment.kwargs={at_step = 3}")
     assert steppe(*words).returncode == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from steppe.records.sampling import read_stacks
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -37,7 +38,7 @@ def seconds_at_work(directory, role):
     return sum(seconds for stack, seconds in read_stacks(directory / f"{role}.txt").items() if len(stack) > 1)
 
 
-@pytest.mark.parametrize("runtime", ["inline", "processes"])
+@pytest.mark.parametrize("runtime", rest_slow("processes", "inline"))
 def test_every_role_gets_its_graph_and_the_weights_stay_the_same(steppe, tmp_path, runtime):
     done = steppe(*WORDS, *FLAGS[runtime], "--profile")
     assert done.returncode == 0, done.stderr
@@ -61,6 +62,7 @@ def test_every_role_gets_its_graph_and_the_weights_stay_the_same(steppe, tmp_pat
     assert profiled["weights_sha256"] == plain["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
 def test_ctrl_c_keeps_what_was_sampled_and_a_resumed_run_adds_to_it(steppe, tmp_path, runtime):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}

@@ -43,6 +43,7 @@ def test_resume_goes_on_to_more_steps_and_says_how(steppe, tmp_path):
     assert "WARNING" not in done.stderr
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_listed_and_named_loudly(steppe, tmp_path):
     train(steppe, "pole", "-s", "checkpoint.every_episodes=5", "-s", "checkpoint.keep=2")
     listed = json.loads(steppe("checkpoints", "pole", "--json").stdout)
@@ -71,6 +72,7 @@ def test_damaged_checkpoints_are_listed_and_named_loudly(steppe, tmp_path):
     assert "\nWARNING: passed over a checkpoint" in "\n" + done.stderr, "said from the beginning on, too"
 
 
+@pytest.mark.slow
 def test_rerun_compares_and_answers_by_its_exit_code(steppe, tmp_path):
     recorded = train(steppe, "free", "--mode", "async", "--actors", "2", "--record-arrivals", "--seed", "4")
     done = steppe("rerun", "free", "--json")
@@ -93,6 +95,7 @@ def test_rerun_compares_and_answers_by_its_exit_code(steppe, tmp_path):
     assert "lockstep has no log of arrivals" in done.stderr
 
 
+@pytest.mark.slow
 def test_reproduce_shows_the_traceback_and_answers_by_its_exit_code(steppe, tmp_path):
     failing = ("steppe/Failing-v0", "--name", "bad", "-s", "environment.kwargs={at_step = 40}")
     done = steppe("train", *failing, "--steps", "10000", *SMALL)
@@ -119,6 +122,7 @@ def test_reproduce_shows_the_traceback_and_answers_by_its_exit_code(steppe, tmp_
     assert "has no fault 7" in done.stderr
 
 
+@pytest.mark.slow
 def test_init_from_and_diff(steppe, tmp_path):
     source = train(steppe, "source")
     heir = train(steppe, "heir", "--init-from", "source", "-s", "learning_rate=0.01")

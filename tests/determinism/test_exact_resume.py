@@ -15,6 +15,7 @@ from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +39,10 @@ ALGOS = {
     },
 }  # fmt: skip
 EVERY_STEP = {"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000}
-both = pytest.mark.parametrize(("algo", "ahead"), [(algo, ahead) for algo in ALGOS for ahead in (0, 1)])
+both = pytest.mark.parametrize(
+    ("algo", "ahead"),
+    [(algo, 1) for algo in ALGOS] + [pytest.param(algo, 0, marks=pytest.mark.slow) for algo in ALGOS],
+)
 
 
 def train(path, algo, ahead, observers=(), **more):
@@ -102,7 +106,7 @@ def timeless(algo):
 
 
 @both
-@pytest.mark.parametrize("runtime", ["inline", "processes"])
+@pytest.mark.parametrize("runtime", rest_slow("inline", "processes"))
 def test_beyond_its_end(algo, ahead, runtime, tmp_path):
     more, steps = timeless(algo), 2 * ALGOS[algo]["steps"]
     train(tmp_path / "half", algo, ahead, runtime=runtime, **more)

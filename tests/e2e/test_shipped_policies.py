@@ -17,6 +17,7 @@ def test_a_policy_is_small_and_speaks_of_nothing_else(policy):
     assert not [word for word in ("/tmp", "/home", "/root", "/work") if word in told]
 
 
+@pytest.mark.slow
 def test_sixteen_agents_arrive_on_most_maps():
     """89 % of 500 maps did; the chance of fewer than ten of sixteen is below one in a thousand."""
     (policy,) = [path for path in POLICIES if path.name == "pathfinding-20x20"]

@@ -135,6 +135,7 @@ def test_workers_go_on_from_a_checkpoint():
     assert newest.weights.sha256() == again.weights_sha256
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_keeps_what_its_workers_learned():
     command = [STEPPE, "train", "Taxi-v4", "--algo", "q-learning", "--mode", "workers", "--actors", "2"]
     command += ["--steps", "1000000000", "--name", "run"]
@@ -162,6 +163,7 @@ def _trained(path):
         directory.store.close()
 
 
+@pytest.mark.slow
 def test_the_others_go_on_without_a_worker_that_may_not_be_started_again(tmp_path, monkeypatch):
     from tests.support.tabular_envs import Fatal
 

@@ -45,6 +45,7 @@ def test_the_demos_command_reaches_its_target_and_says_everything_asked_for():
     assert json.loads(judged.stdout)["return_mean"] >= 450
 
 
+@pytest.mark.slow
 def test_steps_done_without_the_target_is_a_failure_with_exit_1():
     done = steppe(*"train CartPole-v1 --steps 5000 --target-return 499 --json --name short".split())
     assert done.returncode == 1

@@ -50,6 +50,7 @@ def machine():
         subprocess.run(["ip", "netns", "del", name], check=False, timeout=30)
 
 
+@pytest.mark.slow
 def test_actors_on_another_machine(kafka, tmp_path, monkeypatch):
     with machine() as (name, address), ExitStack() as stack:
         broker = replace(own_broker(tmp_path / "broker"), host=address)

@@ -68,6 +68,7 @@ def walk(worlds, steps, stream, met):
     return taken
 
 
+@pytest.mark.slow
 def test_worlds_are_the_slow_world():
     met, taken = Counter(), 0
     for index, (num_worlds, num_agents, size, density, share) in enumerate(CASES):

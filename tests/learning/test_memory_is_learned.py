@@ -6,13 +6,13 @@ Four cues: without a memory the best mean return is .25; 200 episodes of an eval
 import pytest
 
 import steppe
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 JUDGED = {"runtime": "inline", "evaluation.episodes": 200, "evaluation.every_steps": 2_000, "evaluation.max_share": 0.3}
 
 
-@pytest.mark.parametrize("vector", ["native", "loop"])
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(("cell", "vector"), rest_slow(("lstm", "native"), ("gru", "loop")))
 def test_r2d2_remembers(cell, vector):
     """Seed 0, at most 40,000 steps, .95."""
     settings = {**JUDGED, "cell": cell, "environment.vector": vector}
@@ -21,8 +21,7 @@ def test_r2d2_remembers(cell, vector):
     assert result.eval_return_mean >= 0.95
 
 
-@pytest.mark.parametrize("vector", ["native", "loop"])
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(("cell", "vector"), rest_slow(("lstm", "native"), ("gru", "loop")))
 def test_ppo_remembers(cell, vector):
     """Seed 0, at most 100,000 steps, .95."""
     settings = {**JUDGED, "recurrent": True, "cell": cell, "environment.vector": vector}

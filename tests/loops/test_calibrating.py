@@ -87,6 +87,7 @@ def test_other_words_are_no_numbers():
         resolve(("call", {"env": "CartPole-v1", "steps": "auto"}))
 
 
+@pytest.mark.slow
 def test_from_the_command_line_the_numbers_become_the_runs_own(tmp_path):
     slow = "-s environment.kwargs={delay_s=0.05}"  # so long that a busy machine's learner still wants more than there may be
     words = f"train steppe/Sleep-v0 --actors auto --envs auto --steps 600 --name mine --json -s segment_steps=4 -s evaluation.episodes=1 {slow}"

@@ -89,6 +89,7 @@ def train_with_a_liar(aggregation: str) -> float:
     return max(loop.agent.evaluate_policy(20)["return_mean"] for loop in loops)
 
 
+@pytest.mark.slow
 def test_krum_defeats_a_byzantine_node_and_averaging_does_not() -> None:
     """CartPole, 60,000 steps a node: an untrained or ruined policy is worth about 10 to 30, 500 is perfect."""
     assert train_with_a_liar("krum") > 150.0

@@ -222,6 +222,7 @@ def test_a_forgotten_environment_takes_its_workers_with_it() -> None:
     assert rooms() <= before
 
 
+@pytest.mark.slow
 def test_the_end_of_the_program_ends_forgotten_workers(tmp_path: Path) -> None:
     script = tmp_path / "forgetful.py"
     script.write_text(

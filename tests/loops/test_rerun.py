@@ -130,6 +130,7 @@ class Killer:
             os.kill(victim.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_run_whose_learner_was_killed_and_resumed_by_itself():
     killer = Killer("learner", after=300)
     settings = {"restarts": 1, "checkpoint.every_s": 0.2, "steps": 6_000}
@@ -139,6 +140,7 @@ def test_a_run_whose_learner_was_killed_and_resumed_by_itself():
     assert_repeated(original, rerun("first"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_actor_was_killed():
     killer = Killer("actor-1")
     original = train(DQN, {"steps": 6_000}, runtime="processes", observers=[killer])
@@ -156,6 +158,7 @@ def test_a_run_that_reached_its_target_is_repeated_up_to_there():
     assert (again.version, again.eval_return_mean) == (original.version, original.eval_return_mean)
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_repeated_up_to_its_newest_checkpoint():
     """What a kill leaves: intakes behind the last mark, half a line, and no summary that counts."""
     original = train(DQN, {"checkpoint.every_episodes": 20}, runtime="inline")

@@ -98,6 +98,7 @@ def inside(namespace: str, script: str, *words: object) -> subprocess.Popen[str]
     return subprocess.Popen(given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_cut_between_two_machines_heals(tmp_path: Path, tls: Tls) -> None:
     with two_machines() as (here, there):
         server = inside(here, SERVER, tmp_path / "server.ckpt", "10.99.0.1", 0, tls.certificate, tls.key)
@@ -122,6 +123,7 @@ def launch(script: str, *words: object) -> tuple[subprocess.Popen[str], int]:
     return process, int(process.stdout.readline())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_server_killed_at_random_moments_applies_every_push_once(tmp_path: Path, seed: int) -> None:
     """Three workers push meanwhile; in the end every parameter is minus the number of pushes."""
@@ -176,6 +178,7 @@ server.close()
 """
 
 
+@pytest.mark.slow
 def test_the_ledger_survives_kills_and_never_counts_less_than_was_released(tmp_path: Path) -> None:
     stream, path, ledger = random.Random(3), tmp_path / "server.ckpt", tmp_path / "ledger.json"
     tokens = {name: f"the token of worker {name}" for name in "ab"}

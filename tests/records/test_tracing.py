@@ -76,6 +76,7 @@ def environ(**more):
     return {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")} | more
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_every_role_of_a_run_sends_what_it_did(collector, tmp_path):
     words = ["train", "CartPole-v1", "--runtime", "processes", "--mode", "async", "--actors", "1", "--envs", "4"]

@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_of_a_save_loses_nothing(tmp_path):
     script = Path(__file__).with_name("killed_saves.py")
     done = subprocess.run([sys.executable, script, tmp_path / "pool"], capture_output=True, text=True, timeout=110)

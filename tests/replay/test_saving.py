@@ -208,6 +208,7 @@ def seal(save):
     (save / durable.MANIFEST).write_bytes(durable._manifest({name: (save / name).read_bytes() for name in names}))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_damage_goes_unnoticed(tmp_path_factory, data):
@@ -261,6 +262,7 @@ def put(tree, path, value):
     tree[path[-1]] = value
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_hostile_headers_end_in_an_error_or_in_a_sound_pool(tmp_path_factory, data):

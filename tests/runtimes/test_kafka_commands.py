@@ -47,6 +47,7 @@ def require_refused(answers):
         assert not found[0]["obeyed"]
 
 
+@pytest.mark.slow
 def test_a_supervised_run(kafka):
     line, given = words(kafka, steps=10**8, mode="async", actors=1, **{"flow.max_actors": 3})
     bad, change = bad_commands(), command("set", "test", values={"learning_rate": 1e-5, "entropy_coef": 0.125})
@@ -117,6 +118,7 @@ def _recent(report):
     return time.time() - report["time_s"] < 10.0
 
 
+@pytest.mark.slow
 def test_roles_that_nobody_supervises(kafka, tmp_path, monkeypatch):
     """Each role answers for itself; the learner says what it took over, and from which version on."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}

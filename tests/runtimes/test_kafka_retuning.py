@@ -52,6 +52,7 @@ def learner(words):
         process.stderr.close()
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_them_and_everybody_is_told(kafka):
     config = settings(kafka)
 

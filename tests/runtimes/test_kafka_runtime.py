@@ -16,6 +16,7 @@ from steppe.core.links import ACTORS, COMMANDS, EVENTS, TOPICS, TRAINING
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
+from tests.support.cases import rest_slow
 from tests.support.commands import PATIENCE_S, family, opened, status, trained, under_way, wait_until
 from tests.support.kafka import own_broker, settings
 from tests.support.kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, told, words
@@ -41,7 +42,9 @@ def run(tmp_path, name, **given):
 
 @pytest.mark.parametrize(
     "case",
-    [{**PPO, "flow.ahead": 1}, {**PPO, "flow.ahead": 0, "kafka.compression": "zstd"}, {**DQN, "flow.ahead": 1}],
+    rest_slow(
+        {**PPO, "flow.ahead": 1}, {**PPO, "flow.ahead": 0, "kafka.compression": "zstd"}, {**DQN, "flow.ahead": 1}
+    ),
     ids=["ppo", "ppo, strictly on-policy, zstd", "dqn"],
 )
 def test_sync_is_the_same_as_inline(case, kafka, tmp_path):
@@ -51,11 +54,13 @@ def test_sync_is_the_same_as_inline(case, kafka, tmp_path):
     assert figures(beside) == figures(inline)
 
 
+@pytest.mark.slow
 def test_single_is_the_same_as_inline(kafka, tmp_path):
     inline = run(tmp_path, "one", mode="single", runtime="inline", **PPO)
     assert figures(run(tmp_path, "two", mode="single", **on(kafka, **PPO))) == figures(inline)
 
 
+@pytest.mark.slow
 def test_async_learns_from_what_comes(kafka, tmp_path):
     result = run(tmp_path, "run", mode="async", actors=2, **on(kafka, **PPO))
     assert result.env_steps >= 1500
@@ -80,7 +85,7 @@ def role_of(process, place):
     return None
 
 
-@pytest.mark.parametrize("victim", ["actor-1", "learner", "manager"])
+@pytest.mark.parametrize("victim", rest_slow("learner", "actor-1", "manager"))
 def test_a_killed_role_costs_nothing(victim, kafka, tmp_path):
     """Sync: whatever is killed, the weights at the end are those of a run where nothing was."""
     line, given = words(kafka, steps=6000, restarts=3)
@@ -97,6 +102,7 @@ def test_a_killed_role_costs_nothing(victim, kafka, tmp_path):
     assert victim != "actor-1" or (1, True) in [(one["actor"], one["replaced"]) for one in members]
 
 
+@pytest.mark.slow
 def test_a_killed_broker_costs_nothing(kafka, tmp_path):
     """One of this run's own, which is started again."""
     broker = own_broker(tmp_path / "broker")
@@ -113,6 +119,7 @@ def test_a_killed_broker_costs_nothing(kafka, tmp_path):
     assert json.loads(out)["weights_sha256"] == expected(tmp_path, given).summary["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed(kafka, tmp_path):
     """With a buffer that learns from what it held: what the checkpoint has of it, and what was in the topic behind that."""
     line, given = words(kafka, DQN, steps=8000)
@@ -125,6 +132,7 @@ def test_stopped_and_resumed(kafka, tmp_path):
     assert result.summary["weights_sha256"] == expected(tmp_path, given).summary["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_everything_killed_and_resumed_at_brokers_that_know_nothing(kafka, tmp_path):
     """The checkpoint says where each actor goes on when the topics do not: here they are other topics."""
     line, given = words(kafka, steps=8000)
@@ -140,6 +148,7 @@ def test_everything_killed_and_resumed_at_brokers_that_know_nothing(kafka, tmp_p
     assert result.summary["weights_sha256"] == expected(tmp_path, given).summary["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
     """Actors first, each with a directory of its own, as on other machines; then the manager, then the learner."""
     given = {**SMALL, **PPO, "mode": "sync", "actors": 2, "seed": 7}
@@ -165,6 +174,7 @@ def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
     assert not (tmp_path / "actor-a" / "run" / "checkpoints" / "00000001").exists()
 
 
+@pytest.mark.slow
 def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, tmp_path, monkeypatch):
     """Nobody starts the killed actor again: the other goes on alone, until somebody takes the place."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "sync", "actors": 2, "kafka.replan_s": 4, "kafka.partitions": 2}
@@ -205,6 +215,7 @@ def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, tmp
         assert learner.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.slow
 def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path):
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
     prefix = settings(kafka).prefix
@@ -220,6 +231,7 @@ def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path):
         assert Checkpoints(opened().checkpoints).latest() is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may hide a directory")
 def test_a_second_learner_elsewhere_ends_the_first(kafka, tmp_path, monkeypatch):
     """Of two learners of one run only the later can publish; the earlier one says why it ends."""
@@ -242,6 +254,7 @@ def test_a_second_learner_elsewhere_ends_the_first(kafka, tmp_path, monkeypatch)
         assert processes["second"].poll() is None
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_ends_the_run_and_a_fresh_one_goes_on(kafka, tmp_path):
     line, given = words(kafka, steps=10**8, mode="async")
     with under_way([STEPPE, "train", *line]) as process:
@@ -260,6 +273,7 @@ def test_a_topic_that_is_deleted_ends_the_run_and_a_fresh_one_goes_on(kafka, tmp
     assert result.env_steps >= steps + 1000
 
 
+@pytest.mark.slow
 def test_messages_that_are_none_of_ours_do_not_matter(kafka, tmp_path):
     """Of a schema from the future, or nobody's, on every topic that the run reads."""
     line, given = words(kafka, steps=10**8, mode="async")
@@ -300,6 +314,7 @@ def newest_report():
     return opened().store.read(TRAINING)[-1][1]
 
 
+@pytest.mark.slow
 def test_no_broker_is_one_sentence(tmp_path):
     done = subprocess.run(
         [STEPPE, "train", "CartPole-v1", "--runtime", "kafka", "--kafka", "127.0.0.1:9"],

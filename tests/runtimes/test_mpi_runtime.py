@@ -18,6 +18,7 @@ from steppe.core.links import TRAINING
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
+from tests.support.cases import rest_slow
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -60,12 +61,14 @@ def files_of(pids):
     return {Path(file) for file in re.findall(r"/dev/shm/mpich\S+", maps)}
 
 
+@pytest.mark.slow
 def test_contract_of_runtimes_in_a_world():
     done = world(4, sys.executable, SUITE, "conformance")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[67] passed", done.stdout), done.stdout
 
 
+@pytest.mark.slow
 def test_runs_of_one_world(tmp_path):
     done = world(4, sys.executable, SUITE, "runs", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -85,6 +88,7 @@ def test_runs_of_one_world(tmp_path):
     assert 0 < slow < fast, "a slow actor held up the other"
 
 
+@pytest.mark.slow
 def test_waiting_ranks_do_not_burn_their_cores(tmp_path):
     """The learner waits for an environment that sleeps 20 ms a step; what it computes in that time is its processor's."""
     words = "--steps 160 --envs 1 -s environment.kwargs={delay_s=0.02} -s segment_steps=16 -s evaluation.episodes=1"
@@ -129,6 +133,7 @@ def test_mpi_that_is_not_installed(missing, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_rank_fails_the_run_and_resuming_mends_it():
     """The run that goes on after the kill ends with the weights of one that was never in trouble."""
     words = ["--actors", "2", "--steps", "6000", "-s", "checkpoint.every_s=0.1", "-s", "seed=3"]
@@ -168,7 +173,7 @@ print(result.state, result.summary["eval_episodes"])
 """
 
 
-@pytest.mark.parametrize("launcher", [[], ["-n", "2"]], ids=["by steppe", "by the user"])
+@pytest.mark.parametrize("launcher", rest_slow([], ["-n", "2"]), ids=["by steppe", "by the user"])
 def test_a_script_without_a_main_guard(launcher, tmp_path):
     """Its training call runs once, on the first rank; the others take part where it stands."""
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -179,6 +184,7 @@ def test_a_script_without_a_main_guard(launcher, tmp_path):
     assert done.stdout.count("SUCCEEDED") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launched", ["by steppe", "by the user"])
 def test_a_signal_ends_it_in_good_order(launched):
     words = [STEPPE, "train", "CartPole-v1", "--runtime", "mpi", *SMALL]
@@ -199,6 +205,7 @@ def test_a_signal_ends_it_in_good_order(launched):
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_is_found_and_left_behind():
     command = [
         STEPPE,
@@ -220,6 +227,7 @@ def test_an_environment_that_hangs_is_found_and_left_behind():
     assert (status().state, status().reason) == ("FAILED", "hung")
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_not_waited_for():
     """Under the user's mpiexec, after one Ctrl-C."""
     command = [
@@ -243,6 +251,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for():
     assert (status().state, status().reason) == ("STOPPED", "interrupted")
 
 
+@pytest.mark.slow
 def test_a_rank_killed_under_the_users_mpiexec(monkeypatch):
     """mpiexec kills all the others: whoever looks next finds the run lost, and the next run sweeps what MPI left."""
     words = ["--actors", "1", "--steps", str(10**9), "--name", "run"]
@@ -261,6 +270,7 @@ def test_a_rank_killed_under_the_users_mpiexec(monkeypatch):
     assert not [file for file in files if file.exists()]
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_takes_its_ranks_along():
     with training("--actors", "1", "--steps", str(10**9), "--name", "run") as process:
         wait_until(trained, process)

@@ -23,6 +23,7 @@ from tests.runtimes.test_mpi_runtime import (
     wait_until,
     world,
 )
+from tests.support.cases import rest_slow
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -35,14 +36,14 @@ def told(ranks, *words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", rest_slow(2, 4))
 def test_messages_add_up_whoever_ends_first(ranks):
     found = told(ranks, "table", 40)
     assert found["sums"] == [7 * 40 * (rank + 1) for rank in range(ranks)]
     assert found["steps"] == sum(found["sums"])
 
 
-@pytest.mark.parametrize(("ranks", "batch_size", "sync_frequency"), [(2, 32, 20), (4, 8, 3)])
+@pytest.mark.parametrize(("ranks", "batch_size", "sync_frequency"), rest_slow((2, 32, 20), (4, 8, 3)))
 def test_ranks_come_to_the_values_of_value_iteration(ranks, batch_size, sync_frequency):
     """40,000 steps in total at random, rate falling to 0 (seed 4): every value within 0.3."""
     found = told(ranks, "train", "maze", 40_000, batch_size, sync_frequency)
@@ -55,6 +56,7 @@ def test_ranks_come_to_the_values_of_value_iteration(ranks, batch_size, sync_fre
     assert not found["torch"]
 
 
+@pytest.mark.slow
 def test_a_slow_rank_holds_nobody_up():
     found = told(4, "train", "uneven", 3_000, 4, 2)
     shares = [found["shares"][str(rank)] for rank in range(4)]
@@ -63,6 +65,7 @@ def test_a_slow_rank_holds_nobody_up():
     assert shares[0] > shares[3] > 0, shares
 
 
+@pytest.mark.slow
 def test_the_front_door():
     words = ["train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--runtime", "mpi", "--json"]
     more = ["--envs", "64", "-s", "evaluation.episodes=5"]
@@ -87,6 +90,7 @@ def test_the_front_door():
     assert json.loads(done.stdout)["env_steps"] >= 30_000
 
 
+@pytest.mark.slow
 def test_a_killed_rank_fails_the_run_and_leaves_nothing():
     words = ["--actors", "3", "--steps", "1000000000", "-s", "checkpoint.every_s=0.2", "--envs", "8", "--name", "run"]
     command = [STEPPE, "train", "Taxi-v4", "--algo", "q-learning", "--mode", "workers", "--runtime", "mpi", *words]

@@ -50,6 +50,7 @@ def restarted():
     return [event for _, event in opened().store.read(EVENTS) if event["kind"] == "restart"]
 
 
+@pytest.mark.slow
 def test_runs_on_a_cluster_of_two_nodes():
     done = subprocess.run([sys.executable, SUITE], capture_output=True, text=True, timeout=590, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,6 +60,7 @@ def test_runs_on_a_cluster_of_two_nodes():
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["raylet", "gcs_server"])
 def test_killed_actor_then_killed_head(head):
     """The run goes on without the one, and resumes exactly without the other."""
@@ -88,6 +90,7 @@ def test_killed_actor_then_killed_head(head):
     assert scratch() <= before
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_in_good_order():
     before = scratch()
     with under_way([*TRAIN, "--mode", "async", "--actors", "2", "--steps", str(10**9), "--name", "run"]) as process:
@@ -117,6 +120,7 @@ steppe.train(Mine, **small, **{"evaluation.episodes": 2, "ray.object_store_mb": 
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_sees_its_own_traceback(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py"]
@@ -127,6 +131,7 @@ def test_a_script_without_a_main_guard_sees_its_own_traceback(tmp_path):
     assert 'script.py", line 8, in step' in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_takes_everything_along():
     with under_way([*TRAIN, "--mode", "single", "--steps", str(10**9), "--name", "run"]) as process:
         wait_until(trained, process)

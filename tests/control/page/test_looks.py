@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.browser import opened
+from tests.support.cases import rest_slow
 from tests.support.service import Served
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -28,7 +29,7 @@ def show(page: Page, house: Served, view: str) -> None:
         folded.first.click()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", rest_slow("light", "dark"))
 def test_axe_finds_nothing(house: Served, browser: Browser, signed_in: dict, ended: list[str], scheme: str):
     context = browser.new_context(storage_state=signed_in, color_scheme=scheme, bypass_csp=True)
     page = opened(context, house)

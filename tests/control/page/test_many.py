@@ -63,6 +63,7 @@ def crowd(crowded: Served, browser: Browser) -> Iterator[tuple[Page, list[Respon
     context.close()
 
 
+@pytest.mark.slow
 def test_fifty_long_runs(crowded: Served, crowd: tuple[Page, list[Response]]):
     page, answers = crowd
     expect(page.locator("tr[data-run]")).to_have_count(RUNS)
