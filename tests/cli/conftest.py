@@ -1,4 +1,4 @@
-"""The real `steppe` executable, run in an empty directory with no configuration from outside."""
+"""The command line, run in an empty directory with no configuration from outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,27 @@ from steppe.core.config import resolve
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.records.directory import RunDirectory
+from tests.support.cli_host import CliHost
 
 STEPPE = Path(sys.executable).with_name("steppe")
 Steppe = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="session")
+def cli_host() -> Iterator[CliHost]:
+    host = CliHost()
+    yield host
+    host.close()
+
+
 @pytest.fixture
-def steppe(tmp_path: Path) -> Steppe:
+def steppe(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli_host: CliHost) -> Steppe:
     """Run `steppe WORDS…` in `tmp_path`; keyword arguments are environment variables."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {**clean, "COLUMNS": "100", **variables}
-        return subprocess.run(
-            [STEPPE, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
+        environ = {**clean, "COLUMNS": "100", **variables}
+        return cli_host.run([str(word) for word in words], environ, tmp_path, tmp_path_factory.mktemp("cli"))
 
     return run
 
