@@ -238,6 +238,7 @@ def test_environments_have_places_on_the_ladder():
     assert sorted(shares) == pytest.approx(sorted(0.4 ** (1 + 7 * i / 7) for i in range(8)))
 
 
+@pytest.mark.slow
 def test_actions_by_a_softmax_of_their_values():
     world = world_of(worlds=8)
     agent = agent_of(world.spec, temperature=0.5)

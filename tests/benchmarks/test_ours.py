@@ -51,6 +51,7 @@ def test_publishing_reaches_every_reader():
     assert reading.settings["nbytes"] == 100_000
 
 
+@pytest.mark.slow
 def test_a_benchmark_writes_its_report_where_it_is_told(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "weights.py"), "--quick", "--part", "visible", "--into", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

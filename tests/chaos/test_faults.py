@@ -154,7 +154,7 @@ def test_a_killed_actor_or_manager_is_replaced(role, tmp_path):
 
 
 def test_a_role_that_exits_by_itself_is_told_by_its_code(tmp_path):
-    result = run("tests.records.test_faults:LeavingEnv", tmp_path, runtime="processes")
+    result = run("tests.chaos.test_faults:LeavingEnv", tmp_path, runtime="processes")
     assert (result.state, result.reason) == ("FAILED", "role_died")
     assert "ended with exit code 3" in result.message
     assert FAULT_EXIT != 3

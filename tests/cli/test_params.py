@@ -149,6 +149,7 @@ def test_mistakes_are_one_paragraph(steppe, tmp_path: Path, words: list[str], co
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_private_run_is_planned_before_it_begins(steppe) -> None:
     """z = 1, 100 rounds, delta = 1e-5: epsilon is 91.82."""
     plan = json.loads(steppe("params", "privacy", "--noise", "1", "--rounds", "100", "--json").stdout)

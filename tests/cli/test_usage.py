@@ -224,6 +224,7 @@ def test_envs(steppe):
     assert "steppe/Identity-v0" in steppe("envs", "identity").stdout
 
 
+@pytest.mark.slow
 def test_doctor_finds_this_machine_fit(steppe):
     done = steppe("doctor", "--json")
     report = json.loads(done.stdout)

@@ -29,11 +29,13 @@ class TestPong(_Atari):
     config = EnvConfig(kwargs={"max_num_frames_per_episode": 70})
 
 
+@pytest.mark.slow
 class TestColouredSpaceInvaders(_Atari):
     env = "ALE/SpaceInvaders-v5"
     config = EnvConfig(grayscale=False, resize=30, frame_stack=2, reward_clip=0, time_limit=17)
 
 
+@pytest.mark.slow
 class TestLivesOfBreakout(_Atari):
     """A ball is lost every 30 steps or so."""
 

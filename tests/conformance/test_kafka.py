@@ -86,6 +86,14 @@ class Writers:
 
 
 class TestKafkaChannel(ChannelConformance):
+    @pytest.mark.slow
+    def test_a_random_life_of_several_writers(self) -> None:
+        super().test_a_random_life_of_several_writers()
+
+    @pytest.mark.slow
+    def test_the_last_offer_is_recalled(self) -> None:
+        super().test_the_last_offer_is_recalled()
+
     @pytest.fixture(autouse=True)
     def _address(self, kafka):
         self.address = kafka

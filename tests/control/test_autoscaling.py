@@ -104,6 +104,7 @@ def test_on_recorded_runs_of_a_slow_learner_it_takes_actors_away_and_stays(begin
     assert rates[1] > 0.8 * rates[begin]  # what is given up is little, for a process where there were several
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_a_run_that_goes_on_is_given_actors_and_its_log_says_why(tmp_path):

@@ -106,6 +106,7 @@ def test_a_request_is_what_was_typed(runs: Path) -> None:
     assert ("cli:", "pause_run", "refused") in entries
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_is_led_through_its_life(runs: Path) -> None:
     say("create-run", *MADE, "-s", "start=false")

@@ -98,6 +98,7 @@ def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, 
     assert numbers(here, ACTORS) == [7]
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(here, follow, found):
     board, following = found(), follow()
     board.post(TRAINING, {"n": 0})
@@ -113,6 +114,7 @@ def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(
     assert numbers(here, EVENTS) == [1]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_anew_is_followed(here, follow, found):
     following = follow()
     found().post(TRAINING, {"n": 0})

@@ -67,6 +67,7 @@ def audited(api, run: str) -> list[str]:
     return [entry["outcome"] for entry in entries if entry["run"] == run and entry["who"] == "kafka:test"]
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_and_one_that_was_stopped(served, api):
     run = make(api, SMALL, start=False)
     huge = make(api, SMALL, start=False, envs=4096, agent={"segment_steps": 4096})
@@ -118,6 +119,7 @@ def test_a_run_that_waits_and_one_that_was_stopped(served, api):
     assert audited(api, wire).count("done") == 1
 
 
+@pytest.mark.slow
 def test_what_is_asked_while_no_service_is_up_is_done_by_the_next_one(served):
     with served.client() as api:
         run = make(api, SMALL, start=False)

@@ -20,9 +20,10 @@ from mcp.types import CallToolResult, ElicitResult
 
 from steppe.control.resources import cleaned
 from steppe.control.service import operations
+from tests.support.cases import rest_slow
 from tests.support.service import LONG, SERVE, SHORT, Served, make, run_of
 
-DOORS = ["stdio", "http"]
+DOORS = rest_slow("stdio", "http")
 READS = {name for name, scope in operations().items() if scope == "read"}
 
 

@@ -57,6 +57,7 @@ def test_reports_become_samples():
     assert found["steppe_role_cpu_seconds_total", (("role", "learner"), run)] == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_that_goes_on_shows_every_role(api: httpx.Client):
     run = make(api, LONG)

@@ -15,6 +15,7 @@ import pytest
 from websockets.sync.client import ClientConnection
 
 from steppe.records.directory import RunDirectory
+from tests.support.cases import rest_slow
 from tests.support.service import (
     LONG,
     SHORT,
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.integration
 CONTRACT = Path(__file__).parents[2] / "docs" / "openapi.json"
 
 
-@pytest.fixture(scope="session", params=["embedded", "kafka"])
+@pytest.fixture(scope="session", params=rest_slow("embedded", "kafka"))
 def brokers(request: pytest.FixtureRequest) -> str | None:
     return str(request.getfixturevalue("kafka")) if request.param == "kafka" else None
 

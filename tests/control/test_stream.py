@@ -46,6 +46,7 @@ def heard(told: Iterator[dict], kind: str) -> tuple[dict, list[dict]]:
     return message, passed
 
 
+@pytest.mark.slow
 def test_snapshot_deltas_and_resuming(served: Served, api: httpx.Client):
     waiting = make(api, SHORT, start=False)
     with listen(served) as socket:

@@ -183,6 +183,7 @@ def test_a_failing_call_leaves_no_half_bundle(tmp_path, monkeypatch):
         assert not left
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_bundle_is_found_and_its_file_named(tmp_path):
     durable.write_bundle(tmp_path / "b", FILES)
     for name in (*FILES, durable.MANIFEST):

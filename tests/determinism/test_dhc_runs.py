@@ -48,6 +48,7 @@ def test_sync_is_the_same_on_every_runtime(runtime, tmp_path):
     assert figures(one) == figures(beside)
 
 
+@pytest.mark.slow
 def test_resuming_is_exact_from_before_and_after_a_lesson(tmp_path):
     whole = train(tmp_path / "whole", **EVERY_STEP)
     checkpoints = Checkpoints(whole.path / "checkpoints")
@@ -66,6 +67,7 @@ def test_resuming_is_exact_from_before_and_after_a_lesson(tmp_path):
         shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_async_learns_from_everyone(tmp_path):
     result = train(tmp_path / "free", mode="async", runtime="processes", steps=600)
     assert result.updates > 10

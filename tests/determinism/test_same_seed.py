@@ -8,6 +8,7 @@ from steppe.core.config import resolve
 from steppe.loops.main import run_experiment
 from steppe.records.directory import RunDirectory
 from steppe.records.timeline import read_spans
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -54,7 +55,7 @@ def figures(result):
     return {name: result.summary[name] for name in names}
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", rest_slow(1, 0))
 @pytest.mark.parametrize("case", CASES)
 def test_sync_is_the_same_on_every_runtime(case, ahead, tmp_path):
     settings = {"mode": "sync", "actors": 2, "flow.ahead": ahead, **CASES[case]}

@@ -11,6 +11,7 @@ from steppe.core.config import resolve
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -53,14 +54,16 @@ def figures(result):
     return {name: result.summary[name] for name in names}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", rest_slow(*CASES))
 def test_sync_is_the_same_in_one_process_as_in_many(case, tmp_path):
     one, beside = train(tmp_path / "one", case), train(tmp_path / "beside", case, runtime="processes")
     assert one.state == beside.state == "SUCCEEDED"
     assert figures(one) == figures(beside)
 
 
-@pytest.mark.parametrize("case", ["maze", "maze, two policies", "maze, two that remember", "turns", "maze, dqn"])
+@pytest.mark.parametrize(
+    "case", rest_slow("maze", "maze, two policies", "maze, two that remember", "turns", "maze, dqn")
+)
 def test_a_run_resumed_from_each_of_its_checkpoints_ends_the_same(case, tmp_path):
     whole = train(tmp_path / "whole", case, **{"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000})
     numbers = [info.number for info in Checkpoints(whole.path / "checkpoints").list() if not info.best]

@@ -34,6 +34,7 @@ def steppe(*words, code=0):
     return done
 
 
+@pytest.mark.slow
 def test_tictactoe_with_two_workers():
     done = steppe(
         "train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--actors", "2", "--steps", "3000000",
@@ -225,6 +226,7 @@ def test_several_choices_and_bins():
         train("Pendulum-v1", algo="q-learning", runtime="inline", steps=100, **{"environment.wrappers": [wrapper]})
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_one_sentence():
     for words, message in (
         (["--algo", "q-lerning"], "Did you mean 'q-learning'?"),

@@ -78,6 +78,7 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_written(words, said, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_and_stopped_from_another_terminal():
     words = [STEPPE, *"train CartPole-v1 --steps 1000000000 --json --name endless".split()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:

@@ -86,6 +86,7 @@ def test_without_a_server_the_run_has_its_own(tmp_path: Path) -> None:
     assert loop.config.params.optimizer == "adam"
 
 
+@pytest.mark.slow
 def test_workers_are_processes_where_they_can_be() -> None:
     environment = DistributedEnvironment(IDENTITY, 1)
     agent = DistributedAgent("a3c", seed=0).bind(environment)

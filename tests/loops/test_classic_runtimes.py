@@ -140,6 +140,7 @@ def test_processes_share_one_table_and_come_to_the_values_of_value_iteration():
     assert np.abs(runtime.q_table - before).max() < 2.0, "a second call goes on with what was learned"
 
 
+@pytest.mark.slow
 def test_any_number_of_runs_at_once():
     """Three programs with two processes each, and a table each: everyone's values are those of its own discount."""
     gammas = (0.8, 0.5, 0.2)
@@ -167,6 +168,7 @@ def test_one_process_learns_what_one_core_would():
     np.testing.assert_array_equal(runtime.q_table, alone.q_table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Doubles, DoubleQLearning, SARSA])
 def test_other_tables_are_shared_too(kind):
     runtime = ParallelQLearning(kind, num_processes=2, epsilon=0.5, seed=2)

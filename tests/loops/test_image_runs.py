@@ -63,6 +63,7 @@ def test_the_same_seed_gives_the_same_weights_on_every_runtime(algo, tmp_path):
     assert other.summary["weights_sha256"] != runs[0].summary["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(algo, tmp_path):
     settings = {"runtime": "inline", "mode": "sync", "actors": 1, **ALGORITHMS[algo]}

@@ -28,6 +28,7 @@ def in_function(stacks, name):
     return sum(seconds for stack, seconds in stacks.items() if any(label.endswith(f".{name}") for label in stack))
 
 
+@pytest.mark.slow
 def test_time_is_charged_to_the_functions_and_roles_that_took_it(tmp_path):
     told = json.loads(python(ROLES, tmp_path / "profile", 3).stdout)
     total = sum(told.values())

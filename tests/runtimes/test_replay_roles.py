@@ -58,6 +58,7 @@ def replay_of(process):
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_replay_role_ends_the_run_which_resumes_exactly():
     words = [
         f"{key}={value}"

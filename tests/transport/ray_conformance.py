@@ -384,6 +384,6 @@ if __name__ == "__main__":
         for index in range(3):
             options = {"num_cpus": 0, "max_concurrency": 12, "resources": {f"node{index % 2}": 1}}
             holders.append(ray.remote(Holder).options(**options).remote())
-        sys.modules["ray_conformance"] = sys.modules["__main__"]
+        sys.modules["tests.transport.ray_conformance"] = sys.modules["__main__"]
         code = pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__, *sys.argv[1:]])
     sys.exit(code)

@@ -167,6 +167,7 @@ def spoil(connection):
     assert producer.flush(PATIENCE_S) == 0
 
 
+@pytest.mark.slow
 def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, tmp_path, monkeypatch):
     config = known_as(strict, "admin")
     with ExitStack() as stack:
@@ -200,6 +201,7 @@ def state(service):
     return runs[0].state if runs else None
 
 
+@pytest.mark.slow
 def test_all_of_it_is_enough_to_train(strict, tmp_path):
     done = subprocess.run(
         [STEPPE, "train", *SMALL, "--steps", "500", "--runtime", "kafka", "--kafka", strict, "--name", "whole", "--json",
@@ -212,6 +214,7 @@ def test_all_of_it_is_enough_to_train(strict, tmp_path):
     assert [event for _, event in events if event["kind"] == "warning"] == []
 
 
+@pytest.mark.slow
 def test_who_lacks_something_ends_with_one_sentence(strict, tmp_path):
     with ExitStack() as stack:
         stack.enter_context(coming("learner", "learner", strict, "other", tmp_path / "learner", *LONG))
@@ -230,6 +233,7 @@ def test_who_lacks_something_ends_with_one_sentence(strict, tmp_path):
                 assert part in last, (user, errors)
 
 
+@pytest.mark.slow
 def test_nothing_else_is_allowed(strict):
     topics = [prefix + name for prefix in (MINE, THEIRS) for name in WRITERS]
     for user in (*ROWS, "stranger"):

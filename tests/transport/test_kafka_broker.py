@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")
 
 
+@pytest.mark.slow
 def test_up_status_down(kafka, tmp_path, monkeypatch):
     """With the session's jars, in a home of its own."""
     (tmp_path / "home").mkdir()

@@ -96,6 +96,7 @@ def test_others_do_not(how, guarded, tls, monkeypatch, tmp_path):
         Connection(told, "run~1").reach(3.0)
 
 
+@pytest.mark.slow
 def test_a_run_gets_in_by_its_environment_and_leaves_no_secret(guarded, tls, tmp_path):
     (tmp_path / "run.toml").write_text(
         f'[kafka]\nsecurity = "sasl-tls"\nusername = "steppe"\nca = "{tls.certificate}"\npartitions = 2\n'

@@ -475,6 +475,7 @@ def test_drift_is_named(kafka):
     assert "retention.ms=1000 instead of 86400000" in words
 
 
+@pytest.mark.slow
 def test_a_deleted_topic_ends_the_reader_with_the_reason(kafka):
     connection = connected(kafka)
     with ends_of(connection) as (inlet, writer):

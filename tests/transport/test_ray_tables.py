@@ -75,6 +75,7 @@ def work(table: RayTable, worker: int, rounds: int) -> None:
     until(lambda: table.settled, table)
 
 
+@pytest.mark.slow
 def test_messages_add_up_whoever_ends_first(calls):
     workers = [
         threading.Thread(target=work, args=(calls.worker(), index, 20 * (index + 1))) for index in range(WORKERS)

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SUITE = Path(__file__).with_name("ray_conformance.py")
 
 
+@pytest.mark.slow
 def test_links_between_nodes():
     done = subprocess.run([sys.executable, SUITE], capture_output=True, text=True, timeout=590, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -147,6 +147,7 @@ def with_move(board, move):
     return after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", [0, 1, 4])
 @pytest.mark.parametrize(("opponent", "replies"), [("random", free), (Highest, highest), ("self", None)])
 def test_games_begin_where_they_should_as_often_as_they_should(opponent, replies, opening):

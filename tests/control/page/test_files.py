@@ -54,6 +54,7 @@ def test_the_page_asks_for_every_module_at_once():
     assert "import " not in (page_files.FOLDER / "live.js").read_text(), "it waits for no other module"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_films_are_those_of_the_run_alone(api: httpx.Client, house: Served, ended: list[str]):
     judged = api.get(f"/api/v1/runs/{ended[0]}/evaluations").json()["evaluations"]

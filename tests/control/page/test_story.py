@@ -85,6 +85,7 @@ def test_start_watch_scale_tune_and_stop(page: Page, api: httpx.Client):
     expect(page.get_by_role("log")).to_contain_text("STOPPED")
 
 
+@pytest.mark.slow
 def test_a_restarted_service_is_found_again(page: Page, house: Served):
     with house.client() as api:
         run = make(api, LONG, name="steady", actors=1)
