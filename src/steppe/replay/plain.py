@@ -39,7 +39,7 @@ def block_sum(address: int) -> float:
     """The sum of the 16 float32 at an address, in float64: four lanes first, then the lanes by pairs."""
     leaves = list((ctypes.c_float * 16).from_address(int(address)))
     a, b, c, d = (leaves[i] + leaves[4 + i] + leaves[8 + i] + leaves[12 + i] for i in range(4))
-    return (a + b) + (c + d)
+    return float((a + b) + (c + d))
 
 
 def group_sum(nodes: int, starts: int) -> float:
