@@ -6,7 +6,7 @@ UV_VERSION := 0.13.7
 
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve page test test-all test-kube steady coverage bench chaos soak fuzz check format pictures lock clean
+.PHONY: demo serve page test test-all test-kube steady coverage mutate bench chaos soak fuzz check format pictures lock clean
 
 $(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,10 @@ soak: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
 	$(BIN)/python scripts/fuzz_codec.py -max_total_time=$(or $(SECONDS_EACH),300)
+
+mutate: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps cosmic-ray==8.7.0 parso==0.8.7
+	$(BIN)/python scripts/mutate.py --report docs/mutation.md
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .

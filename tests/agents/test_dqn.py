@@ -53,8 +53,40 @@ def test_gradient_and_priorities_are_autograds(double, dueling):
     assert (errors < 1).any()
     np.testing.assert_allclose(agent.gradients(batch), expected, rtol=1e-4, atol=1e-6)
     learned = agent.learn(batch)
+    assert learned.updates == 1
     assert learned.stats["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert learned.stats["q_mean"] == pytest.approx(values.mean().item(), rel=1e-4)
+    assert learned.stats["td_error"] == pytest.approx(errors.mean(), rel=1e-4)
     np.testing.assert_allclose(learned.priorities, errors + 1e-6, rtol=1e-4)
+
+
+def test_the_first_step_is_adams():
+    """From zero moments a step is the learning rate times g / (|g| + 1e-8) of the clipped gradient."""
+    agent = make(learning_rate=0.01)
+    batch = invented_draw(SPEC, np.random.default_rng(3))
+    before = agent.flat.parameters.numpy().copy()
+    gradient = agent.gradients(batch)
+    large = np.abs(gradient) > 1e-4
+    assert large.sum() > 20
+    agent.learn(batch)
+    moved = agent.flat.parameters.numpy() - before
+    np.testing.assert_allclose(moved[large], -0.01 * np.sign(gradient[large]), rtol=2e-3)
+
+
+def test_observations_are_normalized_by_those_that_were_acted_on():
+    agent = make(normalize_obs=True)
+    segment = segment_for(agent)
+    agent.observe(segment, Progress(0, 100))
+    seen = segment["obs"][:-1][segment["valid"]].astype(np.float64)
+    arrays = agent.weights().arrays()
+    assert float(arrays["normalizer.count"]) == len(seen)
+    np.testing.assert_allclose(arrays["normalizer.mean"], seen.mean(axis=0))
+    np.testing.assert_allclose(arrays["normalizer.var"], seen.var(axis=0))
+
+
+def test_without_a_seed_it_is_seed_zero():
+    config = DQNConfig(hidden=(16,))
+    assert DQN(config, SPEC).weights().sha256() == DQN(config, SPEC, seed=0).weights().sha256()
 
 
 def test_dueling_values_are_value_plus_centred_advantage():

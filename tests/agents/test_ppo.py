@@ -67,7 +67,8 @@ def autograd_gradient(agent, batch, advantage):
     config, columns, valid = agent.config, batch.columns, batch["valid"]
     returns = torch.from_numpy((advantage + columns["value"])[valid]).float()
     gain = torch.from_numpy(advantage[valid]).float()
-    gain = (gain - gain.mean()) / (gain.std(unbiased=False) + 1e-8)
+    if config.normalize_advantage:
+        gain = (gain - gain.mean()) / (gain.std(unbiased=False) + 1e-8)
     action = torch.from_numpy(columns["action"][valid])
     agent.network.zero_grad(set_to_none=False)
     outputs, value = written_out(agent.network, torch.from_numpy(columns["obs"][:-1][valid]))
@@ -87,12 +88,65 @@ def autograd_gradient(agent, batch, advantage):
     return agent.flat.gradient.numpy().copy(), {"policy_loss": policy.item(), "clip_fraction": outside.item()}
 
 
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_the_gradient_is_autograds(kind):
-    agent, batch = agent_and_batch(kind, entropy_coef=0.02, gae_lambda=0.0)
+def test_the_gradient_is_autograds(kind, normalize):
+    agent, batch = agent_and_batch(kind, entropy_coef=0.02, gae_lambda=0.0, normalize_advantage=normalize)
     expected, terms = autograd_gradient(agent, batch, one_step_advantages(agent, batch))
     assert 0.1 < terms["clip_fraction"] < 0.9  # both sides of the clip are exercised
     np.testing.assert_allclose(agent.gradients(batch), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_means_beyond_the_bounds_cost_the_mean_square_of_how_far():
+    gradients = []
+    for coef in (0.0, 0.3):
+        agent, batch = agent_and_batch("box", bounds_coef=coef)
+        with torch.no_grad():
+            agent.network.towers.policy[-1].bias.copy_(torch.tensor([1.2, -0.9]))
+        gradients.append(agent.gradients(batch))
+    agent.network.zero_grad(set_to_none=False)
+    means = written_out(agent.network, torch.from_numpy(batch["obs"][:-1][batch["valid"]]))[0][:, :2]
+    beyond = (means.abs() - 1).clamp(min=0)
+    assert (beyond > 0).any()
+    assert (beyond == 0).any()
+    (0.3 * beyond.square().sum(1).mean()).backward()
+    np.testing.assert_allclose(gradients[1] - gradients[0], agent.flat.gradient.numpy(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("learners", [1, 3])
+def test_several_learners_normalize_advantages_by_what_all_of_them_have(learners):
+    """Learners with equal rows have the mean and the deviation of one of them."""
+    agent, batch = agent_and_batch()
+    alone = agent.gradients(batch)
+    agent.joint_sum = lambda sums: learners * sums
+    np.testing.assert_allclose(agent.gradients(batch), alone, rtol=1e-4, atol=1e-7)
+    batch["valid"][...] = False
+    batch["valid"][0, 0] = True
+    batch["reward"][0, 0] = 1.0
+    lone = agent.gradients(batch)
+    agent.joint_sum = None
+    if learners == 1:
+        np.testing.assert_array_equal(agent.gradients(batch), lone)  # one row in all is not normalized
+
+
+def test_gradient_norms_are_averaged_and_rollouts_counted():
+    agent, batch = agent_and_batch(epochs=3, minibatch_size=1000, learning_rate=1e-12)
+    norm = np.linalg.norm(agent.gradients(batch).astype(np.float64))
+    learned = agent.learn(batch)
+    assert learned.updates == 3
+    assert learned.stats["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    agent.learn(batch)
+    assert agent.state()["rollouts"] == 2
+
+
+@pytest.mark.parametrize(("allowed", "epochs"), [(0.99, 1), (1.01, 3)])
+def test_the_allowed_divergence_is_of_an_epochs_mean(allowed, epochs):
+    """With hardly any learning, every epoch has the divergence of the first."""
+    settings = {"minibatch_size": 4, "learning_rate": 1e-12}
+    first = agent_and_batch(epochs=1, **settings)[0].learn(agent_and_batch()[1])
+    assert first.updates > 2
+    agent, batch = agent_and_batch(epochs=3, target_kl=allowed * first.stats["approx_kl"], **settings)
+    assert agent.learn(batch).updates == epochs * first.updates
 
 
 def test_statistics_of_one_whole_pass_are_autograds():

@@ -133,3 +133,11 @@ def test_a_reset_row_gets_nothing_and_passes_nothing_on():
     assert not valid.all()
     assert (advantage[~valid] == 0).all()
     assert np.isfinite(advantage).all()
+
+
+def test_n_step_returns_step_over_a_reset_row_that_no_end_precedes():
+    """The row between belongs to nobody: rewards 1 and 1, then the value after the rows, 4, discounted twice."""
+    reward = np.array([[1.0], [np.nan], [1.0]], np.float32)
+    none, valid = np.zeros((3, 1), bool), np.array([[True], [False], [True]])
+    rows = (reward, reward, none, none, valid, reward * np.nan, np.array([4.0], np.float32))
+    np.testing.assert_array_equal(n_step_returns(*rows, 0.5, 9), [[2.5], [0.0], [3.0]])

@@ -89,6 +89,12 @@ def test_a_loss_that_is_no_number_names_the_update():
         judge(values_of(1), values_of(2), batch, double=True, value_rescaling=True).require_finite(17)
 
 
+def test_a_judgement_stays_as_it_is():
+    found = judge(values_of(1), values_of(2), windows(), double=True, value_rescaling=True)
+    with pytest.raises(AttributeError):
+        found.loss = 0.0
+
+
 def test_the_loss_of_advice_is_a_margin_over_every_other_action():
     rng = np.random.default_rng(3)
     values = rng.normal(size=(4, 6, 5)).astype(np.float32)
@@ -108,6 +114,13 @@ def test_the_loss_of_advice_is_a_margin_over_every_other_action():
     np.testing.assert_allclose(gradient, traced.grad.numpy(), atol=1e-7)
     assert np.abs(gradient).sum() > 0
     assert heed(values, advised, np.zeros_like(learn), 0.4)[0] == 0.0
+
+
+def test_the_advice_of_one_row_counts_whole():
+    values = np.array([[[1.0, 3.0]]], np.float32)
+    lag, gradient = heed(values, np.array([[[True, False]]]), np.ones((1, 1), bool), 0.5)
+    assert lag == 2.5
+    assert gradient.tolist() == [[[-1.0, 1.0]]]
 
 
 def test_sequences_begin_where_they_are_first_learned_from():
@@ -146,6 +159,7 @@ def test_the_share_of_random_actions_is_each_environments_own():
 
 def test_what_is_remembered_is_forgotten_at_starts_only():
     memory = Recollection((2,))
+    assert memory.state.shape == (0, 2), "there are no environments yet"
     memory.begin(3)
     first = memory.meet(np.ones(3, bool))
     assert not first.any()

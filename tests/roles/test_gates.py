@@ -120,6 +120,29 @@ class TestRounds:
         assert names(rounds.take(0)) == [(0, 1), (1, 1)]
         assert not rounds.ledger.dropped
 
+    def test_a_repeat_of_the_second_that_waits_is_given_back(self):
+        channel = LocalChannel(SPEC, 2, 3)
+        rounds = Rounds(channel, 2)
+        for sequence in (0, 1, 1):
+            segment_of(channel, 1, sequence)
+        assert rounds.take(0) == []
+        assert rounds.ledger.dropped == {"repeated": 1}
+        assert rounds.left() == 2
+
+    def test_one_that_comes_back_with_newer_weights_is_not_late(self):
+        """The learner has published version 2, and has not asked for its round yet."""
+        channel = LocalChannel(SPEC, 2, 4)
+        rounds = Rounds(channel, 2)
+        rounds.part(1)
+        for number in (0, 1):
+            segment_of(channel, 0, number, version=number)
+            assert names(rounds.take(number)) == [(0, number)]
+        segment_of(channel, 1, 0, version=2)
+        assert rounds.left() == 1
+        assert not rounds.ledger.dropped
+        segment_of(channel, 0, 2, version=2)
+        assert names(rounds.take(2)) == [(0, 2), (1, 0)]
+
     def test_goes_on_without_one_and_takes_it_in_again(self):
         """Actor 1 is out of rounds 1 and 2; its next segment, number 1, is for round 3."""
         channel = LocalChannel(SPEC, 2, 4)
@@ -206,6 +229,7 @@ class TestWindow:
         segment_of(self.channel, 1, 1)  # does not open the window anew
         assert window.take(0) == []
         self.clock.now_s += 0.1
+        assert window.left() == 0, "there are no rounds"
         assert names(window.take(0)) == [(1, 0), (1, 1)]
         assert window.take(0) == []
 

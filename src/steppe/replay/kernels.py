@@ -17,12 +17,19 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from steppe.replay import plain
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
     """Compile on first use and cache on disk; no fastmath, since results must be the same bit for bit everywhere."""
     return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def _instruction(emitting: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
+    """An instruction inside of compiled code, or its plain twin where compilation is off."""
+    return otherwise if numba.config.DISABLE_JIT else intrinsic(emitting)
 
 
 def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
@@ -37,7 +44,7 @@ def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 
 
 # memcpy(target, source, count) from address to address; of a constant count the compiler makes plain moves.
-copy_bytes = cast(Callable[[Any, Any, Any], None], intrinsic(_copy_bytes))
+copy_bytes = cast(Callable[[Any, Any, Any], None], _instruction(_copy_bytes, plain.copy_bytes))
 
 
 def _prefetch(typing: Any, address: Any) -> Any:
@@ -53,10 +60,10 @@ def _prefetch(typing: Any, address: Any) -> Any:
 
 
 # Asks for the cache line at an address, and does not wait for it.
-prefetch = cast(Callable[[Any], None], intrinsic(_prefetch))
+prefetch = cast(Callable[[Any], None], _instruction(_prefetch, plain.prefetch))
 
 
-def _load(kind: Any) -> Any:
+def _load(kind: Any, otherwise: Callable[[int], Any]) -> Any:
     def load(typing: Any, address: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = builder.inttoptr(args[0], context.get_value_type(kind).as_pointer())
@@ -64,12 +71,12 @@ def _load(kind: Any) -> Any:
 
         return kind(types.int64), emit
 
-    return intrinsic(load)
+    return _instruction(load, otherwise)
 
 
 # Reads a number at an address: without the arithmetic that indices from the end of an array need.
-load_float64 = cast(Callable[[Any], float], _load(types.float64))
-load_float32 = cast(Callable[[Any], float], _load(types.float32))
+load_float64 = cast(Callable[[Any], float], _load(types.float64, plain.load_float64))
+load_float32 = cast(Callable[[Any], float], _load(types.float32, plain.load_float32))
 
 
 def _num_passed(typing: Any, address: Any, number: Any) -> Any:
@@ -123,13 +130,11 @@ def _eight_times(builder: Any, number: Any) -> Any:
 
 
 # Several numbers at a time, in registers; every result is rounded as the same additions one by one would be.
-num_passed = cast(
-    Callable[[Any, Any], int], intrinsic(_num_passed)
-)  # of 8 float64 at an address, those not above a number
-block_sum = cast(Callable[[Any], float], intrinsic(_block_sum))  # of 16 float32 at an address
-group_sum = cast(
-    Callable[[Any, Any], float], intrinsic(_group_sum)
-)  # of 8 float64; writes their starts (see sumtree.py)
+# num_passed: of 8 float64 at an address, those not above a number; block_sum: of 16 float32 at an address;
+# group_sum: of 8 float64, and it writes their starts (see sumtree.py).
+num_passed = cast(Callable[[Any, Any], int], _instruction(_num_passed, plain.num_passed))
+block_sum = cast(Callable[[Any], float], _instruction(_block_sum, plain.block_sum))
+group_sum = cast(Callable[[Any, Any], float], _instruction(_group_sum, plain.group_sum))
 
 
 @compiled

@@ -1,0 +1,514 @@
+"""Mutation testing of the modules whose mistakes would be silent: `make mutate`.
+
+Each mutant is a module with one operator, number or keyword changed by an operator of cosmic-ray. It is tested in a fork
+of a process that has imported everything which does not depend on that module, with numba's compilation switched off, so
+that kernels are tested as Python. An import hook gives the fork the mutated source: no file is changed. Processes that a
+test starts anew import the module unchanged. Time limits are in CPU seconds, so that a busy machine changes nothing.
+
+`tests/mutation.toml` names the modules, their tests, and the survivors that no test can kill, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from multiprocessing import get_context
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LEAST_CPU_S = 5.0
+PATIENCE = 5.0  # a mutant may take this many times as much CPU time as the unchanged module
+LONGEST_WAIT_S = 300.0  # for a mutant that neither ends nor computes
+MEMORY_BYTES = 24 << 30  # of address space; a mutant that asks for more is killed by the MemoryError
+MOST_SURVIVORS = 0.1
+COMPILERS = {"compiled", "njit", "jit", "vectorize"}  # decorators that change nothing while compilation is off
+SAME_BUT_FOR_IDENTITY = ("_Eq_Is", "_NotEq_IsNot")  # small integers and interned strings are identical when equal
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module's source with one change, which is on `line_number`: `before` became `after`."""
+
+    module: str
+    operator: str
+    line_number: int
+    before: str
+    after: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a module's tests, with its source replaced unless `mutant` is None."""
+
+    module: str
+    tests: Sequence[str]
+    limit_cpu_s: float = 300.0
+    mutant: Mutant | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended: "killed", "timeout" (killed too) or "survived". `log` is what pytest printed, `imported` the
+    modules that were imported at the end, in their order, if the trial was of the unchanged module."""
+
+    trial: Trial
+    verdict: str
+    cpu_s: float
+    log: str
+    imported: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The outcomes of one module's mutants. `explained` are survivors with the reason why no test can kill them."""
+
+    module: str
+    outcomes: Sequence[Outcome]
+    survivors: Sequence[Mutant]
+    explained: Sequence[tuple[Mutant, str]]
+    seconds: float
+
+    @property
+    def too_many(self) -> bool:
+        """Whether more than a tenth survive without an explanation."""
+        return len(self.survivors) > MOST_SURVIVORS * len(self.outcomes)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all trials."""
+        return sum(outcome.cpu_s for outcome in self.outcomes)
+
+    def count(self, verdict: str) -> int:
+        """How many mutants ended this way."""
+        return sum(outcome.verdict == verdict for outcome in self.outcomes)
+
+
+# Mutants
+
+
+def draw(module: str, source: str, count: int, seed: int) -> list[Mutant]:
+    """Up to `count` mutants: places in the code in random order, one random change at each, then a second at each, …"""
+    dice = random.Random(f"{seed} {module}")
+    places = [changes for _, changes in sorted(_changes(source).items())]
+    dice.shuffle(places)
+    for changes in places:
+        dice.shuffle(changes)
+    rounds = max(map(len, places), default=0)
+    order = [changes[turn] for turn in range(rounds) for changes in places if turn < len(changes)]
+    found: list[Mutant] = []
+    for operator, occurrence in order:
+        if len(found) == count:
+            break
+        mutant = _mutant(module, source, operator, occurrence)
+        if mutant is not None:
+            found.append(mutant)
+    return found
+
+
+def _changes(source: str) -> dict[tuple[int, int], list[tuple[str, int]]]:
+    """The (operator, occurrence) pairs at each (line, column), without those in places that nothing executes."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.operators.provider import OperatorProvider
+
+    idle = list(_idle_ranges(ast.parse(source)))
+    nodes = list(ast_nodes(get_ast(source)))
+    found = defaultdict(list)
+    provider = OperatorProvider()
+    for name in sorted(provider):
+        if provider[name].arguments() or name.endswith(SAME_BUT_FOR_IDENTITY):
+            continue
+        operator, occurrence = provider[name](), 0
+        for node in nodes:
+            for begin, _ in operator.mutation_positions(node):
+                if not any(first <= begin < last for first, last in idle):
+                    found[begin].append((name, occurrence))
+                occurrence += 1
+    return found
+
+
+def _idle_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where annotations, blocks for the type checker and compiling decorators begin and end."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from (_range(part) for part in [node.returns, *filter(_compiles, node.decorator_list)] if part)
+        elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
+            yield _range(node.annotation)
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield _range(node)
+
+
+def _range(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    # A decorator begins with its @, which belongs to no node of its own.
+    return (node.lineno, max(0, node.col_offset - 1)), (node.end_lineno, node.end_col_offset)
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    name = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(name).rpartition(".")[2] in COMPILERS
+
+
+def _mutant(module: str, source: str, operator_name: str, occurrence: int) -> Mutant | None:
+    """None if the change leaves the program as it is, or is no program."""
+    from cosmic_ray.ast import Visitor, get_ast
+    from cosmic_ray.operators.provider import OperatorProvider
+
+    operator = OperatorProvider()[operator_name]()
+
+    class Change(Visitor):
+        seen = 0
+
+        def visit(self, node):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            for index, _ in enumerate(operator.mutation_positions(node)):
+                self.seen += 1
+                if self.seen == occurrence + 1:
+                    node = operator.mutate(node, index)
+            return node
+
+    try:
+        mutated = Change().walk(get_ast(source)).get_code()
+        if ast.dump(_parsed(mutated)) == ast.dump(_parsed(source)):
+            return None
+    except (SyntaxError, AttributeError):  # cosmic-ray cannot replace an exception with a dotted name
+        return None
+    old, new = source.splitlines(), mutated.splitlines()
+    [*_, (at, after)] = _difference(old, new)
+    return Mutant(module, operator_name, at + 1, old[at].strip(), after, mutated)
+
+
+def _difference(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The lines that changed, by their index in `old`, and what became of them: nothing, if they are gone."""
+    for kind, first, last, begin, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        for at in range(first, last) if kind != "equal" else ():
+            if old[at].strip():
+                yield at, new[begin + at - first].strip() if begin + at - first < end else ""
+
+
+def _parsed(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return ast.parse(source)
+
+
+# Trials
+
+
+class Substitute(MetaPathFinder):
+    """Import hook: one module is made from a given source instead of its file's."""
+
+    def __init__(self, name: str, path: Path, source: str) -> None:
+        self.name, self.path, self.source = name, path, source
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_file_location(name, self.path, loader=_Loader(self))
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, substitute: Substitute) -> None:
+        super().__init__(substitute.name, str(substitute.path))
+        self.source = substitute.source
+
+    def get_code(self, fullname: str) -> CodeType:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return compile(self.source, self.path, "exec", dont_inherit=True)
+
+
+class Barrier(MetaPathFinder):
+    """Import hook: one module cannot be imported, and so neither can what depends on it."""
+
+    class Stop(Exception):  # no ImportError, which modules handle
+        pass
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> None:
+        if name == self.name:
+            raise Barrier.Stop
+
+
+def preload(names: Sequence[str], without: str) -> None:
+    """Import these, except the module `without`, all that depends on it, and the tests."""
+    barrier = Barrier(without)
+    sys.meta_path.insert(0, barrier)
+    for name in names:
+        if name not in sys.modules and name.partition(".")[0] not in ("tests", "conftest", "__main__"):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    sys.meta_path.remove(barrier)
+    assert without not in sys.modules
+
+
+def run(trials: Sequence[Trial], jobs: int) -> Iterator[Outcome]:
+    """Each trial in a fork of this process, `jobs` at a time; outcomes in the order in which trials end."""
+    waiting, running = list(reversed(trials)), dict[int, tuple[Trial, float, Path]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                trial, room = waiting.pop(), Path(tempfile.mkdtemp(prefix="mutate-"))
+                running[_start(trial, room)] = trial, time.monotonic(), room
+            for pid, (trial, began, room) in list(running.items()):
+                ended, status, usage = os.wait4(pid, os.WNOHANG)
+                if not ended and time.monotonic() - began < LONGEST_WAIT_S + PATIENCE * trial.limit_cpu_s:
+                    continue
+                del running[pid]
+                yield _ended(trial, pid, room, status if ended else None, usage.ru_utime + usage.ru_stime)
+            time.sleep(0.02)
+    finally:
+        for pid, (trial, _, room) in running.items():
+            _ended(trial, pid, room, None, 0.0)
+
+
+def _ended(trial: Trial, pid: int, room: Path, status: int | None, cpu_s: float) -> Outcome:
+    """End what is left of a trial and remove its directory. `status` is None if it did not end by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if status is None:
+        os.waitpid(pid, 0)
+    log, imported = (room / "log").read_text(errors="replace"), room / "imported"
+    names = imported.read_text().split() if imported.exists() else []
+    shutil.rmtree(room, ignore_errors=True)
+    out_of_time = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
+    return Outcome(trial, "timeout" if out_of_time else "killed" if status else "survived", cpu_s, log, names)
+
+
+def _start(trial: Trial, room: Path) -> int:
+    """Fork; the child runs the tests and exits with pytest's code. It has a process group and a directory of its own."""
+    log = os.open(room / "log", os.O_CREAT | os.O_WRONLY)
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):  # the child does it too: whoever comes first
+            os.setpgid(pid, pid)
+        os.close(log)
+        return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        _limit(trial.limit_cpu_s)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(room)
+        if trial.mutant is not None:
+            sys.meta_path.insert(0, Substitute(trial.module, path_of(trial.module), trial.mutant.source))
+        code = _run_tests(trial.tests, room)
+        if trial.mutant is None:
+            (room / "imported").write_text("\n".join(sys.modules))
+    except BaseException:  # noqa: BLE001 - whatever it is, this fork ends here
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _limit(cpu_s: float) -> None:
+    """Bound this process's CPU time, from now on, and its address space."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = math.ceil(used.ru_utime + used.ru_stime + cpu_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+def _run_tests(tests: Sequence[str], room: Path) -> int:
+    import pytest
+    from hypothesis import HealthCheck, Phase, settings
+
+    settings.register_profile(
+        "mutate",
+        derandomize=True,
+        max_examples=25,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],  # one failing example is enough, however large
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("mutate")
+    sys.dont_write_bytecode = False  # test files are compiled once, not for every mutant; mutants are never written
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    options = [
+        "-p",
+        "pytest_timeout",
+        "-x",
+        "-q",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={room / 'tests'}",
+    ]
+    # Modules are imported already; and compiled code would not warn of an overflow either.
+    ignored = ("ignore::pytest.PytestAssertRewriteWarning", "ignore::RuntimeWarning")
+    options += [word for warning in ignored for word in ("-W", warning)]
+    return int(pytest.main([*options, *tests], plugins=[_Worker()]))
+
+
+class _Worker:
+    """Plugin for pytest: what the first process of a session does once, as tests/conftest.py says, is not for a fork."""
+
+    def pytest_configure(self, config: Any) -> None:
+        config.workerinput = {"workerid": "mutate"}
+
+
+def path_of(module: str) -> Path:
+    """The module's file, found without importing it."""
+    for folder in sys.path:
+        path = Path(folder, *module.split(".")).with_suffix(".py")
+        if path.is_file():
+            return path.resolve()
+    raise SystemExit(f"There is no module {module}: correct its name in the table.")
+
+
+# The whole
+
+
+def prepare() -> None:
+    """Switch off compilation and threads, before anything else is imported."""
+    os.environ.update(NUMBA_DISABLE_JIT="1", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+
+def examine(
+    module: str, tests: Sequence[str], explained: Sequence[dict[str, str]], args: argparse.Namespace
+) -> Summary:
+    """Test a module unchanged, which must pass, then its mutants. This process is of no use for another module."""
+    began = time.monotonic()
+    [base] = run([Trial(module, tests)], 1)
+    if base.verdict != "survived":
+        raise SystemExit(f"{module}: its tests fail without a mutation.\n{base.log[-3000:]}")
+    preload(base.imported, without=module)
+    limit_cpu_s = max(LEAST_CPU_S, PATIENCE * base.cpu_s)
+    mutants = draw(module, path_of(module).read_text(), args.count, args.seed)
+    outcomes = list(run([Trial(module, tests, limit_cpu_s, mutant) for mutant in mutants], args.jobs))
+    return summarize(module, outcomes, explained, time.monotonic() - began)
+
+
+def summarize(module: str, outcomes: Sequence[Outcome], explained: Sequence[dict[str, str]], seconds: float) -> Summary:
+    """Survivors in the order of their lines, those that have an explanation apart."""
+    reasons = {(one["module"], one["line"], one["becomes"]): one["why"] for one in explained}
+    survived = [o.trial.mutant for o in outcomes if o.verdict == "survived" and o.trial.mutant is not None]
+    survived.sort(key=lambda mutant: mutant.line_number)
+    known = {mutant: reasons.get((module, mutant.before, mutant.after)) for mutant in survived}
+    return Summary(
+        module,
+        outcomes,
+        [mutant for mutant, why in known.items() if why is None],
+        [(mutant, why) for mutant, why in known.items() if why is not None],
+        seconds,
+    )
+
+
+def _progress(summary: Summary) -> str:
+    lines = [
+        f"{summary.module}: {len(summary.outcomes)} mutants, {len(summary.survivors)} survived, "
+        f"{len(summary.explained)} explained, {summary.count('timeout')} timeouts, {summary.seconds:.0f} s "
+        f"({summary.cpu_s:.0f} s of CPU)"
+    ]
+    lines += [f"  line {m.line_number}, {m.operator}\n    - {m.before}\n    + {m.after}" for m in summary.survivors]
+    return "\n".join(lines)
+
+
+def report(summaries: Sequence[Summary], seed: int) -> str:
+    """A page in Markdown: a table by module, then the survivors."""
+    lines = [
+        "# Mutation testing",
+        "",
+        "Written by `make mutate` (scripts/mutate.py). Each mutant is a module with one operator, number, keyword, condition,",
+        "loop, handler or decorator changed by cosmic-ray; a module's own tests (tests/mutation.toml) run on it with numba's",
+        f"compilation off. Mutants are drawn with seed {seed}, spread over the places in the code. A mutant that exceeds its",
+        "time limit counts as killed. Annotations and decorators that only compile are left out, and so is `is` for `==`.",
+        "",
+        "| module | mutants | killed | timeouts | survived | explained | CPU seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in summaries:
+        cells = [one.module, len(one.outcomes), one.count("killed"), one.count("timeout")]
+        cells += [len(one.survivors), len(one.explained), round(one.cpu_s)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    totals = [
+        sum(len(one.outcomes) for one in summaries),
+        *(sum(one.count(v) for one in summaries) for v in ("killed", "timeout")),
+    ]
+    totals += [sum(len(one.survivors) for one in summaries), sum(len(one.explained) for one in summaries)]
+    totals.append(round(sum(one.cpu_s for one in summaries)))
+    lines.append("| all | " + " | ".join(map(str, totals)) + " |")
+    lines += ["", "## Survivors", "", *_survivor_lines([(m, "") for one in summaries for m in one.survivors])]
+    lines += ["## Explained survivors", "", *_survivor_lines([pair for one in summaries for pair in one.explained])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _survivor_lines(survivors: Sequence[tuple[Mutant, str]]) -> Iterator[str]:
+    if not survivors:
+        yield from ("None.", "")
+    for mutant, why in survivors:
+        yield f"{mutant.module}, line {mutant.line_number}" + (f": {why}" if why else "")
+        yield from ("", "```diff", f"- {mutant.before}", f"+ {mutant.after}", "```", "")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Mutation testing: see the top of this file.")
+    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only these modules, e.g. steppe.agents.returns")
+    parser.add_argument("--list", action="store_true", help="print the drawn mutants and test nothing")
+    parser.add_argument("--count", type=int, default=60, help="mutants per module")
+    parser.add_argument("--seed", type=int, default=19, help="of the draws")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tested at a time")
+    parser.add_argument(
+        "--table", type=Path, default=ROOT / "tests" / "mutation.toml", help="modules, tests, explanations"
+    )
+    parser.add_argument("--report", type=Path, help="write the result to this file, as Markdown")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    table = tomllib.loads(args.table.read_text())
+    unknown = set(args.only or ()) - set(table["modules"])
+    if unknown:
+        raise SystemExit(f"{args.table.name} has no {', '.join(sorted(unknown))}: give names from its table `modules`.")
+    modules = {name: tests for name, tests in table["modules"].items() if not args.only or name in args.only}
+    if args.list:
+        for module in modules:
+            for mutant in draw(module, path_of(module).read_text(), args.count, args.seed):
+                print(f"{module}:{mutant.line_number} {mutant.operator}\n    - {mutant.before}\n    + {mutant.after}")
+        return 0
+    prepare()
+    summaries = []
+    for module, tests in modules.items():
+        with ProcessPoolExecutor(1, get_context("fork")) as process:
+            summaries.append(process.submit(examine, module, tests, table.get("explained", []), args).result())
+        print(_progress(summaries[-1]), flush=True)
+    if args.report:
+        args.report.write_text(report(summaries, args.seed))
+    crowded = [summary.module for summary in summaries if summary.too_many]
+    if crowded:
+        print(f"More than {MOST_SURVIVORS:.0%} of the mutants survive unexplained in: {', '.join(crowded)}")
+    return 1 if crowded else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""The gate by itself, without a service around it: tokens, sessions, hosts, origins and limits, at their exact edges."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from steppe.control import auth
+from steppe.control.auth import Bucket, Caller, Gate, Keys, Limits, Refused, header_map, require_safe_bind
+from steppe.core.errors import DamagedFile, UsageError
+
+pytestmark = pytest.mark.unit
+
+SECRET = "s" * 20  # as short as it may be
+STORED = {"read": "r" * 20, "control": "c" * 20, "admin": "a" * 20, "signing": SECRET}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time as the gate sees it, which stands still until a test moves it."""
+    told = SimpleNamespace(monotonic_s=time.monotonic() + 1.0, wall_s=1_000_000.5)
+    monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: told.monotonic_s, time=lambda: told.wall_s))
+    return told
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    path = tmp_path / "tokens.json"
+    path.write_text(json.dumps(STORED))
+    return Keys(path)
+
+
+def signed(purpose: str, text: str) -> str:
+    """HMAC-SHA256 by the standard library, of the purpose and the text."""
+    return hmac.new(SECRET.encode(), f"{purpose}:{text}".encode(), hashlib.sha256).hexdigest()
+
+
+def bearer(scope: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {STORED[scope]}"}
+
+
+def refusal(gate: Gate, address: str, method: str, headers: dict[str, str]) -> tuple[int, str]:
+    with pytest.raises(Refused) as refused:
+        gate.admit(address, method, headers)
+    assert str(refused.value) == refused.value.detail
+    return refused.value.status, refused.value.code
+
+
+def test_what_is_fixed():
+    """A session lasts half a day, a link a quarter of an hour; a body has at most 64 KiB."""
+    assert (auth.SESSION_S, auth.LINK_S) == (43_200.0, 900.0)
+    assert Limits() == Limits(burst=200.0, per_s=50.0, guesses=10.0, guesses_per_s=0.1, body_bytes=65_536)
+    with pytest.raises(AttributeError):
+        Limits().burst = 1.0  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Caller("x", "read").scope = "admin"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("scope", "allowed"), [("read", 1), ("control", 2), ("admin", 3)])
+def test_a_scope_may_what_those_before_it_may(scope, allowed):
+    assert [Caller("x", scope).may(other) for other in ("read", "control", "admin")] == [True] * allowed + [False] * (
+        3 - allowed
+    )
+
+
+def test_a_bucket_fills_at_its_rate_up_to_its_size(clock):
+    bucket = Bucket(3.0, 2.0, seen_s=clock.monotonic_s)
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+    clock.monotonic_s += 0.25
+    assert bucket.empty()
+    assert not bucket.take(), "half of one is there"
+    clock.monotonic_s += 0.25
+    assert not bucket.empty()
+    assert bucket.take(), "what had come before the refusal is not lost"
+    assert not bucket.take(0.5)
+    clock.monotonic_s += 100.0
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False], "it holds no more than its size"
+    clock.monotonic_s += 1.0
+    assert bucket.take(1.5)
+    assert bucket.left == pytest.approx(0.5)
+    clock.monotonic_s += 100.0
+    assert not Bucket(1.0, 0.0).empty()
+    assert Bucket(0.5, 9.0, seen_s=clock.monotonic_s - 9.0).empty(), "it never holds one"
+
+
+def test_new_tokens_differ_and_only_their_owner_reads_them(tmp_path):
+    path = tmp_path / "tokens.json"
+    keys = Keys(path)
+    stored = json.loads(path.read_text())
+    assert sorted(stored) == ["admin", "control", "read", "signing"]
+    assert len(set(stored.values())) == 4
+    assert min(map(len, stored.values())) >= 43, "32 random bytes"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert keys.tokens == {scope: stored[scope] for scope in ("read", "control", "admin")}
+    path.chmod(0o644)
+    assert Keys(path).tokens == keys.tokens, "they stay at the next start"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "3", json.dumps({**STORED, "signing": SECRET[1:]}), json.dumps({**STORED, "read": "r" * 19})]
+    + [json.dumps({name: text for name, text in STORED.items() if name != left}) for left in STORED],
+)
+def test_a_damaged_file_is_named(tmp_path, text):
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    with pytest.raises(DamagedFile, match="remove it"):
+        Keys(path)
+
+
+def test_tokens_are_told_apart(keys):
+    for scope in ("read", "control", "admin"):
+        assert keys.of_token(STORED[scope]) == Caller(f"token:{scope}", scope)
+    for wrong in ("", STORED["read"][1:], STORED["read"] + "r", SECRET, "ä"):
+        assert keys.of_token(wrong) is None
+
+
+def test_a_link_signs_in_once_and_in_time(keys, clock):
+    first, second, third = (keys.new_link() for _ in range(3))
+    assert len({first, second, third}) == 3
+    assert len(first) >= 32, "24 random bytes"
+    clock.monotonic_s += 900.0
+    cookie = keys.sign_in(first)
+    assert cookie is not None
+    assert keys.sign_in(first) is None
+    assert keys.sign_in("never given out") is None
+    clock.monotonic_s += 0.01
+    assert keys.sign_in(second) is None, "it is too late"
+    body, _, signature = cookie.rpartition(".")
+    identity, _, until = body.rpartition(".")
+    assert len(identity) >= 22, "16 random bytes"
+    assert int(until) == 1_043_200, "12 hours from now"
+    assert signature == signed("session", body)
+    assert keys.of_cookie(cookie) == Caller(f"session:{identity[:6]}", "admin", session=body)
+    assert keys.csrf(body) == signed("csrf", body)
+
+
+def test_a_cookie_is_good_until_its_time_and_as_signed(keys, clock):
+    clock.wall_s = 500.0
+
+    def cookie(body: str, purpose: str = "session") -> str:
+        return f"{body}.{signed(purpose, body)}"
+
+    assert keys.of_cookie(cookie("abcdefgh.500")) == Caller("session:abcdef", "admin", session="abcdefgh.500")
+    assert keys.of_cookie(cookie("abcdefgh.499")) is None
+    assert keys.of_cookie(cookie("abcdefgh.500", "csrf")) is None
+    for body in ("abcdefgh.-600", "abcdefgh.", "abcdefgh.6e9", "abcdefgh"):
+        assert keys.of_cookie(cookie(body)) is None, body
+    for wrong in ("", ".", "abcdefgh.500", "abcdefgh.500.", cookie("abcdefgh.500")[:-1], "ä.500.ä"):
+        assert keys.of_cookie(wrong) is None, wrong
+
+
+def test_who_is_let_in(keys):
+    gate = Gate(keys)
+    for text in (f"Bearer {STORED['read']}", f"bearer  {STORED['read']} "):
+        assert gate.admit("a", "DELETE", {"authorization": text}).scope == "read"
+    cookie = keys.sign_in(keys.new_link())
+    for headers in (
+        {},
+        {"authorization": ""},
+        {"authorization": f"Basic {STORED['read']}"},
+        {"authorization": STORED["read"]},
+        {"authorization": "Bearer wrong", "cookie": f"steppe_session={cookie}"},
+        {"cookie": f"other={cookie}"},
+        {"cookie": "steppe_session=wrong"},
+        {"cookie": "a]b=c; steppe_session"},
+    ):
+        assert refusal(gate, "b", "GET", headers) == (401, "token"), headers
+    assert gate.admit("c", "GET", {"cookie": f"x=y; steppe_session={cookie}"}).session is not None
+
+
+def test_a_cookie_changes_nothing_without_the_pages_token(keys):
+    gate = Gate(keys)
+    cookie = keys.sign_in(keys.new_link())
+    headers = {"cookie": f"steppe_session={cookie}"}
+    body = cookie.rpartition(".")[0]
+    for method in ("GET", "HEAD", "OPTIONS"):
+        assert gate.admit("a", method, headers).scope == "admin"
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        assert refusal(gate, "a", method, headers) == (403, "csrf")
+        assert refusal(gate, "a", method, {**headers, "x-csrf-token": signed("session", body)}) == (403, "csrf")
+        assert gate.admit("a", method, {**headers, "x-csrf-token": signed("csrf", body)}).scope == "admin"
+    assert gate.admit("a", "POST", bearer("control")).scope == "control", "a token comes from no page"
+
+
+def test_wrong_tokens_shut_an_address_out_until_it_waited(keys, clock):
+    gate = Gate(keys, limits=Limits(guesses=2.0, guesses_per_s=0.5))
+    for _ in range(5):
+        assert refusal(gate, "a", "GET", {}) == (401, "token"), "who sends nothing guesses nothing"
+    wrong = {"authorization": "Bearer wrong"}
+    assert refusal(gate, "a", "GET", wrong) == (401, "token")
+    assert refusal(gate, "a", "GET", {"cookie": "steppe_session=wrong"}) == (401, "token")
+    assert refusal(gate, "a", "GET", bearer("read")) == (429, "too_many_guesses")
+    assert gate.admit("b", "GET", bearer("read")).scope == "read"
+    clock.monotonic_s += 2.5
+    assert gate.admit("a", "GET", bearer("read")).scope == "read", "a right token costs no guess"
+    gate.guessed("a")
+    with pytest.raises(Refused) as refused:
+        gate.guessed("a")
+    assert (refused.value.status, refused.value.code) == (429, "too_many_guesses")
+
+
+def test_requests_are_counted_by_caller(keys, clock):
+    gate = Gate(keys, limits=Limits(burst=2.0, per_s=1.0))
+    assert [gate.admit("a", "GET", bearer("read")).name for _ in range(2)] == ["token:read"] * 2
+    assert refusal(gate, "b", "GET", bearer("read")) == (429, "rate")
+    assert gate.admit("a", "GET", bearer("admin")).name == "token:admin"
+    clock.monotonic_s += 1.5
+    assert gate.admit("a", "GET", bearer("read")).name == "token:read"
+
+
+def test_of_ten_thousand_addresses_the_oldest_are_forgotten(keys):
+    gate = Gate(keys, limits=Limits(guesses=1.0, guesses_per_s=0.0))
+    gate.guessed("first")
+    for number in range(10_000):
+        gate.guessed(str(number))
+    with pytest.raises(Refused):
+        gate.guessed("first")  # the 10,001st is kept as well
+    with pytest.raises(Refused):
+        gate.guessed("9999")
+    gate.guessed("one more")
+    gate.guessed("first")
+    with pytest.raises(Refused):
+        gate.guessed("9999")
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:80", "localhost:8000", "LocalHost", "[::1]:9", "lab.example", "LAB.example:1"]
+)
+def test_own_names_are_answered_to(keys, host):
+    gate = Gate(keys, ("Lab.Example",))
+    gate.check_address({"host": host})
+    for origin in (f"http://{host}", f"https://{host.upper()}"):
+        gate.check_address({"host": host, "origin": origin, "sec-fetch-site": "same-origin"})
+    gate.check_address({"host": host, "sec-fetch-site": "none"})
+
+
+@pytest.mark.parametrize(
+    "host", [None, "", "evil.example", "lab.example.evil", "localhost@evil.example", "[::1", ":80"]
+)
+def test_other_names_are_refused(keys, host):
+    with pytest.raises(Refused) as refused:
+        Gate(keys, ("lab.example",)).check_address({} if host is None else {"host": host})
+    assert (refused.value.status, refused.value.code) == (403, "host")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": origin}
+        for origin in ("", "null", "http://localhost:81", "ftp://localhost:80", "http://[", "localhost:80")
+    ]
+    + [{"sec-fetch-site": site} for site in ("cross-site", "same-site", "")],
+)
+def test_other_origins_are_refused(keys, headers):
+    with pytest.raises(Refused) as refused:
+        Gate(keys).check_address({"host": "localhost:80", **headers})
+    assert (refused.value.status, refused.value.code) == (403, "origin")
+
+
+def test_a_service_open_to_others_needs_a_name():
+    for host in ("127.0.0.1", "localhost", "::1"):
+        require_safe_bind(host, ())
+    require_safe_bind("0.0.0.0", ("lab.example",))
+    for host in ("0.0.0.0", "::", "192.168.0.1"):
+        with pytest.raises(UsageError, match="--allow-host"):
+            require_safe_bind(host, ())
+
+
+def test_repeated_headers():
+    """Of repeated ones the last counts; two hosts are none, so that no proxy can be played off against this service."""
+    pairs = [(b"Host", b"localhost"), (b"X-One", b"1"), (b"x-one", b"\xe9"), (b"COOKIE", b"a=b")]
+    assert header_map({"headers": pairs}) == {"host": "localhost", "x-one": "é", "cookie": "a=b"}
+    assert header_map({"headers": [*pairs, (b"host", b"localhost")]})["host"] == ""
+    assert header_map({"headers": []}) == {}
