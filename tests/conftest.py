@@ -91,6 +91,7 @@ def descendants() -> set[int]:
 def _servers() -> set[int | None]:
     from multiprocessing import forkserver, resource_tracker
 
+    # multiprocessing says nowhere else which processes its two servers are.
     return {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
 
 

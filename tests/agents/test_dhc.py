@@ -147,7 +147,7 @@ def test_the_gradient_is_that_of_the_loss_by_the_book(double, learn_from):
     agent = agent_of(world.spec, double=double, learn_from=learn_from, lesson_agents=[2, 3], batch_size=4)
     batch = drawn(agent, Walk(agent, world))
     target = agent_of(world.spec, seed=9, lesson_agents=[2, 3])
-    agent._target.flat.copy_from(target.flat)
+    agent.restore(agent.state() | {"target": target.weights().buffer})
     found = agent.gradients(batch)
     agent.flat.gradient.zero_()
     naive_loss(agent, target.network, batch, first_only=learn_from == "first").backward()
@@ -234,7 +234,7 @@ def test_environments_have_places_on_the_ladder():
     shares = []
     for actor in range(2):
         agent.begin(4 * AGENTS, np.random.default_rng(0), actor=actor, num_actors=2)
-        shares += agent._epsilon.tolist()
+        shares += agent.epsilon.tolist()
     assert sorted(shares) == pytest.approx(sorted(0.4 ** (1 + 7 * i / 7) for i in range(8)))
 
 
@@ -354,7 +354,7 @@ def test_the_step_size_is_halved_on_time_and_the_target_follows():
     rates, targets = [], []
     for _ in range(5):
         rates.append(agent.learn(batch).stats["learning_rate"])
-        targets.append(agent._target.flat.weights().sha256())
+        targets.append(agent.state()["target"].tobytes())
     assert rates == pytest.approx([0.001, 0.001, 0.0005, 0.00025, 0.00025])
     assert targets[0] == targets[1] != targets[2] == targets[3]
 

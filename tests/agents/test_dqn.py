@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from steppe.agents.dqn import DQN
+from steppe.agents.flat import FlatModule
 from steppe.core.agent import Progress
 from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
 from steppe.core.errors import NotFinite, WorldError
@@ -153,12 +154,15 @@ def test_the_target_network_follows_environment_steps_and_stays_within_a_block()
     assert (agent.state()["target"] != moved).any()
 
 
-def test_an_actor_builds_neither_optimizer_nor_target():
-    agent = make()
+def test_an_actor_builds_neither_optimizer_nor_target(monkeypatch):
+    agent, twins = make(), []
+    twin = FlatModule.twin
+    monkeypatch.setattr(FlatModule, "twin", lambda flat: twins.append(flat) or twin(flat))
     agent.act(np.zeros((4, 3), np.float32), np.zeros(4, bool))
     agent.load(agent.weights().copy())
-    assert agent._adam is None
-    assert not agent._target.made
+    assert twins == []
+    assert agent.state()["adam"] == {}
+    assert twins == [agent.flat], "a checkpoint needs one"
 
 
 def test_a_loss_that_is_not_a_number_is_named_with_its_update():

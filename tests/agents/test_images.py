@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from steppe.agents import make_agent
 from steppe.agents.networks import CNN, Scaled, Unrolled
+from steppe.agents.q_network import QValues
 from steppe.core.algorithms import DQNConfig, PPOConfig
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 
@@ -79,7 +80,8 @@ def test_what_acts_is_what_learns(config):
     if algo == "ppo":
         run, traced = agent.network.run(obs), agent.network.trace(obs)
     else:
-        run, traced = (agent._online(obs),), (agent._online.trace(obs),)
+        values = QValues(agent.flat)
+        run, traced = (values(obs).copy(),), (values.trace(obs),)
     for one, other in zip(run, traced, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(obs, given)

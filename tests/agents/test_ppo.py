@@ -237,9 +237,9 @@ def test_the_optimizer_is_built_at_the_first_update_only():
     agent, batch = agent_and_batch()
     agent.act(batch["obs"][0], np.zeros(4, bool))
     agent.gradients(batch)
-    assert agent._adam is None
+    assert agent.state()["adam"] == {}
     agent.learn(batch)
-    assert agent._adam is not None
+    assert agent.state()["adam"] != {}
 
 
 def test_acting_leaves_torchs_generator_alone():

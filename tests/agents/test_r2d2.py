@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from steppe.agents.flat import FlatModule
 from steppe.agents.r2d2 import R2D2
 from steppe.core import codec
 from steppe.core.agent import Progress
@@ -137,10 +138,11 @@ def test_gradients_are_those_of_the_formula(cell):
     """Autograd through windows of one environment at a time, with the state cut off where learning begins."""
     agent = make(cell)
     memory, _ = filled(agent)
-    agent._target.follow(0)
+    agent.restore(agent.state())  # from now on there is a target network
+    older = leaves_of(agent.network)
     disturb(agent)
     batch = memory.sample()
-    older, leaves, losses = leaves_of(agent._target.flat.module), leaves_of(agent.network), []
+    leaves, losses = leaves_of(agent.network), []
     for n in range(batch["learn"].shape[1]):
         rows, obs = np.flatnonzero(batch["learn"][:, n]), batch["obs"][:, n]
         state = torch.from_numpy(batch["hidden"][n]).double()
@@ -209,14 +211,17 @@ def test_going_on_in_the_middle_of_an_episode_is_exact(cell):
 def test_an_actor_explores_by_its_place_on_the_ladder():
     agent = make()
     agent.begin(2, np.random.default_rng(0), actor=1, num_actors=2)
-    np.testing.assert_allclose(agent._epsilon, [0.4 ** (1 + 7 / 3), 0.4**8])
+    np.testing.assert_allclose(agent.epsilon, [0.4 ** (1 + 7 / 3), 0.4**8])
 
 
-def test_an_actor_builds_neither_optimizer_nor_target():
-    agent = make()
+def test_an_actor_builds_neither_optimizer_nor_target(monkeypatch):
+    agent, twins = make(), []
+    twin = FlatModule.twin
+    monkeypatch.setattr(FlatModule, "twin", lambda flat: twins.append(flat) or twin(flat))
     Walk(agent).segment()
-    assert agent._adam is None
-    assert not agent._target.made
+    assert twins == []
+    assert agent.state()["adam"] == {}
+    assert twins == [agent.flat], "a checkpoint needs one"
 
 
 def test_the_target_network_follows_environment_steps():
@@ -225,9 +230,9 @@ def test_the_target_network_follows_environment_steps():
     agent.observe(walk.segment(), Progress(10))
     disturb(agent)
     agent.observe(walk.segment(), Progress(99))
-    assert agent._target.flat.weights().sha256() != agent.flat.weights().sha256()
+    assert (agent.state()["target"] != agent.weights().buffer).any()
     agent.observe(walk.segment(), Progress(100))
-    assert agent._target.flat.weights().sha256() == agent.flat.weights().sha256()
+    np.testing.assert_array_equal(agent.state()["target"], agent.weights().buffer)
 
 
 def test_what_it_cannot_do_is_refused():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.passes import SequencePass
+from steppe.agents.passes import Rollout, SequencePass
 from steppe.agents.ppo import PPO
+from steppe.agents.recurrence import Recurrence
 from steppe.core import codec
 from steppe.core.algorithms import PPOConfig
 from steppe.core.config import EnvConfig
@@ -69,6 +70,37 @@ def by_torch(agent, leaves, segment, env, first, until, then=None):
     return outputs[:, :-1], outputs[:, -1]
 
 
+def rollout_of(segment):
+    """What the passes read of a rollout; the advantages are for the loss alone."""
+    batch, none = Batch(segment.columns), np.zeros(NUM_STEPS * NUM_ENVS)
+    return Rollout(
+        batch=batch,
+        rows=np.flatnonzero(batch["valid"]),
+        action=batch["action"].reshape(NUM_STEPS * NUM_ENVS, *batch["action"].shape[2:]),
+        logp=batch["logp"].ravel(),
+        advantage=none,
+        returns=none,
+        explained_variance=0.0,
+    )
+
+
+def observation_after(segment, env, until):
+    """What follows a stretch."""
+    return segment["final_obs"][until - 1, env] if segment.cut[until - 1, env] else segment["obs"][until, env]
+
+
+def one_step_returns(agent, leaves, segment):
+    """[T · B]: the reward and the discounted value after it, noted while acting or, after a stretch, as it is now."""
+    found = np.zeros((NUM_STEPS, NUM_ENVS))
+    for b in range(NUM_ENVS):
+        for first, until in stretches(segment, b):
+            values = by_torch(agent, leaves, segment, b, first, until, observation_after(segment, b, until))[1]
+            last = 0.0 if segment["terminated"][until - 1, b] else values[-1].item()
+            following = np.append(segment["value"][first + 1 : until, b].astype(np.float64), last)
+            found[first:until, b] = segment["reward"][first:until, b] + agent.config.gamma * following
+    return found.ravel()
+
+
 def log_probabilities(logits, action):
     return torch.log_softmax(logits, dim=1)[torch.arange(len(action)), torch.from_numpy(action)]
 
@@ -98,9 +130,9 @@ def test_nothing_has_moved_before_the_first_update(env, vector, cell):
     """The learner comes to the same probabilities as the actor did, in any minibatch of whole environments."""
     agent, collect = make(env, vector, cell)
     for _ in range(3):
-        rollout = agent._prepare(Batch(collect().columns))
-        for rows in agent._pass.minibatches(rollout, 2 * NUM_STEPS, np.random.default_rng(0)):
-            outputs, _ = agent._pass.trace(rollout, rows)
+        rollout, through = rollout_of(collect()), SequencePass(agent.network)
+        for rows in through.minibatches(rollout, 2 * NUM_STEPS, np.random.default_rng(0)):
+            outputs, _ = through.trace(rollout, rows)
             logp = agent.choices.evaluate(outputs, rollout.action[rows])[0]
             np.testing.assert_allclose(logp, rollout.logp[rows], rtol=1e-4, atol=1e-5)
 
@@ -112,10 +144,10 @@ def test_values_after_a_cut_remember_what_was_before_it(cell):
     leaves, cuts = leaves_of(agent.network), 0
     for _ in range(4):
         segment = collect()
-        last_value, final_value = agent._pass.bootstrap(Batch(segment.columns))
+        last_value, final_value = SequencePass(agent.network).bootstrap(Batch(segment.columns))
         for b in range(NUM_ENVS):
             for first, until in stretches(segment, b):
-                then = segment["final_obs"][until - 1, b] if segment.cut[until - 1, b] else segment["obs"][until, b]
+                then = observation_after(segment, b, until)
                 expected = by_torch(agent, leaves, segment, b, first, until, then)[1][-1].item()
                 if segment["truncated"][until - 1, b]:
                     assert final_value[until - 1, b] == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -137,13 +169,11 @@ def test_gradients_are_those_of_the_formula(env, vector, cell):
     agent.flat.parameters += 0.1 * torch.randn(agent.flat.parameters.shape, generator=stream)
     if "Counting" in env:
         agent.network.body.tower.gates[0].weight.data[0] = 0.0
-    batch = Batch(segment.columns)
-    rollout = agent._prepare(batch)
-    gain = rollout.advantage[rollout.rows].astype(np.float64)
-    gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+    leaves, rollout, total = leaves_of(agent.network), rollout_of(segment), 0.0
+    returns, count = one_step_returns(agent, leaves, segment), len(rollout.rows)
+    gain = (returns - segment["value"].ravel())[rollout.rows]
     gains = np.zeros(NUM_STEPS * NUM_ENVS)
-    gains[rollout.rows] = gain
-    leaves, total, count = leaves_of(agent.network), 0.0, len(rollout.rows)
+    gains[rollout.rows] = (gain - gain.mean()) / (gain.std() + 1e-8)
     for b in range(NUM_ENVS):
         for first, until in stretches(segment, b):
             rows = np.arange(first, until) * NUM_ENVS + b
@@ -152,18 +182,18 @@ def test_gradients_are_those_of_the_formula(env, vector, cell):
             aim = torch.from_numpy(gains[rows])
             policy = torch.min(ratio * aim, ratio.clamp(0.8, 1.2) * aim)
             entropy = torch.distributions.Categorical(logits=logits).entropy()
-            error = (values - torch.from_numpy(rollout.returns[rows])) ** 2
+            error = (values - torch.from_numpy(returns[rows])) ** 2
             total = total + (-policy + 0.5 * error - 0.01 * entropy).sum() / count
     total.backward()
     expected = np.concatenate([leaf.grad.numpy().ravel() for leaf in leaves.values()])
-    found = agent.gradients(batch)
+    found = agent.gradients(rollout.batch)
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-5 * np.abs(expected).max())
 
 
 def test_minibatches_are_whole_environments():
     agent, collect = make()
-    rollout = agent._prepare(Batch(collect().columns))
-    parts = list(agent._pass.minibatches(rollout, 2 * NUM_STEPS, np.random.default_rng(0)))
+    rollout = rollout_of(collect())
+    parts = list(SequencePass(agent.network).minibatches(rollout, 2 * NUM_STEPS, np.random.default_rng(0)))
     assert len(parts) == 2
     assert sorted(np.concatenate(parts)) == rollout.rows.tolist()
     envs = [set(rows % NUM_ENVS) for rows in parts]
@@ -187,7 +217,7 @@ def test_going_on_in_the_middle_of_an_episode_is_exact(cell):
 
 
 @pytest.mark.parametrize("kind", ["multi_discrete", "box"])
-def test_other_actions_are_learned_from_as_well(kind):
+def test_other_actions_are_learned_from_as_well(monkeypatch, kind):
     """The gradient is that of the graph, which a GPU would take; deviations included."""
     action = ActionSpec("box", (2,), (-1.0,) * 2, (1.0,) * 2) if kind == "box" else ActionSpec(kind, (2, 3))
     spec = EnvSpec("invented", FieldSpec("obs", (3,), "float32"), action)
@@ -204,7 +234,7 @@ def test_other_actions_are_learned_from_as_well(kind):
         segment.write(t, agent.act(segment["obs"][t], np.zeros(2, bool)))
     batch = Batch(segment.columns)
     compiled = agent.gradients(batch)
-    agent.network.body.recurrence._memory = None
+    monkeypatch.setattr(Recurrence, "bound", False)
     np.testing.assert_allclose(agent.gradients(batch), compiled, rtol=1e-3, atol=1e-5)
     assert np.abs(compiled).max() > 0
 
@@ -224,6 +254,6 @@ def test_options_that_do_not_go_together_are_refused():
 def test_without_the_option_nothing_is_remembered():
     spec = EnvSpec("invented", FieldSpec("obs", (3,), "float32"), ActionSpec("discrete", (2,)))
     plain = PPO(PPOConfig(), spec)
-    assert not isinstance(plain._pass, SequencePass)
+    assert plain.act(np.zeros((2, 3), np.float32), np.ones(2, bool)).keys() == {"action", "logp", "value"}
     assert plain.acting_state().keys() == {"stream"}
     assert [column.name for column in plain.config.columns(spec)] == ["logp", "value"]

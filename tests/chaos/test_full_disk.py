@@ -44,11 +44,11 @@ class Filler:
     def __call__(self, view):
         if self.full_at is None:
             if self._newest():
-                self._fill()
+                self.fill()
                 self.full_at = self._newest()
         elif self.looks > 0:
             self.looks -= 1
-            self._fill()
+            self.fill()
             self.warned[view.warning is not None] += 1
             assert view.state in ("RUNNING", "STOPPING")
         elif not self.emptied.is_set():
@@ -58,7 +58,7 @@ class Filler:
     def _newest(self):
         return max((path.name for path in self.disk.glob("run/checkpoints/[0-9]*")), default=None)
 
-    def _fill(self):
+    def fill(self):
         """To the last byte: whole pages, then single bytes."""
         with (self.disk / "filler").open("ab", buffering=0) as file:
             for size in (1 << 16, 1 << 12, 1):
@@ -125,6 +125,6 @@ def test_a_run_that_ends_on_a_full_disk_says_that_its_end_is_not_kept_and_can_be
 
 
 def test_no_room_to_begin_with(disk):
-    Filler(disk, 0)._fill()
+    Filler(disk, 0).fill()
     with pytest.raises(DiskFull, match="there is no room to write"):
         train(settings("ppo", STEPS, disk / "run", runtime="inline"))

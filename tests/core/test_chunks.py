@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.core import chunks
+from steppe.core import chunks, durable
 from steppe.core.chunks import put_back, read_rows, take_out, write_rows
 from steppe.core.errors import DamagedFile
 from steppe.core.rings import ROWS, TAIL, History, Ring
@@ -47,16 +47,12 @@ class Source:
 
 
 def save(directory, rings, before=None):
-    directory.mkdir()
-    files = write_rows(directory, rings, before)
-    from steppe.core import durable
+    def beside(aside):
+        files = write_rows(aside, rings, before)
+        assert ROWS not in {path.name for path in aside.iterdir()}
+        return files
 
-    names = {path.name for path in directory.iterdir()}
-    assert ROWS not in names
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
-    entries = {n: {"size": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in files.items()}
-    (directory / durable.MANIFEST).write_bytes(durable._encode_manifest(entries))
+    durable.write_bundle(directory, {}, beside)
     return directory
 
 

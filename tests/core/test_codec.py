@@ -22,7 +22,11 @@ from steppe.core.weights import Weights
 
 pytestmark = pytest.mark.unit
 
-NUMERIC = list(codec._DTYPES)
+HEAD = struct.Struct("<4sIQQI4x")  # magic, format, total size, size of the structure, checksum
+NUMERIC = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
 arrays = st.sampled_from(NUMERIC).flatmap(
     lambda name: hnp.arrays(np.dtype(name), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
 )
@@ -50,11 +54,11 @@ def forged(structure, raw: bytes = b"") -> bytes:
     """A message with a right checksum around any structure: what an enemy, not an accident, would send."""
     body = msgspec.msgpack.encode(structure) if not isinstance(structure, bytes) else structure
     if raw:
-        body_end = codec._HEAD.size + len(body)
+        body_end = HEAD.size + len(body)
         raw = bytes(-body_end % 64) + raw
-    head = codec._HEAD.pack(b"STPK", 1, codec._HEAD.size + len(body) + len(raw), len(body), 0)
+    head = HEAD.pack(b"STPK", 1, HEAD.size + len(body) + len(raw), len(body), 0)
     checksum = zlib.crc32(head + body + raw)
-    return codec._HEAD.pack(b"STPK", 1, codec._HEAD.size + len(body) + len(raw), len(body), checksum) + body + raw
+    return HEAD.pack(b"STPK", 1, HEAD.size + len(body) + len(raw), len(body), checksum) + body + raw
 
 
 def array_claim(dtype, shape):

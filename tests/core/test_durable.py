@@ -233,7 +233,7 @@ def test_a_manifest_cannot_point_outside_its_bundle(tmp_path):
     (tmp_path / "secret").write_bytes(b"x")
     (tmp_path / "b").mkdir()
     entries = {"../secret": {"size": 1, "sha256": "0" * 64}}
-    (tmp_path / "b" / durable.MANIFEST).write_bytes(durable._encode_manifest(entries))
+    (tmp_path / "b" / durable.MANIFEST).write_bytes(durable.encode_manifest(entries))
     with pytest.raises(DamagedFile, match="plain file name"):
         durable.read_bundle(tmp_path / "b")
     for name in ("../x", "a/b", "", ".hidden", durable.MANIFEST):

@@ -105,7 +105,7 @@ def test_a_lost_life_ends_an_episode_but_not_the_game():
         assert not truncated
         if terminated:
             lives.append(info["lives"])
-            frames.append(env._ale.getEpisodeFrameNumber())
+            frames.append(env.ale.getEpisodeFrameNumber())
             env.reset()
     assert lives == [4, 3, 2, 1, 0, 4]
     assert frames[:5] == sorted(frames[:5]), "the game began anew after a lost life"
@@ -120,7 +120,7 @@ def test_without_lives_to_lose_only_the_game_ends_an_episode():
     for _ in range(3300):
         _, _, terminated, _, info = env.step(choices.integers(env.action_space.n))
         if info["lives"] == 0:
-            assert terminated == env._ale.game_over()
+            assert terminated == env.ale.game_over()
             going_on += not terminated
         if terminated:
             env.reset()

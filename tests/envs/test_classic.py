@@ -190,7 +190,7 @@ def test_tuples_of_numbers_are_numbered_too():
     env = FlattenMultiDiscreteWrapper(gym.make("Blackjack-v1"))
     assert env.observation_space_size == 32 * 11 * 2
     seen, _ = env.reset(seed=0)
-    hand, shown, ace = env.unwrapped._get_obs()
+    hand, shown, ace = gym.make("Blackjack-v1").reset(seed=0)[0]
     assert seen == (hand * 11 + shown) * 2 + ace
 
 

@@ -47,7 +47,7 @@ def test_the_vector_is_as_many_single_episodes(num_choices, delay):
             if ended[b]:
                 env.reset()
                 env.cue[0] = np.argmax(seen[b])
-                np.testing.assert_array_equal(seen[b], env._seen())
+                np.testing.assert_array_equal(seen[b], np.eye(num_choices + 1)[env.cue[0]])
                 assert (rewards[b], terminated[b]) == (0.0, False), "the step of a reset pays nothing"
         actions = stream.integers(0, num_choices, 5)
         over, (seen, rewards, terminated, truncated, _) = ended, many.step(actions)

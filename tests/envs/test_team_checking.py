@@ -166,8 +166,8 @@ class Reviving(team_envs.Visitors):
             result[0].update(self._see(["one"]))
         return result
 
-    def _due(self, t):
-        due = super()._due(t)
+    def due(self, t):
+        due = super().due(t)
         return [*due, "one"] if t >= 5 and "one" not in due else due
 
 

@@ -23,6 +23,7 @@ from steppe.core.errors import ConfigError, UsageError
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
 from steppe.records.directory import RunDirectory
+from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -271,9 +272,13 @@ def test_an_agent_trains_in_the_background_until_it_is_stopped() -> None:
     agent.start_async_training()
     with pytest.raises(UsageError, match="is being trained already"):
         agent.start_async_training()
-    while not agent.get_training_stats()["progress"]["updates"]:
-        agent._thread.join(0.05)
-        assert agent.get_training_stats()["training"], "the run ended by itself"
+
+    def updated() -> bool:
+        stats = agent.get_training_stats()
+        assert stats["training"], "the run ended by itself"
+        return bool(stats["progress"]["updates"])
+
+    wait_until(updated)
     summary = agent.stop_async_training()
     assert summary["state"] == "STOPPED"
     assert summary["updates"] > 0
@@ -286,6 +291,6 @@ def test_a_training_in_the_background_that_fails_says_so_when_it_is_stopped() ->
     environment = DistributedEnvironment("steppe/Failing-v0", 1, config=steppe.EnvConfig(kwargs={"at_step": 20}))
     agent = AsyncAgent("a3c", num_workers=1, config={"segment_steps": 8}).bind(environment)
     agent.start_async_training()
-    agent._thread.join(60)
+    wait_until(lambda: not agent.get_training_stats()["training"])
     with pytest.raises(steppe.RunFailed, match="made to fail"):
         agent.stop_async_training()

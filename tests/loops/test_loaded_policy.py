@@ -140,7 +140,7 @@ def test_dictionaries_tuples_and_shifted_numbers_are_flattened_by_the_rules() ->
     vector = np.concatenate(
         [np.eye(3)[obs["number"] - 1], obs["pair"][0], np.eye(2)[obs["pair"][1]], obs["place"]]
     ).astype(np.float32)
-    chosen = policy._policy.act(vector[None], np.ones(1, bool), explore=False)["action"][0]
+    chosen = policy.agent.act(vector[None], np.ones(1, bool), explore=False)["action"][0]
     np.testing.assert_array_equal(action, chosen)
 
 

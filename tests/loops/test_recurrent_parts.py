@@ -91,12 +91,12 @@ def test_a_loaded_policy_remembers_until_it_is_reset(algo, config, tmp_path):
     cues = np.eye(5, dtype=np.float32)[:4]
     nothing = np.zeros((4, 5), np.float32)
     policy.act(cues)
-    after = policy._policy.acting_state()["hidden"]
+    after = policy.agent.acting_state()["hidden"]
     assert np.abs(np.diff(after, axis=0)).max() > 1e-4, "each of the cues is remembered otherwise"
     policy.act(nothing)
     policy.reset()
     policy.act(nothing)
-    forgotten = policy._policy.acting_state()["hidden"]
+    forgotten = policy.agent.acting_state()["hidden"]
     np.testing.assert_array_equal(forgotten, np.broadcast_to(forgotten[:1], forgotten.shape))
 
 

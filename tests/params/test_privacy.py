@@ -85,7 +85,7 @@ def test_p2_one_update_per_client_and_round(tmp_path: Path) -> None:
     server.unregister_worker("c0")
     server.register_worker("c0")
     assert server.push_gradients("c0", delta()).reason == "pushed_twice"
-    assert len(server._pending) == 1
+    assert server.get_server_stats()["pending_pushes"] == 1
     server.close()
 
 
@@ -165,7 +165,7 @@ def test_p7_the_divisor_is_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     quiet(monkeypatch)
     server = server_of(tmp_path, workers=3, plan=plan_of(tmp_path, expected_clients=10), deadline_s=5.0)
     now = [0.0]
-    server._clock = lambda: now[0]
+    server.clock = lambda: now[0]
     for number in range(2):
         server.push_gradients(f"c{number}", delta(1e-4))
     now[0] = 6.0
@@ -231,6 +231,13 @@ def test_p9_a_whole_round_at_once_raises_too(tmp_path: Path) -> None:
     server.close()
 
 
+def charges_in(path: Path) -> list[Charge]:
+    """The charges in a ledger that no server holds."""
+    ledger = Ledger(path)
+    ledger.close()
+    return ledger.charges
+
+
 def test_p10_amplification_only_where_the_server_draws(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs deadline_s"):
         server_of(tmp_path, plan=plan_of(tmp_path, sampling_rate=0.5))
@@ -246,16 +253,16 @@ def test_p10_amplification_only_where_the_server_draws(tmp_path: Path) -> None:
         assert server.push_gradients(name, delta())
     assert server.version == 1
     assert {f"c{number}" for number in range(400) if server.is_drawn(f"c{number}")} != drawn
-    assert server._private.ledger.charges == [Charge(1.0, 0.25, 1)]
     server.close()
+    assert charges_in(tmp_path / "ledger.json") == [Charge(1.0, 0.25, 1)]
 
 
 def test_p10_without_drawing_the_full_price_is_charged(tmp_path: Path) -> None:
     server = server_of(tmp_path, workers=100)
     for number in range(100):
         server.push_gradients(f"c{number}", delta())
-    assert server._private.ledger.charges == [Charge(1.0, 1.0, 1)]
     server.close()
+    assert charges_in(tmp_path / "ledger.json") == [Charge(1.0, 1.0, 1)]
 
 
 def test_p11_noise_comes_from_the_system_and_has_no_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,7 @@ def test_a_worker_that_leaves_is_not_waited_for() -> None:
 
 def test_a_deadline_ends_a_round_with_a_quorum_and_gives_it_up_without() -> None:
     server = server_of(3, rounds=Rounds(synchronous=True, quorum=2, deadline_s=10.0))
-    clock = server._clock = Clock()
+    clock = server.clock = Clock()
     server.push_gradients("w0", step_of(1.0))
     clock.now += 9.9
     assert server.get_server_stats()["round"] == 0
@@ -285,7 +285,7 @@ def test_restored_exactly_in_the_middle_of_a_round(tmp_path: Path, optimizer: st
     rounds = Rounds(damping=1.0)
     first = server_of(3, optimizer=optimizer, update_frequency=4, rounds=rounds)
     busy(first, seed=0, pushes=23)
-    assert len(first._pending) > 0
+    assert first.get_server_stats()["pending_pushes"] > 0
     first.save_checkpoint(tmp_path / "server.ckpt")
     second = server_of(0, optimizer=optimizer, update_frequency=4, rounds=rounds)
     second.load_checkpoint(tmp_path / "server.ckpt")

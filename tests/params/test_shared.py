@@ -20,7 +20,8 @@ from steppe.params import shared
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Rounds
-from steppe.params.shared import Memory
+from steppe.params.shared import Memory, Seat
+from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -164,18 +165,19 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
 
 
 def test_garbage_in_a_seat_and_in_the_bell_is_passed_over(tmp_path: Path) -> None:
-    with sharing(tmp_path / "room") as (_, url), ParameterClient(url) as client:
+    with sharing(tmp_path / "room") as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
-        (seat,) = (tmp_path / "room").glob("seat-*")
-        number = int(seat.name.removeprefix("seat-"), 16)
+        (path,) = (tmp_path / "room").glob("seat-*")
+        number = int(path.name.removeprefix("seat-"), 16)
         bell = Bell(tmp_path / "room" / "bell")
         (tmp_path / "room" / shared.seat_name(7)).write_bytes(b"short")
         bell.ring((7).to_bytes(8, "little"))
         bell.ring((9).to_bytes(8, "little"))
-        line = client._line
+        seat = Seat(path, server.num_parameters)
         for data in (b"", b"\xc1garbage", b"\x92\xa4Push\x01", b"\x91\xa8Shutdown"):
-            assert line._answered(data)
-            assert line._seat.words[shared.STATE] == shared.ANSWERED
+            seat.put(data, shared.ASKED)
+            bell.ring(number.to_bytes(8, "little"))
+            wait_until(lambda: seat.words[shared.STATE] == shared.ANSWERED)
         bell.ring(number.to_bytes(8, "little"))  # nobody asked
         assert client.push_gradients("a", step_of())
         bell.close()

@@ -57,13 +57,15 @@ def test_hardware_is_this_machine():
     assert found["platform"] == platform.platform()
 
 
-def test_gpu_names_come_from_the_driver(tmp_path):
+def test_gpu_names_come_from_the_driver(tmp_path, monkeypatch):
     for number, model in enumerate(("NVIDIA A100", "NVIDIA H100")):
         card = tmp_path / f"0000:0{number}:00.0"
         card.mkdir()
         (card / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t 27\n")
-    assert module._gpus(tmp_path) == ["NVIDIA A100", "NVIDIA H100"]
-    assert module._gpus(tmp_path / "absent") == []
+    monkeypatch.setattr(module, "NVIDIA_GPUS", tmp_path)
+    assert hardware()["gpus"] == ["NVIDIA A100", "NVIDIA H100"]
+    monkeypatch.setattr(module, "NVIDIA_GPUS", tmp_path / "absent")
+    assert hardware()["gpus"] == []
 
 
 def test_the_commit_and_whether_it_was_changed(tmp_path):

@@ -32,7 +32,9 @@ class Kept:
 
 @pytest.fixture
 def shown():
-    made = Showing("demo", "actor", lines=io.StringIO())
+    printed = io.StringIO()
+    made = Showing("demo", "actor", lines=printed)
+    made.printed = printed
     made.address = f"http://127.0.0.1:{made.serve(0, '127.0.0.1')}"
     yield made
     made.close()
@@ -65,7 +67,7 @@ def test_events_are_lines_with_run_role_and_version(shown):
     board = shown.over(Kept())
     board.post(EVENTS, EventReport(run="demo", kind="checkpoint", details={"number": 3}).record())
     board.post(EVENTS, EventReport(run="demo", kind="span", details={}).record())
-    [line] = [json.loads(line) for line in shown._lines.getvalue().splitlines()]
+    [line] = [json.loads(line) for line in shown.printed.getvalue().splitlines()]
     assert line.pop("time_s") > 0
     about = {"run": "demo", "role": "actor", "version": version("steppe")}
     assert line == {**about, "kind": "checkpoint", "details": {"number": 3}}

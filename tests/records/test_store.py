@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -100,14 +101,33 @@ def test_threads_have_connections_of_their_own(store):
         assert [record["k"] for record in records if record["who"] == who] == list(range(50))
 
 
-def test_a_fork_does_not_share_its_parents_connection(store):
+@pytest.fixture
+def connections(monkeypatch):
+    """Every connection that is made from now on."""
+    made, connect = [], sqlite3.connect
+
+    def counted(*words, **options):
+        made.append(connect(*words, **options))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", counted)
+    return made
+
+
+def sound(path):
+    database = sqlite3.connect(path)
+    with contextlib.closing(database):
+        return database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_fork_does_not_share_its_parents_connection(store, connections):
     store.post("t", {"who": "parent", "k": 0})
-    parents = store._mine()
+    assert connections == [], "the parent has one already"
 
     def child():
-        assert store._mine() is not parents
         for k in range(100):
             store.post("t", {"who": "child", "k": k})
+        assert len(connections) == 1
         store.close()
 
     process = multiprocessing.get_context("fork").Process(target=child)
@@ -119,7 +139,7 @@ def test_a_fork_does_not_share_its_parents_connection(store):
     records = [record for _, record in store.read("t")]
     for who in ("parent", "child"):
         assert [record["k"] for record in records if record["who"] == who] == list(range(100))
-    assert store._mine().execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert sound(store.path)
 
 
 def test_records_survive_a_kill(tmp_path):
@@ -229,13 +249,14 @@ def test_a_reader_does_not_make_what_is_missing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_journal_is_write_ahead_and_the_file_sound(store):
-    assert store._mine().execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store._mine().execute("PRAGMA synchronous").fetchone() == (1,)
+def test_the_journal_is_write_ahead_and_the_file_sound(tmp_path, connections):
+    store = Store(tmp_path / "run.sqlite")
     store.post("t", {})
-    other = sqlite3.connect(store.path)
-    assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    other.close()
+    [database] = connections
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert database.execute("PRAGMA synchronous").fetchone() == (1,)
+    assert sound(store.path)
+    store.close()
 
 
 def test_processes_have_a_beginning_and_strangers_have_none():

@@ -14,6 +14,7 @@ from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.records import view as module
+from steppe.records.backlog import Backlog
 from steppe.records.directory import RunDirectory
 from steppe.records.view import RunView
 
@@ -264,28 +265,20 @@ def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypat
     for k in range(1, 41):
         roles.actor(0, [(float(k), 1)])
         roles.training(100 * k, float(k))
-    held, order, typed = [], [], module._typed
+    view, pages, held, read = RunView(directory), [], [], Backlog.read
 
-    def counted(*words):
-        held.append(len(held) - len(order))
-        return typed(*words)
+    def watched(*words):
+        pages.append(read(*words))
+        taken = view.episodes + (view.training.env_steps // 100 if view.training is not None else 0)
+        held.append(sum(map(len, pages)) - taken)
+        return pages[-1]
 
-    class Watched(RunView):
-        def _take_training(self, report):
-            order.append(report.time_s)
-            super()._take_training(report)
-
-        def _take_actor(self, report):
-            order.append(report.time_s)
-            super()._take_actor(report)
-
-    monkeypatch.setattr(module, "_typed", counted)
-    view = Watched(directory)
+    monkeypatch.setattr(Backlog, "read", watched)
     view.refresh()
-    assert order == sorted(order)
-    assert len(order) == len(held) == 80
-    assert max(held) <= 2 * 4, "reports that were read and not taken yet"
-    assert view.history[-1] == (4000, pytest.approx(20.5))
+    assert sum(map(len, pages)) == 80
+    assert 4 < max(held) <= 2 * 4, "reports that were read and not taken yet"
+    in_order = [(100 * k, pytest.approx((k + 1) / 2)) for k in range(1, 41)]  # the mean of the returns 1, 2, … k
+    assert view.history == in_order
 
 
 def test_a_dead_owner_is_seen(directory):

@@ -25,7 +25,7 @@ def experience(number):
 
 
 def content(buffer):
-    return buffer._store.gather(buffer._store.ordered(buffer._part))["action"].tolist() if len(buffer) else []
+    return content_of(buffer, "action") if len(buffer) else []
 
 
 @settings(max_examples=80, deadline=None)
@@ -103,7 +103,7 @@ def test_whole_first_rewards_do_not_make_every_reward_whole():
 
 
 def content_of(buffer, key):
-    return buffer._store.gather(buffer._store.ordered(0))[key].tolist()
+    return buffer.store.gather(buffer.store.ordered(0))[key].tolist()
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_numbers_that_are_drawn_by_priority_share_a_cache_line():
     }
     for first in range(0, 250, 50):
         buffer.add_batch({name: column[first : first + 50] for name, column in given.items()})
-    columns = buffer._store.columns
+    columns = buffer.store.columns
     addresses = [columns[name].ctypes.data for name in ("done", "", "action")]
     assert {columns[name].strides for name in ("done", "", "action")} == {(16,)}
     assert max(addresses) - min(addresses) < 16
@@ -383,10 +383,10 @@ def test_a_priority_that_comes_too_late_changes_nothing():
     buffer.add_batch([experience(n) for n in range(10)])
     _, _, indices = buffer.sample(10)
     buffer.add_batch([experience(n) for n in range(10, 15)])  # over 0 to 4
-    before = buffer._store.tree.leaves.copy()
+    before = buffer.store.tree.leaves.copy()
     buffer.update_priorities([2, 7, 4], [9.0, 5.0, 9.0])
     assert buffer.stale_updates == 2
-    after = buffer._store.tree.leaves[0]
+    after = buffer.store.tree.leaves[0]
     assert after[7] == 5.0
     np.testing.assert_array_equal(np.delete(after, 7), np.delete(before[0], 7))
     buffer.update_priorities(indices, np.full(10, 3.0))
@@ -403,9 +403,9 @@ def test_no_index_is_good_again_after_clearing():
         buffer.clear()
         for number in range(4):
             buffer.add(experience(number), priority=1.0)
-        before = buffer._store.tree.leaves.copy()
+        before = buffer.store.tree.leaves.copy()
         buffer.update_priorities(indices, np.full(3, 50.0))
-        np.testing.assert_array_equal(buffer._store.tree.leaves, before)
+        np.testing.assert_array_equal(buffer.store.tree.leaves, before)
         buffer.clear()
     assert buffer.stale_updates == 15
 
@@ -429,7 +429,7 @@ def test_columns_that_do_not_lie_in_one_piece():
     wide = np.arange(60.0).reshape(10, 6)
     for _ in range(2):
         buffer.add_batch({"a": wide[:, ::2], "b": np.asfortranarray(wide[:, :2])})
-        store = buffer._store.gather(buffer._store.ordered(0))
+        store = buffer.store.gather(buffer.store.ordered(0))
         np.testing.assert_array_equal(store["a"], wide[:, ::2])
         np.testing.assert_array_equal(store["b"], wide[:, :2])
 

@@ -40,7 +40,7 @@ def test_stacks_come_back_whatever_the_order_of_environments(envs):
         buffer.add_batch(block([env * 7000 + time for env in range(envs)]))
         if len(buffer) >= 20 and time % 10 == 0:
             require_own_images(buffer.sample(20))
-    per_row = len(buffer._store.frames) / len(buffer)
+    per_row = len(buffer.store.frames) / len(buffer)
     assert per_row == pytest.approx(1 + 1 / EPISODE, rel=0.1)  # a frame per step and one per start of an episode
 
 
@@ -50,7 +50,7 @@ def test_a_quarter_of_the_memory_and_less():
     stacks = frames[np.maximum(0, np.arange(1001)[:, None] + np.arange(-3, 1))]
     buffer = ReplayBuffer(1000, ["obs", "next_obs"], frame_stack=4)
     buffer.add_batch({"obs": stacks[:-1], "next_obs": stacks[1:]})
-    store = buffer._store
+    store = buffer.store
     touched = store.frames.high * store.frames.frame_bytes + sum(c.nbytes for c in store.columns.values())
     assert touched < 1000 * stacks[0].nbytes / 4 * 1.02  # even of storing each stack once, not twice
     assert 1001 <= store.frames.high <= 1005  # one that was not recognised is kept twice
@@ -61,11 +61,11 @@ def test_memory_stays_bounded_when_rows_are_overwritten():
     buffer = PrioritizedReplayBuffer(100, KEYS, frame_stack=4, seed=0)
     for start in range(0, 5000, 50):
         buffer.add_batch(block(range(start, start + 50)))
-    assert buffer._store.frames.high < 100 * 1.3 + 128 * 2
+    assert buffer.store.frames.high < 100 * 1.3 + 128 * 2
     require_own_images(buffer.sample(100)[0])
     buffer.clear()
-    assert len(buffer._store.frames) == 0
-    assert not buffer._store.frames.refs.any()
+    assert len(buffer.store.frames) == 0
+    assert not buffer.store.frames.refs.any()
 
 
 def test_stacks_without_common_frames_are_refused_in_time():
@@ -77,7 +77,7 @@ def test_stacks_without_common_frames_are_refused_in_time():
         buffer.add_batch({"obs": stream.integers(0, 255, (100, 4, 16, 16), np.uint8)})
     size = len(buffer)
     assert size == 1500
-    assert len(buffer._store.frames) == 4 * size  # what was refused holds nothing
+    assert len(buffer.store.frames) == 4 * size  # what was refused holds nothing
     buffer.sample(10)
 
 
@@ -95,7 +95,7 @@ def test_a_refused_block_says_how_much_of_it_is_stored():
 def test_small_or_flat_columns_are_stored_whole():
     buffer = ReplayBuffer(10, ["obs", "image"], frame_stack=4)
     buffer.add_batch({"obs": np.zeros((3, 16), np.float32), "image": np.zeros((3, 4, 5, 5), np.uint8)})
-    assert buffer._store.frames is None
+    assert buffer.store.frames is None
     with pytest.raises(UsageError, match="frame_stack must be at least 1"):
         ReplayBuffer(10, ["obs"], frame_stack=0)
 
@@ -107,8 +107,8 @@ def test_frames_of_any_width_and_kind():
         stacks = np.stack([np.concatenate(frames[t : t + 3]) for t in range(57)])
         buffer = ReplayBuffer(50, ["obs", "number"], frame_stack=3, seed=0)
         buffer.add_batch({"obs": stacks, "number": np.arange(57)})
-        assert buffer._store.frames is not None
-        assert len(buffer._store.frames) == 52
+        assert buffer.store.frames is not None
+        assert len(buffer.store.frames) == 52
         batch = buffer.sample(40)
         np.testing.assert_array_equal(batch["obs"], stacks[batch["number"]])
 

@@ -50,8 +50,7 @@ def rounds_of(count=12):
 
 
 def draw_first_and_update_later(memory, rounds):
-    """The promise in plain words: a batch is drawn when the one before is handed out, if it is paid for by then."""
-    memory._prefetch.threaded = False
+    """The promise in plain words, for a memory without a thread: a batch is drawn when the one before is handed out, if it is paid for by then."""
     found, ahead = [], None
     for segments in rounds:
         memory.add(segments)
@@ -71,12 +70,13 @@ def copied(batch):
 
 @pytest.mark.parametrize("num_buffers", [1, 3])
 @pytest.mark.parametrize("routing", ["round_robin", "least_filled", "by_source"])
-def test_timing_changes_nothing(num_buffers, routing):
+def test_timing_changes_nothing(monkeypatch, num_buffers, routing):
     rounds = rounds_of()
     quick = run(memory_of(num_buffers=num_buffers, routing=routing), rounds)
     patient = run(memory_of(num_buffers=num_buffers, routing=routing), rounds, wait=lambda memory: memory.settle())
     assert len(quick) > 50
     np.testing.assert_equal(quick, patient)
+    monkeypatch.setattr(prefetching, "LEAST_BYTES", 1 << 40)
     told = draw_first_and_update_later(memory_of(num_buffers=num_buffers, routing=routing), rounds)
     assert len(told) == len(quick)
     for one, other in zip(quick, told, strict=True):

@@ -120,7 +120,7 @@ def test_long_episodes_come_in_pieces_that_nobody_sees(rules):
     spec = SegmentSpec(64, 1, SPEC.obs, SPEC.action, SPEC.extras)
     memory = memory_of(rules, capacity=8000, alpha=0.0, spec=spec)
     actor = ScriptedActor(spec)
-    actor._stream = Seldom()
+    actor.stream = Seldom()
     for _ in range(60):
         memory.add([with_hidden(actor.segment())])
     steps = {step.obs: step for step in actor.steps}

@@ -70,9 +70,9 @@ class Bench:
         self.judge = ScriptedJudge(policy, scores or {}, before)
         self.made = 0
         given = EvalConfig(**{"every_steps": 100, "episodes": 7, "max_share": 1.0, **config})
-        self.manager = Manager(policy, self._make_judge, given, target, self.album, self.context)
+        self.manager = Manager(policy, self.make_judge, given, target, self.album, self.context)
 
-    def _make_judge(self):
+    def make_judge(self):
         self.made += 1
         return self.judge
 
@@ -280,7 +280,7 @@ class TestStartedAgain:
         other.context.board, other.context.weights = bench.context.board, bench.context.weights
         other.album = Album(**archive)
         other.manager = Manager(
-            other.judge.policy, other._make_judge, other.manager.config, None, other.album, other.context
+            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context
         )
         return other
 
@@ -320,7 +320,7 @@ class TestStartedAgain:
         other = Bench()
         other.context.board = bench.context.board
         other.manager = Manager(
-            other.judge.policy, other._make_judge, other.manager.config, None, other.album, other.context
+            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context
         )
         other.publish(1, env_steps=150)  # from a checkpoint before the second evaluation
         other.publish(2, env_steps=209)

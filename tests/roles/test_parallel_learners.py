@@ -89,7 +89,7 @@ def counting(quorum: int = 1, deadline_s: float | None = 10.0) -> tuple[Paramete
     server = ParameterServer(
         {"w": np.zeros(2)}, "weighted", 2**31, rounds=Rounds(synchronous=True, quorum=quorum, deadline_s=deadline_s)
     )
-    server._clock = clock = Clock()
+    server.clock = clock = Clock()
     for worker in "abc":
         server.register_worker(worker)
     return server, clock

@@ -39,14 +39,14 @@ class Visitors(ParallelEnv):
         firsts[int(self.stream.integers(3))] = 0
         self.visits = [[first, first + int(self.stream.integers(1, self.length))] for first in firsts]
         self.visits[0] = [0, self.length]  # somebody stays to the end, so that nobody comes after it
-        self.agents = self._due(0)
+        self.agents = self.due(0)
         return self._see(self.agents), {agent: {} for agent in self.agents}
 
     def step(self, actions: Any) -> Any:
         assert actions.keys() == set(self.agents)
         acting, self.t = self.agents, self.t + 1
         ended = [agent for agent in acting if self.visits[self.possible_agents.index(agent)][1] == self.t]
-        self.agents = [] if self.t == self.length else self._due(self.t)
+        self.agents = [] if self.t == self.length else self.due(self.t)
         seen = self._see(acting + [agent for agent in self.agents if agent not in acting])
         rewards = {agent: float(actions[agent] + self.possible_agents.index(agent)) for agent in acting}
         odd = {agent: self.possible_agents.index(agent) % 2 == 1 for agent in acting}
@@ -57,7 +57,7 @@ class Visitors(ParallelEnv):
                 truncated[agent] = not terminated[agent]
         return seen, rewards, terminated, truncated, {agent: {} for agent in seen}
 
-    def _due(self, t: int) -> list[str]:
+    def due(self, t: int) -> list[str]:
         return [
             agent for agent, (first, end) in zip(self.possible_agents, self.visits, strict=True) if first <= t < end
         ]

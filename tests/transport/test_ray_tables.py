@@ -23,9 +23,14 @@ class Calls:
     """A keeper that is called, and its bell."""
 
     def __init__(self) -> None:
-        self.bell = threading.Event()
-        self.keeper = RayTable(self.bell.set, keeps=True)
+        self.rings = 0  # messages that came, while no answer of its own does
+        self.keeper = RayTable(self._ring, keeps=True)
+        self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(2 * WORKERS)
+
+    def _ring(self) -> None:
+        with self.lock:
+            self.rings += 1
 
     def worker(self) -> RayTable:
         table = RayTable(lambda: None, keeps=False)
@@ -82,7 +87,7 @@ def test_messages_add_up_whoever_ends_first(calls):
     ]
     for worker in workers:
         worker.start()  # before there is a table: they wait for it
-    until(lambda: len(calls.keeper._came) == WORKERS)
+    until(lambda: calls.rings == WORKERS)
     calls.make()
     wanted = sum(7 * 20 * (index + 1) for index in range(WORKERS))
     until(lambda: calls.keeper.totals().steps == wanted, calls.keeper)
@@ -110,9 +115,11 @@ def test_one_that_asks_in_place_of_another_before_there_is_a_table(calls):
     first, other = calls.worker(), calls.worker()
     local, again = (np.zeros((STATES, WORKERS), np.float32) for _ in range(2))
     assert first.begin(2, local) is None
-    until(lambda: bool(calls.keeper._waiting), calls.keeper)
+    until(lambda: calls.rings == 1)
+    calls.keeper.progress()
     assert other.begin(2, again) is None
-    until(lambda: len(calls.keeper._waiting) == 2, calls.keeper)
+    until(lambda: calls.rings == 2)
+    calls.keeper.progress()
     calls.make()
     assert until(lambda: other.begin(2, again), other, calls.keeper) == 0
     assert first.begin(2, local) is None, "it was dismissed"
@@ -122,7 +129,7 @@ def test_a_keeper_that_ends_lets_everyone_go(calls):
     calls.make()
     table = calls.worker()
     table.begin(0, np.zeros((STATES, WORKERS), np.float32))
-    until(lambda: bool(calls.keeper._came))
+    until(lambda: calls.rings == 1)
     calls.keeper.close()
     until(lambda: table.settled, table)
     assert len(calls.keeper.ask(0, 0, np.zeros(64, np.uint8))) == 0

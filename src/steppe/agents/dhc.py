@@ -45,7 +45,7 @@ class DHC(TorchAgent):
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
         self._target = Target(self.flat, config.target_every)
         self._recollection = self._remembered = Recollection((self.network.memory_size,))
-        self._epsilon = np.zeros(0)
+        self.epsilon = np.zeros(0)  # shares of random actions [N], one for each environment, once acting has begun
 
     # Acting: rows are the agents of all environments, those of one next to each other.
 
@@ -53,7 +53,7 @@ class DHC(TorchAgent):
         """Forget everything; each environment has its own place on the ladder of exploration."""
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
         config, worlds = self.config, num_envs // self.num_agents
-        self._epsilon = ladder(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
+        self.epsilon = ladder(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
 
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, comm_mask: np.ndarray | None = None
@@ -118,9 +118,9 @@ class DHC(TorchAgent):
 
     def _exploring(self, worlds: int) -> np.ndarray:
         """The shares of random actions [N], also for whoever acts without having begun."""
-        if len(self._epsilon) != worlds:
-            self._epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
-        return self._epsilon
+        if len(self.epsilon) != worlds:
+            self.epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
+        return self.epsilon
 
     def lessons(self, num_envs: int) -> np.ndarray | None:
         """What the next episode of each environment is to be [N, 2], agents and cells along a side; None for any."""

@@ -35,12 +35,13 @@ class R2D2(TorchAgent):
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
         self._recollection = self._remembered = Recollection((self.network.body.num_state,))
         self._target = Target(self.flat, config.target_every)
-        self._epsilon = ladder(config.epsilon_base, config.epsilon_power, 1, 0, 1)
+        # Shares of random actions [B], one for each environment that this agent acts in.
+        self.epsilon = ladder(config.epsilon_base, config.epsilon_power, 1, 0, 1)
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """Take this actor's place on the ladder of exploration."""
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
-        self._epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, num_envs, actor, num_actors)
+        self.epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, num_envs, actor, num_actors)
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """The best action, or any; with the state in which it was chosen, and the values that it was chosen by."""
@@ -101,7 +102,7 @@ class R2D2(TorchAgent):
 
     def _shares(self, width: int) -> np.ndarray:
         """Of random actions; a batch of another width than was begun with explores as a lone environment."""
-        return self._epsilon if len(self._epsilon) == width else self._epsilon[:1]
+        return self.epsilon if len(self.epsilon) == width else self.epsilon[:1]
 
 
 class RecurrentQ(nn.Module):

@@ -25,11 +25,6 @@ class Target:
         """The older network."""
         return self.online.twin()
 
-    @property
-    def made(self) -> bool:
-        """Whether there is one already."""
-        return "flat" in self.__dict__
-
     def follow(self, env_steps: int) -> None:
         """Copy the online network if it is time to."""
         target = self.flat

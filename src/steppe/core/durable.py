@@ -104,6 +104,14 @@ def link_or_copy(source: Path, target: Path) -> None:
             os.fsync(copy.fileno())
 
 
+def encode_manifest(entries: dict[str, Any]) -> bytes:
+    """The manifest that `read_manifest` accepts: one spelling only, with its own hash inside, so that every byte is checked."""
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+    return (
+        json.dumps({"format": FORMAT, "sha256": digest, "files": entries}, indent=1, sort_keys=True) + "\n"
+    ).encode()
+
+
 def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
     """File name → its `size` and `sha256`, from a manifest that is itself checked."""
     path = directory / MANIFEST
@@ -116,7 +124,7 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
     if isinstance(version, int) and version > FORMAT:
         raise DamagedFile(f"{path} has format {version}, newer than {FORMAT}, the newest this version of Steppe reads")
     files = manifest.get("files")
-    if not isinstance(files, dict) or _encode_manifest(files) != data:
+    if not isinstance(files, dict) or encode_manifest(files) != data:
         raise DamagedFile(f"{path} is damaged: its checksum does not match")
     wrong = [name for name, entry in files.items() if not (PLAIN_NAME.fullmatch(name) and _is_entry(entry))]
     if wrong:
@@ -183,15 +191,7 @@ def _sync_directory(directory: Path) -> None:
 
 def _manifest(files: Mapping[str, bytes]) -> bytes:
     entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    return _encode_manifest(entries)
-
-
-def _encode_manifest(entries: dict[str, Any]) -> bytes:
-    """One spelling only, with its own hash inside, so that a reader can compare every byte."""
-    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
-    return (
-        json.dumps({"format": FORMAT, "sha256": digest, "files": entries}, indent=1, sort_keys=True) + "\n"
-    ).encode()
+    return encode_manifest(entries)
 
 
 def _is_entry(entry: Any) -> bool:

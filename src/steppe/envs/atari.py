@@ -57,19 +57,19 @@ class Rules:
 
 
 class AtariGame(gym.Env[np.ndarray, np.int64]):
-    """One game. Its whole state can be saved, so a run resumes exactly."""
+    """One game, played by the emulator `ale`. Its whole state can be saved, so a run resumes exactly."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # declared so by gym.Env
 
     def __init__(self, rules: Rules, *, grayscale: bool = True, size: int = 84, render_mode: str | None = None) -> None:
         self.rules = rules
         self.render_mode = render_mode
-        self._ale = _loaded(rules)
-        self._fresh = self._ale.cloneState(include_rng=True)
-        self._actions = self._ale.getLegalActionSet() if rules.full_action_space else self._ale.getMinimalActionSet()
-        height, width = self._ale.getScreenDims()
+        self.ale = _loaded(rules)
+        self._fresh = self.ale.cloneState(include_rng=True)
+        self._actions = self.ale.getLegalActionSet() if rules.full_action_space else self.ale.getMinimalActionSet()
+        height, width = self.ale.getScreenDims()
         screen = (height, width) if grayscale else (height, width, 3)
-        self._see = self._ale.getScreenGrayscale if grayscale else self._ale.getScreenRGB
+        self._see = self.ale.getScreenGrayscale if grayscale else self.ale.getScreenRGB
         self._frames = np.zeros(screen, np.uint8), np.zeros(screen, np.uint8)  # the last two
         self._shrink = Shrinking(screen, (size or height, size or width))
         seen = self._shrink(*self._frames).shape
@@ -83,16 +83,16 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         """Begin a new game, or after a lost life go on with the one under way."""
         super().reset(seed=seed)
         if seed is None and self._goes_on:
-            self._ale.act(Action.NOOP)
+            self.ale.act(Action.NOOP)
         else:
             self._begin(anew=seed is not None)
         self._held, self._goes_on = Action.NOOP, False
-        self._lives = self._ale.lives()
+        self._lives = self.ale.lives()
         self._see(self._frames[1])
         return self._shrink(self._frames[1], self._frames[1]), self._info()
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
-        ale, wanted, last = self._ale, self._actions[action], self.rules.frameskip - 1
+        ale, wanted, last = self.ale, self._actions[action], self.rules.frameskip - 1
         reward, alone = 0, True
         for frame, sticks in enumerate(self._sticking()):
             if not sticks:
@@ -114,13 +114,13 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
 
     def render(self) -> np.ndarray:
         """The screen in colour, as the emulator drew it last."""
-        screen: np.ndarray = self._ale.getScreenRGB()
+        screen: np.ndarray = self.ale.getScreenRGB()
         return screen
 
     def snapshot(self) -> Tree:
         """All that the next steps depend on; the random numbers are saved with every environment."""
         return {
-            "emulator": self._ale.cloneState(include_rng=True).serialize(),
+            "emulator": self.ale.cloneState(include_rng=True).serialize(),
             "held": self._held.value,
             "lives": self._lives,
             "goes_on": self._goes_on,
@@ -128,20 +128,20 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
 
     def restore(self, state: Tree) -> None:
         """Go on where `snapshot` was taken."""
-        self._ale.restoreState(ALEState(state["emulator"]))
+        self.ale.restoreState(ALEState(state["emulator"]))
         self._held, self._lives, self._goes_on = Action(state["held"]), state["lives"], state["goes_on"]
 
     def _begin(self, *, anew: bool) -> None:
         """Switch on, and do nothing for a while; `anew` also forgets what games leave in memory for the next."""
         if anew:
-            self._ale.restoreState(self._fresh)
-        self._ale.reset_game()
+            self.ale.restoreState(self._fresh)
+        self.ale.reset_game()
         if not self.rules.noop_max:
             return
         for _ in range(int(self.np_random.integers(1, self.rules.noop_max + 1))):
-            self._ale.act(Action.NOOP)
-            if self._ale.game_over():
-                self._ale.reset_game()
+            self.ale.act(Action.NOOP)
+            if self.ale.game_over():
+                self.ale.reset_game()
 
     def _sticking(self) -> list[bool]:
         """For each frame of a step, whether it gets the action before instead."""

@@ -122,9 +122,10 @@ class AsyncAgent(DistributedAgent):
         return outcome
 
     def get_training_stats(self) -> dict[str, Any]:
-        """As DistributedAgent's, and how far the training in the background is."""
+        """As DistributedAgent's, how far the training in the background is, and whether it goes on: a run that failed does not."""
         progress = self._loop.get_training_progress() if self._loop is not None else None
-        return {**super().get_training_stats(), "training": self._thread is not None, "progress": progress}
+        training = self._thread is not None and self._thread.is_alive()
+        return {**super().get_training_stats(), "training": training, "progress": progress}
 
     def _train(self, loop: AsyncMainLoop) -> None:
         try:

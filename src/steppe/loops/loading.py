@@ -31,6 +31,7 @@ class LoadedPolicy:
     """Acts as a run learned to, in one environment or in a batch of them.
 
     Where the run stacked frames or the agent remembers, call `reset` before the first observation of each episode.
+    `agent` is what chooses the actions, with the run's weights; `spec` says what it observes.
     """
 
     def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
@@ -51,8 +52,8 @@ class LoadedPolicy:
         field = Frames(1, self._rule, self._stacked).field if self._stacked > 1 else self._rule.field
         self.spec = EnvSpec(config.env, field, self._actions.spec, num_states=num_states)
         agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
-        self._policy: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
-        self._policy.load(weights)
+        self.agent: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
+        self.agent.load(weights)
         self._frames: Frames | None = None
         self._width = 0
         self._starts = np.ones(0, np.bool_)
@@ -79,10 +80,10 @@ class LoadedPolicy:
 
     def _choose(self, seen: np.ndarray, mask: Any, *, explore: bool) -> np.ndarray:
         if mask is None:
-            return self._policy.act(seen, self._starts, explore=explore)["action"]
+            return self.agent.act(seen, self._starts, explore=explore)["action"]
         if self.spec.num_states is None:
             raise UsageError("this agent has a network and did not learn with masks: leave action_mask out")
-        choose: Any = self._policy.act
+        choose: Any = self.agent.act
         masks = np.asarray(mask, np.bool_).reshape(len(seen), -1)
         chosen: np.ndarray = choose(seen, self._starts, explore=explore, masks=masks)["action"]
         return chosen
@@ -93,7 +94,7 @@ class LoadedPolicy:
 
     def _begin(self, width: int) -> None:
         self._width = width
-        self._policy.begin(width, seeding.generator(self._seed, "loaded"))
+        self.agent.begin(width, seeding.generator(self._seed, "loaded"))
         self._frames = Frames(width, self._rule, self._stacked) if self._stacked > 1 else None
         self.reset()
 

@@ -22,6 +22,7 @@ class LoadedTeam:
     """Acts for the agents of one environment as a run learned to.
 
     Where the run stacked frames or has a memory, call `reset` before the first observations of each episode.
+    `agent` is what chooses the actions, with the run's weights; `spec` says what it observes.
     """
 
     def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
@@ -34,9 +35,9 @@ class LoadedTeam:
         self._place = {agent: index for index, agent in enumerate(env.possible_agents)}
         self._in_turns = {agent for agent in self._place if isinstance(env, Turns) and not env.shows_plainly(agent)}
         agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
-        self._policy: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
-        self._policy.load(weights)
-        self._policy.begin(self.spec.num_agents, seeding.generator(seed, "loaded"))
+        self.agent: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
+        self.agent.load(weights)
+        self.agent.begin(self.spec.num_agents, seeding.generator(seed, "loaded"))
         self._starts = np.ones(self.spec.num_agents, np.bool_)
 
     def act(self, observations: Told, *, explore: bool = False, infos: Told | None = None) -> dict[Any, Any]:
@@ -55,8 +56,8 @@ class LoadedTeam:
             put = self._rules.put_first if self._starts[place] else self._rules.put
             put(seen, place, (raw, [True]) if agent in self._in_turns else raw)
             there[place] = True
-        choose: Callable[..., Mapping[str, np.ndarray]] = self._policy.act
-        told = {"comm_mask": self._heard(there, infos or {})} if getattr(self._policy, "hears", False) else {}
+        choose: Callable[..., Mapping[str, np.ndarray]] = self.agent.act
+        told = {"comm_mask": self._heard(there, infos or {})} if getattr(self.agent, "hears", False) else {}
         choices = self._rules.choices(choose(seen, self._starts, explore=explore, **told)["action"])
         self._starts = ~there
         return {agent: choices[self._place[agent]] for agent in observations}

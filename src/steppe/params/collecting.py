@@ -41,7 +41,7 @@ class Collector:
         self._tally = Tally()
         self._waiting: np.ndarray | None = None  # aggregated and not yet applied
         self._staleness: dict[int, int] = {}
-        self._clock: Callable[[], float] = time.monotonic
+        self.clock: Callable[[], float] = time.monotonic  # seconds; what deadlines are measured with
         self._changed = threading.Condition(threading.RLock())
 
     @property
@@ -122,7 +122,7 @@ class Collector:
 
     def _count(self, worker: str, counted: np.ndarray) -> np.ndarray | None:
         """Everyone's sum for the round under way: once all have counted, or at the deadline so many as are enough."""
-        now, tally = self._clock(), self._tally
+        now, tally = self.clock(), self._tally
         tally.open(self.round_number, now)
         tally.add(worker, counted)
         there = tally.workers | set(self._pending.workers)  # who pushed already had a sum, of a server before this one
@@ -148,7 +148,7 @@ class Collector:
         own = account.last + 1 if push.number is None else push.number
         account.last = self.round_number if self.rounds.synchronous else own
         account.accepted += 1
-        self._pending.add(push.worker, push.weight, self._clock())
+        self._pending.add(push.worker, push.weight, self.clock())
 
     def _expected(self) -> set[str]:
         """Whose pushes a synchronous round waits for: those who counted, where the others were waited for once already."""
@@ -170,7 +170,7 @@ class Collector:
 
     def _tick(self) -> None:
         """End a round whose deadline has passed: with what is there, or, below the quorum, without result."""
-        if self._clock() < self._deadline():
+        if self.clock() < self._deadline():
             return
         if len(self._pending) >= self._quorum():
             self._close()

@@ -162,7 +162,7 @@ class FederatedParameterServer(ParameterServer):
             self._decided = set(self._roster.present)
             self._drawn = self._private.draw(self._decided)
             if self._private.plan.sampling_rate < 1.0:
-                self._pending.opened_at = self._clock()  # its deadline counts even if nobody was drawn
+                self._pending.opened_at = self.clock()  # its deadline counts even if nobody was drawn
 
     def _next_round(self) -> None:
         super()._next_round()

@@ -44,6 +44,7 @@ class ParameterServer(Pushing, Collector):
     `aggregation_method`: a name or an Aggregation with settings. With "federated", workers push deltas (new minus old
     parameters) weighted by their samples. Bad pushes are refused with a reason, counted, and change nothing. A checkpoint is
     written to `checkpoint_path` every `save_frequency` updates. `store`: where each new version is published as well.
+    `clock` returns the seconds that deadlines are measured with, those of `time.monotonic` unless it is replaced.
     """
 
     _private: PrivateSum | None = None
@@ -181,11 +182,11 @@ class ParameterServer(Pushing, Collector):
     @checked
     def wait_newer(self, version: int, timeout_s: float) -> bool:
         """Wait until there is a version above `version`, ending rounds whose deadline passes; False when time is up."""
-        until = self._clock() + timeout_s
+        until = self.clock() + timeout_s
         with self._changed:
             while True:
                 self._tick()
-                now = self._clock()
+                now = self.clock()
                 if self.version > version or now >= until:
                     return self.version > version
                 self._changed.wait(max(0.0, min(until, self._deadline()) - now))
@@ -415,7 +416,7 @@ class ParameterServer(Pushing, Collector):
             )
         roster, pending = Roster(), Pending(self._space.size)
         roster.load(state["roster"])
-        pending.load(state["pending"], self._clock())
+        pending.load(state["pending"], self.clock())
         self._values.load(state)
         for name in _OURS:
             setattr(self, name, int(state["counters"][name]))

@@ -20,6 +20,7 @@ THREAD_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
 )
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # a directory per card, where the driver is loaded
 _GIT_TIMEOUT_S = 5.0
 
 
@@ -54,7 +55,7 @@ def hardware() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory_bytes(),
-        "gpus": _gpus(Path("/proc/driver/nvidia/gpus")),
+        "gpus": _gpus(NVIDIA_GPUS),
     }
 
 

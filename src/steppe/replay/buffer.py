@@ -18,6 +18,7 @@ class ReplayBuffer:
     """Keeps the newest `capacity` experiences and draws them uniformly, each draw independent of the others.
 
     With `frame_stack`, columns of that many frames along their first axis (three axes or more) are stored once per frame.
+    `store` holds the columns; the buffers of a pool share one.
     """
 
     @checked
@@ -37,7 +38,7 @@ class ReplayBuffer:
     def _open(self, writing: Writing, part: int, stream: np.random.Generator) -> None:
         self.capacity = writing.store.capacity
         self.experience_keys = writing.keys
-        self._writing, self._store, self._part, self._stream = writing, writing.store, part, stream
+        self._writing, self.store, self._part, self._stream = writing, writing.store, part, stream
 
     @classmethod
     def over(cls, writing: Writing, part: int, stream: np.random.Generator) -> Self:
@@ -58,15 +59,15 @@ class ReplayBuffer:
     @checked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
-        return self._store.take(self._stream, batch_size, 1.0, self._part)[0]
+        return self.store.take(self._stream, batch_size, 1.0, self._part)[0]
 
     def clear(self) -> None:
         """Forget all experiences; their shapes stay agreed."""
-        self._store.clear(self._part)
+        self.store.clear(self._part)
 
     def size(self) -> int:
         """How many experiences are stored."""
-        return self._store.size.item(self._part)
+        return self.store.size.item(self._part)
 
     def is_full(self) -> bool:
         """Whether the next experience takes the place of the oldest one."""
@@ -108,7 +109,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def stale_updates(self) -> int:
         """Priorities that came too late and changed nothing: their experiences had been overwritten."""
-        return self._store.stale
+        return self.store.stale
 
     @checked
     def add(self, experience: Experience, priority: float = 1.0) -> None:
@@ -125,7 +126,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         An index is the number of an experience in the order of adding: no later one has the same.
         """
-        store = self._store
+        store = self.store
         batch, weights, indices = store.take(self._stream, batch_size, self.beta, self._part)
         assert weights is not None
         assert indices is not None
@@ -138,7 +139,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         Where an experience was overwritten since it was sampled nothing changes, which `stale_updates` counts.
         """
-        self._store.prioritize(indices, priorities, self._part)
+        self.store.prioritize(indices, priorities, self._part)
 
 
 class ExperienceBuffer:
@@ -160,7 +161,7 @@ class ExperienceBuffer:
     @checked
     def sample(self, batch_size: int) -> list[tuple[Any, ...]]:
         """`batch_size` different steps in random order, or every step, oldest first, when there are fewer."""
-        store = self._buffer._store
+        store = self._buffer.store
         slots = store.ordered(0)
         if len(slots) >= batch_size:
             slots = self._stream.choice(slots, batch_size, replace=False)

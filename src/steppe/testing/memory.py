@@ -43,13 +43,14 @@ class ScriptedActor:
     """Random episodes whose observations say where they are from: (actor, environment, episode, time).
 
     With `next_step`, the step after a cut only resets, as in Gymnasium's NEXT_STEP mode, and is not valid.
+    `stream` draws the rewards and decides which steps end an episode.
     """
 
     def __init__(self, spec: SegmentSpec = SPEC, actor: int = 0, seed: int = 0, *, next_step: bool = False) -> None:
         self.spec, self.actor, self.next_step = spec, actor, next_step
         self.sequence = 0
         self.steps: list[Step] = []
-        self._stream = np.random.default_rng([seed, actor])
+        self.stream = np.random.default_rng([seed, actor])
         self._episode = np.zeros(spec.num_envs, int)
         self._time = np.zeros(spec.num_envs, int)
         self._resets = np.zeros(spec.num_envs, bool)
@@ -85,8 +86,8 @@ class ScriptedActor:
             return
         obs = self._seen(env)
         self._time[env] += 1
-        reward = float(np.float32(self._stream.normal()))
-        terminated, truncated = bool(self._stream.random() < 0.15), bool(self._stream.random() < 0.15)
+        reward = float(np.float32(self.stream.normal()))
+        terminated, truncated = bool(self.stream.random() < 0.15), bool(self.stream.random() < 0.15)
         step = Step(env, self.sequence, obs, int(self._time[env]), reward, self._seen(env), terminated, truncated)
         self.steps.append(step)
         segment["action"][t, env], segment["reward"][t, env] = step.action, reward
