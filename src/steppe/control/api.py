@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from steppe.control import model
 from steppe.control.auth import Caller, Gate, Refused
+from steppe.control.connections import Connections
 from steppe.control.frames import FRAMES
 from steppe.control.gatekeeping import Gatekeeper, problem
 from steppe.control.mcp import Mcp
@@ -320,9 +321,11 @@ def _said(name: str) -> str:
     return (getattr(Service, name).__doc__ or name).strip().splitlines()[0]
 
 
-def make_app(service: Service, gate: Gate, beside: Iterable[Repeating] = ()) -> FastAPI:
+def make_app(
+    service: Service, gate: Gate, beside: Iterable[Repeating] = (), connections: Connections | None = None
+) -> FastAPI:
     """The application: routes, problem documents, the gate around it all, and the life of the watcher and of what else is done
-    beside answering."""
+    beside answering. `connections` are those of the server, where their number is bounded."""
     hub = Hub()
     watcher = Watcher(service, hub)
     works = (watcher, *beside)
@@ -359,7 +362,7 @@ def make_app(service: Service, gate: Gate, beside: Iterable[Repeating] = ()) -> 
     add_page(app, service, PREFIX)
     _speak_problems(app)
     _describe(app)
-    app.add_middleware(Gatekeeper, gate=gate)
+    app.add_middleware(Gatekeeper, gate=gate, connections=connections)
     return app
 
 

@@ -89,13 +89,14 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Limits:
-    """Per caller: requests at once and per second; wrong tokens per address; bytes of a body."""
+    """Per caller: requests at once and per second; wrong tokens per address; bytes of a body and seconds to send it in."""
 
     burst: float = 200.0
     per_s: float = 50.0
     guesses: float = 10.0
     guesses_per_s: float = 0.1
     body_bytes: int = 64 << 10
+    body_s: float = 20.0
 
 
 class Keys:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.parse
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from steppe.control.auth import COOKIE, HEADERS, SESSION_S, Gate, Refused, header_map
+from steppe.control.auth import COOKIE, HEADERS, SAFE, SESSION_S, Gate, Refused, header_map
+from steppe.control.connections import Connections
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,6 +28,7 @@ def problem(status: int, code: str, detail: str) -> dict[str, Any]:
     """An RFC 9457 document."""
     titles = {
         400: "Bad request", 401: "Not signed in", 403: "Refused", 404: "Not found", 405: "Method not allowed",
+        408: "Too slow",
         409: "Conflict", 412: "Changed meanwhile", 413: "Too large", 422: "Not acceptable", 429: "Too many requests",
         500: "Our mistake", 503: "Not ready",
     }  # fmt: skip
@@ -36,8 +39,8 @@ def problem(status: int, code: str, detail: str) -> dict[str, Any]:
 class Gatekeeper:
     """ASGI middleware."""
 
-    def __init__(self, app: Application, gate: Gate) -> None:
-        self.app, self.gate = app, gate
+    def __init__(self, app: Application, gate: Gate, connections: Connections | None = None) -> None:
+        self.app, self.gate, self.connections = app, gate, connections
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -45,13 +48,24 @@ class Gatekeeper:
         headers = header_map(scope)
         try:
             self.gate.check_address(headers)
+            self._require_room(scope)
             if scope["type"] == "http" and scope["path"] == SIGN_IN:
                 return await self._sign_in(scope, send)
             self._admit(scope, headers)
-            body = await self._body(headers, receive) if scope["type"] == "http" else receive
+            body = receive
+            if scope["type"] == "http":
+                body = _nothing if scope["path"] in OPEN else await self._body(headers, receive)
         except Refused as refusal:
             return await refuse(scope, send, refusal)
         return await self.app(scope, body, _with_headers(send))
+
+    def _require_room(self, scope: MutableMapping[str, Any]) -> None:
+        """The last free connections are for probes and for changes: a crowd of readers must not keep a `stop` out."""
+        if self.connections is None or not self.connections.crowded:
+            return
+        reads = scope["type"] == "websocket" or scope["method"] in SAFE
+        if reads and scope["path"] not in OPEN:
+            raise Refused(503, "crowded", "too many connections are at work: try again in a moment")
 
     def _admit(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> None:
         if scope["path"] in OPEN and scope["type"] == "http":
@@ -81,17 +95,14 @@ class Gatekeeper:
             raise Refused(400, "length", "Content-Length is not a number")
         if int(length) > limit:
             raise too_large
-        parts, size, more = [], 0, True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                break
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            more = message.get("more_body", False)
-            if size > limit:
-                raise too_large
-        waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+        try:
+            async with asyncio.timeout(self.gate.limits.body_s):
+                body = await _read(receive, limit)
+        except TimeoutError:
+            raise Refused(408, "slow", f"a body has to be sent within {self.gate.limits.body_s:g} s") from None
+        if body is None:
+            raise too_large
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
             return waiting.pop() if waiting else await receive()
@@ -99,12 +110,33 @@ class Gatekeeper:
         return replay
 
 
+async def _nothing() -> Message:
+    """The body of a probe, which nobody waits for."""
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """A body; None when it is longer than the limit."""
+    parts, size, more = list[bytes](), 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            break
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        more = message.get("more_body", False)
+        if size > limit:
+            return None
+    return b"".join(parts)
+
+
 async def refuse(scope: MutableMapping[str, Any], send: Send, refusal: Refused) -> None:
     """A problem document, or the end of a WebSocket before it began."""
     if scope["type"] == "websocket":
         return await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
     extra = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
-    extra |= {"retry-after": "10"} if refusal.status == 429 else {}
+    extra |= {"retry-after": "10"} if refusal.status in (429, 503) else {}
+    extra |= {"connection": "close"} if refusal.status == 408 else {}
     body, kind = json.dumps(problem(refusal.status, refusal.code, refusal.detail)).encode(), "application/problem+json"
     if refusal.status == 401 and scope["path"] in ("/", SIGN_IN) and "text/html" in header_map(scope).get("accept", ""):
         body, kind = _TO_SIGN_IN.encode(), "text/html; charset=utf-8"  # a person, who is no reader of problem documents

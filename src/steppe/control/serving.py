@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import anyio
 import uvicorn
@@ -14,6 +14,7 @@ from steppe.control.api import make_app
 from steppe.control.auth import Caller, Gate, Keys, require_safe_bind
 from steppe.control.autoscaler import Tending
 from steppe.control.autoscaling import Policy
+from steppe.control.connections import Connections, prepare_error_path
 from steppe.control.frames import FrameSocket
 from steppe.control.mcp import Mcp
 from steppe.control.page_files import MISSING, is_complete
@@ -45,11 +46,13 @@ def serve(
     """
     require_safe_bind(host, allowed)
     _require_fit(namespace, run, kafka, autoscale)
-    listener = bind(host, port)
+    connections = Connections()
+    listener = bind(host, port, connections)
+    prepare_error_path()
     service = _service(namespace, run, bounds, kafka)
     service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
-    app = make_app(service, Gate(keys, allowed), _beside(service, bounds, autoscale))
+    app = make_app(service, Gate(keys, allowed), _beside(service, bounds, autoscale), connections)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     print(f"steppe serves {service.root} at {address}", flush=True)
     print(f"sign in once:  {address}/sign-in?code={keys.new_link()}", flush=True)
@@ -65,10 +68,11 @@ def serve(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=3,
+        http=cast(type[asyncio.Protocol], connections.protocol),
+        loop="asyncio",
         ws=FrameSocket,
         ws_max_size=4_096,
         ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
-        limit_concurrency=1_000,
     )
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -145,15 +149,9 @@ def speak(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
         service.close()
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, connections: Connections | None = None) -> socket.socket:
     """A socket that listens there; UsageError where that cannot be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-        listener.listen(2_048)  # whoever comes before the application is ready waits, and is not refused
+        return (connections or Connections()).listen(host, port)
     except OSError as error:
-        listener.close()
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
-    return listener
