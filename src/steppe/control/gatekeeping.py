@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.parse
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from steppe.control.auth import COOKIE, HEADERS, SAFE, SESSION_S, Gate, Refused, header_map
+from steppe.control.auth import HEADERS, SAFE, Gate, Refused, from_elsewhere, header_map
 from steppe.control.connections import Connections
+from steppe.control.sessions import SESSION_S
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -21,7 +22,9 @@ SIGN_IN = "/sign-in"
 _TO_SIGN_IN = """<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
 <title>Sign in · Steppe</title><h1>You are not signed in</h1>
 <p>Open the link that <code>steppe serve</code> printed when it started. It works once, within 15 minutes;
-started again, it prints a new one.</p></html>"""
+<code>steppe serve --sign-in</code> prints a new one while the service runs.</p></html>"""
+_ENTER = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url=/">
+<title>Steppe</title><a href="/">Open Steppe</a></html>"""
 
 
 def problem(status: int, code: str, detail: str) -> dict[str, Any]:
@@ -47,10 +50,13 @@ class Gatekeeper:
             return await self.app(scope, receive, send)
         headers = header_map(scope)
         try:
-            self.gate.check_address(headers)
+            entering = _is_entering(scope, headers)
+            self.gate.check_address(headers, entering=entering)
             self._require_room(scope)
             if scope["type"] == "http" and scope["path"] == SIGN_IN:
-                return await self._sign_in(scope, send)
+                return await self._sign_in(scope, headers, send)
+            if entering and from_elsewhere(headers):
+                return await _enter(send, {})
             self._admit(scope, headers)
             body = receive
             if scope["type"] == "http":
@@ -73,18 +79,19 @@ class Gatekeeper:
         address = (scope.get("client") or ("unknown", 0))[0]
         scope["steppe.caller"] = self.gate.admit(address, scope.get("method", "GET"), headers)
 
-    async def _sign_in(self, scope: MutableMapping[str, Any], send: Send) -> None:
+    async def _sign_in(self, scope: MutableMapping[str, Any], headers: dict[str, str], send: Send) -> None:
         """Trade a one-time code for a session, and go to the page; a code in an address is of no use twice."""
         address = (scope.get("client") or ("unknown", 0))[0]
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
-        cookie = self.gate.keys.sign_in(query.get("code", [""])[0]) if scope["method"] == "GET" else None
+        code = query.get("code", [""])[0] if scope["method"] == "GET" else ""
+        cookie = self.gate.keys.sign_in(code, address, headers.get("user-agent", ""))
         if cookie is None:
             self.gate.guessed(address)
-            raise Refused(
-                401, "link", "this link has been used or is too old: steppe serve prints a new one at its start"
-            )
-        value = f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={SESSION_S:.0f}"
-        await _answer(send, 303, b"", {"location": "/", "set-cookie": value})
+            raise Refused(401, "link", "this link has been used or is too old: steppe serve --sign-in prints a new one")
+        extra = {"set-cookie": set_cookie_header(self.gate, scope, headers, cookie, SESSION_S)}
+        if from_elsewhere(headers):
+            return await _enter(send, extra)
+        return await _answer(send, 303, b"", {"location": "/", **extra})
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> Receive:
         """The body read whole, up to the limit."""
@@ -108,6 +115,26 @@ class Gatekeeper:
             return waiting.pop() if waiting else await receive()
 
         return replay
+
+
+def set_cookie_header(
+    gate: Gate, scope: Mapping[str, Any], headers: Mapping[str, str], value: str, seconds: float
+) -> str:
+    """Set-Cookie for a session; Secure where the browser speaks TLS, with us or with a proxy before us."""
+    tls = scope.get("scheme") == "https" or headers.get("x-forwarded-proto", "").lower() == "https"
+    secure = "; Secure" if tls else ""
+    return f"{gate.cookie}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds:.0f}{secure}"
+
+
+def _is_entering(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether a person follows a link to the page or to sign in; that link may be on any page."""
+    opens = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return opens and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in ("/", SIGN_IN)
+
+
+async def _enter(send: Send, headers: dict[str, str]) -> None:
+    """Let the browser come again by itself: on a redirect from another page's link it would not send a strict cookie."""
+    await _answer(send, 200, _ENTER.encode(), {"content-type": "text/html; charset=utf-8", **headers})
 
 
 async def _nothing() -> Message:
