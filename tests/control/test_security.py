@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from steppe.control.auth import Gate, Keys, Limits, Refused
-from tests.support.service import SHORT, Served, make
+from steppe.control.auth import Gate, Keys, Limits, Refused, public_names, require_safe_bind
+from steppe.core.errors import UsageError
+from tests.support.service import SERVE, SHORT, Served, bring_down, make, until
 
 pytestmark = pytest.mark.integration
 
 RUNS = "/api/v1/runs"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One service for all that must be refused; the last test uses up what may be guessed."""
+    service = Served(tmp_path_factory.mktemp("served"))
+    service.start()
+    yield service
+    bring_down(service)
+
+
+def link_of(served: Served) -> str:
+    return f"/sign-in?code={Keys(served.root / 'runs' / '.control' / 'tokens.json').new_link()}"
+
+
+def cookie_of(served: Served) -> str:
+    return f"steppe_session_{urlsplit(served.address).port}"
 
 
 def code_of(answer: httpx.Response) -> str:
@@ -65,7 +87,14 @@ def test_scopes(served: Served, api: httpx.Client):
 
 
 def test_dns_rebinding_and_foreign_origins(served: Served, api: httpx.Client):
-    for host in ("evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example"):
+    for host in (
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "localhost@evil.example",
+        "evil.example@localhost",
+        "a:b@127.0.0.1",
+    ):
         assert code_of(api.get(RUNS, headers={"Host": host})) == "host"
     assert httpx.get(served.address + "/healthz", headers={"Host": "evil.example"}).status_code == 403
     port = urlsplit(served.address).port
@@ -89,22 +118,101 @@ def test_the_link_signs_in_once_and_changes_need_the_pages_token(served: Served)
         assert code_of(page.post(RUNS, json=SHORT, headers={"X-CSRF-Token": csrf[::-1]})) == "csrf"
         made = page.post(RUNS, json={**SHORT, "start": False}, headers={"X-CSRF-Token": csrf})
         assert made.status_code == 201
-        forged = page.cookies["steppe_session"]
+        forged = page.cookies[cookie_of(served)]
     assert httpx.get(served.link).status_code == 401, "a link is good for once"
     name, until, signature = forged.rsplit(".", 2)
-    longer = f"steppe_session={name}.{int(until) + 10**6}.{signature}"
+    longer = f"{cookie_of(served)}={name}.{int(until) + 10**6}.{signature}"
     assert httpx.get(served.address + RUNS, headers={"Cookie": longer}).status_code == 401
 
 
-def test_guessing_tokens_is_cut_short(served: Served):
-    answers = [
-        httpx.get(served.address + RUNS, headers={"Authorization": f"Bearer guess-{number}"}).status_code
-        for number in range(14)
-    ]
-    assert answers[:10] == [401] * 10
-    assert 429 in answers[10:]
-    with served.client() as known:
-        assert known.get(RUNS).status_code == 429, "the address has to wait, even with the right token"
+def test_a_link_can_be_followed_from_another_page(served: Served):
+    clicked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    with httpx.Client(base_url=served.address, headers=clicked) as page:
+        entered = page.get(link_of(served))
+        assert (entered.status_code, entered.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert 'content="0; url=/"' in entered.text, "a redirect would come without the strict cookie"
+        assert page.get(RUNS).status_code == 403, "only the page may be opened so"
+        assert 'content="0; url=/"' in page.get("/").text
+        assert page.get(RUNS, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+        assert page.post("/", headers=clicked).status_code == 403
+    framed = {**clicked, "Sec-Fetch-Dest": "iframe"}
+    assert httpx.get(served.address + link_of(served), headers=framed).status_code == 403
+
+
+def test_cookies_are_secure_behind_tls(served: Served):
+    with httpx.Client(base_url=served.address) as page:
+        assert "Secure" not in page.get(link_of(served)).headers["set-cookie"]
+        behind = page.get(link_of(served), headers={"X-Forwarded-Proto": "https"})
+        assert behind.headers["set-cookie"].endswith("; Secure")
+
+
+def test_sessions_are_listed_signed_out_and_revoked(served: Served, api: httpx.Client):
+    with httpx.Client(base_url=served.address) as one, httpx.Client(base_url=served.address) as other:
+        for page in (one, other):
+            page.get(link_of(served))
+        names = [page.get("/api/v1/session").json()["name"].removeprefix("session:") for page in (one, other)]
+        listed = {found["id"]: found for found in one.get("/api/v1/sessions").json()["sessions"]}
+        assert set(names) <= set(listed)
+        assert [listed[name]["current"] for name in names] == [True, False]
+        first = api.get("/api/v1/sessions", params={"limit": 1}).json()
+        rest = api.get("/api/v1/sessions", params={"after": first["next"]}).json()
+        assert [*first["sessions"], *rest["sessions"]] == api.get("/api/v1/sessions").json()["sessions"]
+        address = served.address.replace("http", "ws") + "/api/v1/stream"
+        kept = {"Cookie": f"{cookie_of(served)}={other.cookies[cookie_of(served)]}"}
+        with connect(address, additional_headers=kept) as stream:
+            stream.recv(60)
+            csrf = {"X-CSRF-Token": one.get("/api/v1/session").json()["csrf"]}
+            assert one.delete(f"/api/v1/sessions/{names[1]}", headers=csrf).status_code == 204
+            with pytest.raises(ConnectionClosed) as closed:
+                until(lambda: stream.recv(60) is None, "the stream of an ended session ends")
+            assert closed.value.rcvd.code == 1008
+        assert other.get(RUNS).status_code == 401
+        assert one.delete("/api/v1/session").status_code == 403, (
+            "signing out needs the page's token as other changes do"
+        )
+        assert one.delete("/api/v1/session", headers=csrf).status_code == 204
+        assert one.get(RUNS).status_code == 401
+    assert api.delete(f"/api/v1/sessions/{names[0]}").status_code == 404
+    assert code_of(api.delete("/api/v1/session")) == "session"
+    with served.client("control") as controller:
+        assert code_of(controller.get("/api/v1/sessions")) == "scope"
+        assert code_of(controller.delete(f"/api/v1/sessions/{names[0]}")) == "scope"
+    told = [entry["operation"] for entry in api.get("/api/v1/audit").json()["entries"]]
+    assert {"sign_out", "revoke_session"} <= set(told)
+
+
+def test_a_new_link_can_be_had_while_the_service_runs(served: Served, tmp_path: Path):
+    def ask(runs: Path) -> subprocess.CompletedProcess[str]:
+        environ = os.environ | {"STEPPE_RUNS": str(runs)}
+        words = [sys.executable, "-c", SERVE, "serve", "--sign-in"]
+        return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120)
+
+    link = ask(served.root / "runs").stdout.rsplit(" ", 1)[1].strip()
+    assert link.startswith(served.address)
+    assert httpx.get(link).status_code == 303
+    nobody = ask(tmp_path)
+    assert (nobody.returncode, nobody.stdout) == (3, "")
+    assert "no service is running" in nobody.stderr
+
+
+def test_the_right_token_is_let_in_however_many_wrong_ones_came():
+    """The gate by itself: neither tokens nor sessions have to wait for those who guess from the same address."""
+    keys = Keys(Path(tempfile.mkdtemp()) / "tokens.json")
+    gate = Gate(keys, limits=Limits(guesses=2, guesses_per_s=0.0), port=8_900)
+    codes = []
+    for _ in range(4):
+        with pytest.raises(Refused) as refused:
+            gate.admit("a", "GET", {"authorization": "Bearer guess"})
+        codes.append(refused.value.status)
+    assert codes == [401, 401, 429, 429]
+    assert gate.admit("a", "GET", {"authorization": f"Bearer {keys.tokens['read']}"}).scope == "read"
+    mine = f"steppe_session_8900={keys.sign_in(keys.new_link())}"
+    others = "steppe_session_8901=x; broken\u00e9[=; "
+    assert gate.admit("a", "GET", {"cookie": others + mine}).scope == "admin", (
+        "another service's cookie does not matter"
+    )
+    with pytest.raises(Refused):
+        gate.admit("a", "GET", {"cookie": mine.replace("8900", "8901")})
 
 
 def test_a_caller_who_asks_too_much_has_to_wait():
@@ -121,6 +229,7 @@ def test_a_caller_who_asks_too_much_has_to_wait():
 
 def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Client):
     (served.root / "secret").write_text("hidden")
+    before = len(api.get(RUNS).json()["runs"])
     for run in ("..%2f..%2fsecret", "%2e%2e", "..", ".control", "a%00b", "%2fetc"):
         for rest in ("", "/logs", "/metrics"):
             assert api.get(f"{RUNS}/{run}{rest}").status_code in (404, 422)
@@ -138,7 +247,7 @@ def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Cli
         answer = api.post(RUNS, json={**SHORT, **change})
         assert code_of(answer) in ("invalid", "config_error"), change
         assert answer.status_code == 422
-    assert len(api.get(RUNS).json()["runs"]) == 1
+    assert len(api.get(RUNS).json()["runs"]) == before + 1
 
 
 def test_bodies_that_are_too_large(served: Served, api: httpx.Client):
@@ -196,11 +305,26 @@ def test_sockets_pass_the_same_gate(served: Served):
         assert json.loads(socket_.recv(30))["type"] == "snapshot"
 
 
-def test_others_can_reach_it_only_under_names_that_were_allowed(tmp_path):
-    from steppe.control.auth import require_safe_bind
-    from steppe.core.errors import UsageError
-
+def test_others_can_reach_it_only_under_names_that_were_allowed():
     with pytest.raises(UsageError, match="--allow-host"):
         require_safe_bind("0.0.0.0", ())
     require_safe_bind("0.0.0.0", ("trainer.example",))
     require_safe_bind("127.0.0.1", ())
+
+
+def test_links_name_addresses_that_work():
+    assert public_names("0.0.0.0", ("trainer.example", "localhost")) == ["127.0.0.1", "trainer.example"]
+    assert public_names("::", ("trainer.example",)) == ["::1", "trainer.example"]
+    assert public_names("10.0.0.5", ("trainer.example",)) == ["trainer.example"], "its own address is refused as a Host"
+    assert public_names("10.0.0.5", ("trainer.example", "10.0.0.5")) == ["10.0.0.5"]
+    assert public_names("localhost", ()) == ["localhost"]
+
+
+def test_guessing_tokens_is_cut_short(served: Served, api: httpx.Client):
+    answers = [
+        httpx.get(served.address + RUNS, headers={"Authorization": f"Bearer guess-{number}"}).status_code
+        for number in range(14)
+    ]
+    assert 429 in answers
+    assert set(answers) == {401, 429}
+    assert api.get(RUNS).status_code == 200, "the right token is let in all the same"

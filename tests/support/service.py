@@ -31,9 +31,10 @@ LONG = {
 class Served:
     """One life of the service after the other, over the same runs."""
 
-    def __init__(self, root: Path, kafka: str | None = None) -> None:
-        """With `kafka`, runs go through that broker, by topics of their own."""
+    def __init__(self, root: Path, kafka: str | None = None, descriptors: int | None = None) -> None:
+        """With `kafka`, runs go through that broker, by topics of their own; `descriptors` is a limit on open files."""
         self.root = root
+        self.before = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh") if descriptors else ()
         self.options: tuple[str, ...] = ()
         self.environ = {"STEPPE_RUNS": str(root / "runs")}
         if kafka is not None:
@@ -45,7 +46,7 @@ class Served:
     def start(self, *options: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", "--port", "0", *self.options, *options],
+            [*self.before, sys.executable, "-c", SERVE, "serve", "--port", "0", *self.options, *options],
             cwd=self.root,
             env=environ | self.environ,
             stdout=subprocess.PIPE,

@@ -67,17 +67,23 @@ def serve(
     autoscale: Annotated[
         Autoscale, typer.Option(help="Say in a run's event log how many actors it needs, or set them.")
     ] = Autoscale.OFF,
+    sign_in: Annotated[
+        bool, typer.Option("--sign-in", help="Print a new sign-in link for the service that runs already, and exit.")
+    ] = False,
 ) -> None:
     """Start, stop, watch, scale and tune runs over HTTP.
 
     Prints its address with a link that signs in once. Runs outlive it: stopped or killed and started again, it goes on
     where it was.
     """
+    if sign_in:
+        return _serving("steppe serve").sign_in()  # type: ignore[no-any-return]
     bounds = bounds_of(allow_env, max_actors, max_runs)
     allowed, mode = tuple(allow_host or ()), autoscale.value
     if kubernetes or run:  # whose roles are told in the same way
         kafka = kafka or os.environ.get("STEPPE_KAFKA__ADDRESS")
     _serving("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, brokers_at(kafka), run)
+    return None
 
 
 def mcp(

@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import anyio.to_thread
@@ -19,26 +20,32 @@ from starlette.exceptions import HTTPException
 
 from steppe.control import model
 from steppe.control.auth import Caller, Gate, Refused
+from steppe.control.connections import Connections
 from steppe.control.frames import FRAMES
-from steppe.control.gatekeeping import Gatekeeper, problem
+from steppe.control.gatekeeping import Gatekeeper, problem, set_cookie_header
 from steppe.control.mcp import Mcp
 from steppe.control.page_files import add_page
+from steppe.control.pagination import paged
 from steppe.control.problems import explain
 from steppe.control.prometheus import exposition
 from steppe.control.repeating import Repeating
 from steppe.control.resources import tell_changes
 from steppe.control.service import Service, operations
 from steppe.control.stream import STUCK_S, Hub, Watcher, snapshot
-from steppe.core.errors import SteppeError
+from steppe.core.errors import RunNotFound, SteppeError
 
 PREFIX = "/api/v1"
 THREADS = 4  # each keeps a connection to the store of every run that it looked at
 FOLLOW_S = 20.0
+SESSION_LOOK_S = 2.0  # how long a stream may outlive its session
 
 RunId = Annotated[str, Path(pattern=model.RUN_ID, description="A run's id.")]
 OperationId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Cursor = Annotated[int, Query(ge=0, lt=2**62, description="What the last answer said is `next`; 0 at first.")]
 Most = Annotated[int, Query(ge=1, le=1_000)]
+PageCursor = Annotated[
+    str | None, Query(max_length=300, description="What the last answer said is `next`; absent at first.")
+]
 Key = Annotated[
     str | None,
     Header(
@@ -277,8 +284,10 @@ class Doors:
         try:
             number = await self._begin(socket, resume)
             with self.hub.listening(socket.scope["extensions"][FRAMES], number) as listener:
-                await asyncio.wait({gone, listener.dropped}, return_when=asyncio.FIRST_COMPLETED)
-            if not gone.done():
+                signed_in = await self._listen(socket.scope.get("steppe.caller"), gone, listener.dropped)
+            if not signed_in:
+                await socket.close(1008, "signed out")
+            elif not gone.done():
                 await _say(socket, json.dumps({"type": "dropped", "detail": "too slow: connect again for a snapshot"}))
                 await socket.close(1013, "too slow")
         except (WebSocketDisconnect, RuntimeError, TimeoutError):
@@ -286,6 +295,15 @@ class Doors:
         finally:
             self.hub.clients -= 1
             gone.cancel()
+
+    async def _listen(self, caller: Caller | None, *ends: asyncio.Future[None]) -> bool:
+        """Wait for an end; False when it is that the caller's session was ended."""
+        session = caller.session if caller is not None else None
+        while not any(end.done() for end in ends):
+            if session is not None and not self.gate.keys.sessions.is_live(session):
+                return False
+            await asyncio.wait(ends, timeout=SESSION_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        return True
 
     async def _begin(self, socket: WebSocket, resume: str | None) -> int:
         """The number of the message that the client has heard, after a snapshot unless it goes on."""
@@ -320,9 +338,11 @@ def _said(name: str) -> str:
     return (getattr(Service, name).__doc__ or name).strip().splitlines()[0]
 
 
-def make_app(service: Service, gate: Gate, beside: Iterable[Repeating] = ()) -> FastAPI:
+def make_app(
+    service: Service, gate: Gate, beside: Iterable[Repeating] = (), connections: Connections | None = None
+) -> FastAPI:
     """The application: routes, problem documents, the gate around it all, and the life of the watcher and of what else is done
-    beside answering."""
+    beside answering. `connections` are those of the server, where their number is bounded."""
     hub = Hub()
     watcher = Watcher(service, hub)
     works = (watcher, *beside)
@@ -354,17 +374,18 @@ def make_app(service: Service, gate: Gate, beside: Iterable[Repeating] = ()) -> 
         lifespan=lifespan,
     )
     app.include_router(Doors(service, hub, gate).router)
-    _add_outside(app, service, gate, hub, watcher)
+    _add_outside(app, service, hub, watcher)
+    _add_sessions(app, service, gate)
     app.router.routes += mcp.routes(gate)
     add_page(app, service, PREFIX)
     _speak_problems(app)
     _describe(app)
-    app.add_middleware(Gatekeeper, gate=gate)
+    app.add_middleware(Gatekeeper, gate=gate, connections=connections)
     return app
 
 
-def _add_outside(app: FastAPI, service: Service, gate: Gate, hub: Hub, watcher: Watcher) -> None:
-    """What is not an operation: probes, Prometheus, the session of the page."""
+def _add_outside(app: FastAPI, service: Service, hub: Hub, watcher: Watcher) -> None:
+    """What is not an operation: probes, Prometheus."""
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
@@ -384,11 +405,47 @@ def _add_outside(app: FastAPI, service: Service, gate: Gate, hub: Hub, watcher: 
         text = exposition(service, clients=hub.clients, failures=watcher.failures)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
+
+def _add_sessions(app: FastAPI, service: Service, gate: Gate) -> None:
+    """The session of the page, and those of all browsers that are signed in."""
+    sessions = gate.keys.sessions
+
     @app.get(f"{PREFIX}/session", include_in_schema=False)
     async def session(request: Request) -> dict[str, Any]:
         caller: Caller = request.scope["steppe.caller"]
         csrf = gate.keys.csrf(caller.session) if caller.session else None
         return {"name": caller.name, "scope": caller.scope, "csrf": csrf}
+
+    @app.delete(f"{PREFIX}/session", include_in_schema=False)
+    def sign_out(request: Request) -> Response:
+        caller: Caller = request.scope["steppe.caller"]
+        if caller.session is None:
+            raise Refused(409, "session", "this caller has a token, not a session: there is nothing to sign out of")
+        end(caller, caller.session, "sign_out")
+        over = set_cookie_header(gate, request.scope, request.headers, "", 0)
+        return Response(status_code=204, headers={"set-cookie": over})
+
+    @app.get(f"{PREFIX}/sessions", include_in_schema=False)
+    def list_sessions(request: Request, limit: Most = 100, after: PageCursor = None) -> dict[str, Any]:
+        caller = admin(request, "list_sessions")
+        page, following = paged(sessions.list(), lambda one: one.id, limit, after)
+        return {"sessions": [asdict(one) | {"current": one.id == caller.session} for one in page], "next": following}
+
+    @app.delete(f"{PREFIX}/sessions/{{identity}}", include_in_schema=False)
+    def revoke(request: Request, identity: Annotated[str, Path(pattern="^[0-9a-f]{16}$")]) -> Response:
+        end(admin(request, "revoke_session"), identity, "revoke_session")
+        return Response(status_code=204)
+
+    def admin(request: Request, name: str) -> Caller:
+        caller: Caller = request.scope["steppe.caller"]
+        if not caller.may("admin"):
+            raise Refused(403, "scope", f"{name} needs the scope admin; this token has {caller.scope}")
+        return caller
+
+    def end(caller: Caller, identity: str, name: str) -> None:
+        if not sessions.end(identity):
+            raise RunNotFound("there is no session of that id")
+        service.ledger.audit(caller.name, caller.scope, name, None, f"done: session:{identity}")
 
 
 def _speak_problems(app: FastAPI) -> None:

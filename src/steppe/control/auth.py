@@ -1,7 +1,8 @@
 """Who may do what, decided at one gate for every method and socket: Host, Origin, token or session, scope, limits.
 
 Tokens, one per scope, are made at the first start and kept in a file that only its owner reads. A person gets in by a
-one-time link, which leaves a signed cookie; what a cookie changes needs the token that the page reads from the API.
+one-time link, which leaves a signed cookie of a session (sessions.py); what a cookie changes needs the token that the page
+reads from the API.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from steppe.control.sessions import Sessions
 from steppe.core.durable import write_atomic
 from steppe.core.errors import DamagedFile, UsageError
 
@@ -27,8 +28,7 @@ SCOPES = ("read", "control", "admin")  # each may do what those before it may
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COOKIE = "steppe_session"
 CSRF = "x-csrf-token"
-SESSION_S = 12 * 3600.0
-LINK_S = 15 * 60.0
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to listen on, and those to reach them by
 SAFE = ("GET", "HEAD", "OPTIONS")
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -89,13 +89,14 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Limits:
-    """Per caller: requests at once and per second; wrong tokens per address; bytes of a body."""
+    """Per caller: requests at once and per second; wrong tokens per address; bytes of a body and seconds to send it in."""
 
     burst: float = 200.0
     per_s: float = 50.0
     guesses: float = 10.0
     guesses_per_s: float = 0.1
     body_bytes: int = 64 << 10
+    body_s: float = 20.0
 
 
 class Keys:
@@ -115,8 +116,7 @@ class Keys:
             raise DamagedFile(f"{path} is damaged: remove it, and new tokens are made at the next start") from None
         if min(map(len, (*self.tokens.values(), self._signing.decode()))) < 20:
             raise DamagedFile(f"{path} has a token that is too short: remove it, and new ones are made")
-        self._links: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self.sessions = Sessions(path.parent)
 
     def of_token(self, token: str) -> Caller | None:
         """Compares with every token, each in constant time."""
@@ -125,19 +125,15 @@ class Keys:
         return None if scope is None else Caller(f"token:{scope}", scope)
 
     def new_link(self) -> str:
-        """A code that signs in once, within LINK_S."""
-        code = secrets.token_urlsafe(24)
-        with self._lock:
-            self._links[hashlib.sha256(code.encode()).hexdigest()] = time.monotonic() + LINK_S
-        return code
+        """A code that signs in once, within 15 minutes."""
+        return self.sessions.new_link()
 
-    def sign_in(self, code: str) -> str | None:
+    def sign_in(self, code: str, address: str = "", browser: str = "") -> str | None:
         """The cookie's value for a code that has not been used; None for any other."""
-        with self._lock:
-            until = self._links.pop(hashlib.sha256(code.encode()).hexdigest(), 0.0)
-        if until < time.monotonic():
+        if not self.sessions.use_link(code):
             return None
-        body = f"{secrets.token_urlsafe(16)}.{int(time.time() + SESSION_S)}"
+        session = self.sessions.begin(address, browser)
+        body = f"{session.id}.{int(session.until_s)}"
         return f"{body}.{self._sign('session', body)}"
 
     def of_cookie(self, value: str) -> Caller | None:
@@ -145,9 +141,9 @@ class Keys:
         identity, _, until = body.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign("session", body).encode()):
             return None
-        if not until.isdigit() or int(until) < time.time():
+        if not until.isdigit() or int(until) < time.time() or not self.sessions.is_live(identity):
             return None
-        return Caller(f"session:{identity[:6]}", "admin", session=body)
+        return Caller(f"session:{identity}", "admin", session=identity)
 
     def csrf(self, session: str) -> str:
         """What a page must send along with every change."""
@@ -160,32 +156,39 @@ class Keys:
 class Gate:
     """Decides on a request by its address and headers alone (names in lower case)."""
 
-    def __init__(self, keys: Keys, hosts: tuple[str, ...] = (), limits: Limits | None = None) -> None:
+    def __init__(
+        self, keys: Keys, hosts: tuple[str, ...] = (), limits: Limits | None = None, port: int | None = None
+    ) -> None:
+        """`port` is the one that the service listens on: browsers share cookies between the ports of a host."""
         self.keys, self.limits = keys, limits or Limits()
+        self.cookie = COOKIE if port is None else f"{COOKIE}_{port}"
         self.hosts = frozenset(host.lower() for host in (*LOOPBACK, *hosts))
         self._requests: dict[str, Bucket] = {}
         self._guesses: dict[str, Bucket] = {}
 
-    def check_address(self, headers: Mapping[str, str]) -> None:
-        """Refuse names that are not ours (DNS rebinding) and pages that are not ours (cross-site)."""
+    def check_address(self, headers: Mapping[str, str], *, entering: bool = False) -> None:
+        """Refuse names that are not ours (DNS rebinding) and pages that are not ours (cross-site).
+
+        A person may be `entering` by a link on another page.
+        """
         name = _hostname(headers.get("host", ""))
         if name not in self.hosts:
             raise Refused(403, "host", "this service does not answer to that host name: see steppe serve --allow-host")
         origin = headers.get("origin")
         if origin is not None and not self._own(origin, headers.get("host", "")):
             raise Refused(403, "origin", "requests from pages of other origins are refused")
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        if not entering and from_elsewhere(headers):
             raise Refused(403, "origin", "requests from pages of other origins are refused")
 
     def admit(self, address: str, method: str, headers: Mapping[str, str]) -> Caller:
-        """Who this is; raises Refused. A cookie needs the page's own token for whatever is not safe."""
-        guesses = _bucket(self._guesses, address, self.limits.guesses, self.limits.guesses_per_s)
-        if guesses.empty():
-            raise Refused(429, "too_many_guesses", "too many wrong tokens from this address: wait a while")
+        """Who this is; raises Refused. A cookie needs the page's own token for whatever is not safe.
+
+        The right token is always let in, however many wrong ones came from the same address before.
+        """
         caller = self._known(headers)
         if caller is None:
             if "authorization" in headers or "cookie" in headers:
-                guesses.take()
+                self.guessed(address)
             raise Refused(
                 401, "token", "a token is needed: Authorization: Bearer …, from the file that steppe serve names"
             )
@@ -198,19 +201,19 @@ class Gate:
         return caller
 
     def guessed(self, address: str) -> None:
-        """Count a wrong sign-in code like a wrong token."""
+        """Count a wrong token or sign-in code."""
         if not _bucket(self._guesses, address, self.limits.guesses, self.limits.guesses_per_s).take():
-            raise Refused(429, "too_many_guesses", "too many wrong codes from this address: wait a while")
+            raise Refused(429, "too_many_guesses", "too many wrong tokens or codes from this address: wait a while")
 
     def _known(self, headers: Mapping[str, str]) -> Caller | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
             return self.keys.of_token(token.strip()) if kind.lower() == "bearer" else None
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return None
-        return self.keys.of_cookie(morsel.value) if morsel is not None else None
+        for pair in headers.get("cookie", "").split(";"):
+            name, _, value = pair.strip().partition("=")
+            if name == self.cookie and (caller := self.keys.of_cookie(value)) is not None:
+                return caller
+        return None
 
     def _own(self, origin: str, host: str) -> bool:
         try:
@@ -228,7 +231,25 @@ def require_safe_bind(host: str, allowed: tuple[str, ...]) -> None:
         )
 
 
+def public_names(host: str, allowed: tuple[str, ...]) -> list[str]:
+    """The names under which a service that listens on `host` answers, one that works on this machine first if there is one."""
+    if host in WILDCARDS:
+        return [WILDCARDS[host], *(name for name in allowed if name not in LOOPBACK)]
+    return [host] if host in (*LOOPBACK, *allowed) else list(allowed)
+
+
+def from_elsewhere(headers: Mapping[str, str]) -> bool:
+    """Whether the browser says that a page of another origin caused the request."""
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
+
+
 def _hostname(host: str) -> str:
+    """The name in a Host header; nothing when it holds more than a name and a port, such as user:password@."""
+    if not _HOST.fullmatch(host):
+        return ""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

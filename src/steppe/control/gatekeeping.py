@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.parse
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from steppe.control.auth import COOKIE, HEADERS, SESSION_S, Gate, Refused, header_map
+from steppe.control.auth import HEADERS, SAFE, Gate, Refused, from_elsewhere, header_map
+from steppe.control.connections import Connections
+from steppe.control.sessions import SESSION_S
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -19,13 +22,16 @@ SIGN_IN = "/sign-in"
 _TO_SIGN_IN = """<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
 <title>Sign in · Steppe</title><h1>You are not signed in</h1>
 <p>Open the link that <code>steppe serve</code> printed when it started. It works once, within 15 minutes;
-started again, it prints a new one.</p></html>"""
+<code>steppe serve --sign-in</code> prints a new one while the service runs.</p></html>"""
+_ENTER = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url=/">
+<title>Steppe</title><a href="/">Open Steppe</a></html>"""
 
 
 def problem(status: int, code: str, detail: str) -> dict[str, Any]:
     """An RFC 9457 document."""
     titles = {
         400: "Bad request", 401: "Not signed in", 403: "Refused", 404: "Not found", 405: "Method not allowed",
+        408: "Too slow",
         409: "Conflict", 412: "Changed meanwhile", 413: "Too large", 422: "Not acceptable", 429: "Too many requests",
         500: "Our mistake", 503: "Not ready",
     }  # fmt: skip
@@ -36,22 +42,36 @@ def problem(status: int, code: str, detail: str) -> dict[str, Any]:
 class Gatekeeper:
     """ASGI middleware."""
 
-    def __init__(self, app: Application, gate: Gate) -> None:
-        self.app, self.gate = app, gate
+    def __init__(self, app: Application, gate: Gate, connections: Connections | None = None) -> None:
+        self.app, self.gate, self.connections = app, gate, connections
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         headers = header_map(scope)
         try:
-            self.gate.check_address(headers)
+            entering = _is_entering(scope, headers)
+            self.gate.check_address(headers, entering=entering)
+            self._require_room(scope)
             if scope["type"] == "http" and scope["path"] == SIGN_IN:
-                return await self._sign_in(scope, send)
+                return await self._sign_in(scope, headers, send)
+            if entering and from_elsewhere(headers):
+                return await _enter(send, {})
             self._admit(scope, headers)
-            body = await self._body(headers, receive) if scope["type"] == "http" else receive
+            body = receive
+            if scope["type"] == "http":
+                body = _nothing if scope["path"] in OPEN else await self._body(headers, receive)
         except Refused as refusal:
             return await refuse(scope, send, refusal)
         return await self.app(scope, body, _with_headers(send))
+
+    def _require_room(self, scope: MutableMapping[str, Any]) -> None:
+        """The last free connections are for probes and for changes: a crowd of readers must not keep a `stop` out."""
+        if self.connections is None or not self.connections.crowded:
+            return
+        reads = scope["type"] == "websocket" or scope["method"] in SAFE
+        if reads and scope["path"] not in OPEN:
+            raise Refused(503, "crowded", "too many connections are at work: try again in a moment")
 
     def _admit(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> None:
         if scope["path"] in OPEN and scope["type"] == "http":
@@ -59,18 +79,19 @@ class Gatekeeper:
         address = (scope.get("client") or ("unknown", 0))[0]
         scope["steppe.caller"] = self.gate.admit(address, scope.get("method", "GET"), headers)
 
-    async def _sign_in(self, scope: MutableMapping[str, Any], send: Send) -> None:
+    async def _sign_in(self, scope: MutableMapping[str, Any], headers: dict[str, str], send: Send) -> None:
         """Trade a one-time code for a session, and go to the page; a code in an address is of no use twice."""
         address = (scope.get("client") or ("unknown", 0))[0]
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
-        cookie = self.gate.keys.sign_in(query.get("code", [""])[0]) if scope["method"] == "GET" else None
+        code = query.get("code", [""])[0] if scope["method"] == "GET" else ""
+        cookie = self.gate.keys.sign_in(code, address, headers.get("user-agent", ""))
         if cookie is None:
             self.gate.guessed(address)
-            raise Refused(
-                401, "link", "this link has been used or is too old: steppe serve prints a new one at its start"
-            )
-        value = f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={SESSION_S:.0f}"
-        await _answer(send, 303, b"", {"location": "/", "set-cookie": value})
+            raise Refused(401, "link", "this link has been used or is too old: steppe serve --sign-in prints a new one")
+        extra = {"set-cookie": set_cookie_header(self.gate, scope, headers, cookie, SESSION_S)}
+        if from_elsewhere(headers):
+            return await _enter(send, extra)
+        return await _answer(send, 303, b"", {"location": "/", **extra})
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> Receive:
         """The body read whole, up to the limit."""
@@ -81,17 +102,14 @@ class Gatekeeper:
             raise Refused(400, "length", "Content-Length is not a number")
         if int(length) > limit:
             raise too_large
-        parts, size, more = [], 0, True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                break
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            more = message.get("more_body", False)
-            if size > limit:
-                raise too_large
-        waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+        try:
+            async with asyncio.timeout(self.gate.limits.body_s):
+                body = await _read(receive, limit)
+        except TimeoutError:
+            raise Refused(408, "slow", f"a body has to be sent within {self.gate.limits.body_s:g} s") from None
+        if body is None:
+            raise too_large
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
             return waiting.pop() if waiting else await receive()
@@ -99,12 +117,53 @@ class Gatekeeper:
         return replay
 
 
+def set_cookie_header(
+    gate: Gate, scope: Mapping[str, Any], headers: Mapping[str, str], value: str, seconds: float
+) -> str:
+    """Set-Cookie for a session; Secure where the browser speaks TLS, with us or with a proxy before us."""
+    tls = scope.get("scheme") == "https" or headers.get("x-forwarded-proto", "").lower() == "https"
+    secure = "; Secure" if tls else ""
+    return f"{gate.cookie}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds:.0f}{secure}"
+
+
+def _is_entering(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether a person follows a link to the page or to sign in; that link may be on any page."""
+    opens = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return opens and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in ("/", SIGN_IN)
+
+
+async def _enter(send: Send, headers: dict[str, str]) -> None:
+    """Let the browser come again by itself: on a redirect from another page's link it would not send a strict cookie."""
+    await _answer(send, 200, _ENTER.encode(), {"content-type": "text/html; charset=utf-8", **headers})
+
+
+async def _nothing() -> Message:
+    """The body of a probe, which nobody waits for."""
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """A body; None when it is longer than the limit."""
+    parts, size, more = list[bytes](), 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            break
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        more = message.get("more_body", False)
+        if size > limit:
+            return None
+    return b"".join(parts)
+
+
 async def refuse(scope: MutableMapping[str, Any], send: Send, refusal: Refused) -> None:
     """A problem document, or the end of a WebSocket before it began."""
     if scope["type"] == "websocket":
         return await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
     extra = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
-    extra |= {"retry-after": "10"} if refusal.status == 429 else {}
+    extra |= {"retry-after": "10"} if refusal.status in (429, 503) else {}
+    extra |= {"connection": "close"} if refusal.status == 408 else {}
     body, kind = json.dumps(problem(refusal.status, refusal.code, refusal.detail)).encode(), "application/problem+json"
     if refusal.status == 401 and scope["path"] in ("/", SIGN_IN) and "text/html" in header_map(scope).get("accept", ""):
         body, kind = _TO_SIGN_IN.encode(), "text/html; charset=utf-8"  # a person, who is no reader of problem documents

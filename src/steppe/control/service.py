@@ -39,6 +39,7 @@ from steppe.transport.kafka import Connection
 
 SCOPES = ("read", "control", "admin")
 API = "v1"
+PRIVATE = ".control"  # in the folder of the runs
 STOP_S = 30.0  # how long a run has to stop in good order before it is killed
 REACH_S = 2.0  # how long brokers have to answer a probe
 _HOSTS = ("run_dir", *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")))  # not told
@@ -87,7 +88,7 @@ class Service:
     @property
     def private(self) -> Path:
         """Where the service keeps its own things."""
-        return self.root / ".control"
+        return self.root / PRIVATE
 
     def close(self) -> None:
         """Let go; runs go on."""

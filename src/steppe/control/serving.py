@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import anyio
 import uvicorn
 
 from steppe.control.api import make_app
-from steppe.control.auth import Caller, Gate, Keys, require_safe_bind
+from steppe.control.auth import WILDCARDS, Caller, Gate, Keys, public_names, require_safe_bind
 from steppe.control.autoscaler import Tending
 from steppe.control.autoscaling import Policy
+from steppe.control.connections import Connections, prepare_error_path
 from steppe.control.frames import FrameSocket
 from steppe.control.mcp import Mcp
 from steppe.control.page_files import MISSING, is_complete
 from steppe.control.repeating import Repeating
 from steppe.control.resources import tell_changes
-from steppe.control.service import Bounds, Service
+from steppe.control.service import PRIVATE, Bounds, Service
 from steppe.control.stream import Hub, Watcher
 from steppe.core.config import KafkaConfig
-from steppe.core.errors import MissingExtra, UsageError
+from steppe.core.durable import read_json, write_json
+from steppe.core.errors import DamagedFile, MissingExtra, Unreachable, UsageError
+from steppe.records.directory import runs_root
 from steppe.transport.kafka import library
 
 KEYS = "tokens.json"
+SERVING = "serving.json"  # where the service was last started, for `steppe serve --sign-in`
 
 
 def serve(
@@ -45,14 +49,20 @@ def serve(
     """
     require_safe_bind(host, allowed)
     _require_fit(namespace, run, kafka, autoscale)
-    listener = bind(host, port)
+    connections = Connections()
+    listener = bind(host, port, connections)
+    prepare_error_path()
     service = _service(namespace, run, bounds, kafka)
     service.ledger.drop_unanswered()
     keys = Keys(service.private / KEYS)
-    app = make_app(service, Gate(keys, allowed), _beside(service, bounds, autoscale))
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    print(f"steppe serves {service.root} at {address}", flush=True)
-    print(f"sign in once:  {address}/sign-in?code={keys.new_link()}", flush=True)
+    own_port = listener.getsockname()[1]
+    gate = Gate(keys, allowed, port=own_port)
+    app = make_app(service, gate, _beside(service, bounds, autoscale), connections)
+    addresses = _addresses(host, own_port, allowed)
+    found = {"addresses": addresses, "host": WILDCARDS.get(host, host), "port": own_port}
+    write_json(service.private / SERVING, found)
+    print(f"steppe serves {service.root} at {addresses[0]}", flush=True)
+    _print_links(addresses, keys)
     print(f"tokens:        {keys.path}", flush=True)
     if kafka is not None:
         print(f"kafka:         {kafka.address}", flush=True)
@@ -65,12 +75,35 @@ def serve(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=3,
+        http=cast(type[asyncio.Protocol], connections.protocol),
+        loop="asyncio",
         ws=FrameSocket,
         ws_max_size=4_096,
         ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
-        limit_concurrency=1_000,
     )
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def sign_in() -> None:
+    """Print a new link for the service of these runs, which must be up; Unreachable when it is not."""
+    private = runs_root().resolve() / PRIVATE
+    try:
+        found = read_json(private / SERVING)
+        socket.create_connection((found["host"], found["port"]), timeout=5.0).close()
+    except (DamagedFile, OSError):
+        raise Unreachable(f"no service is running for {private.parent}: start it with steppe serve") from None
+    _print_links(found["addresses"], Keys(private / KEYS))
+
+
+def _addresses(host: str, port: int, allowed: tuple[str, ...]) -> list[str]:
+    """Where the service can be reached under names that it answers to; what it listens on, such as 0.0.0.0, is often none."""
+    return [f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in public_names(host, allowed)]
+
+
+def _print_links(addresses: list[str], keys: Keys) -> None:
+    code = keys.new_link()
+    for words, address in zip(("sign in once:", *("or:" for _ in addresses[1:])), addresses, strict=True):
+        print(f"{words:14} {address}/sign-in?code={code}", flush=True)
 
 
 def _beside(service: Service, bounds: Bounds, autoscale: Literal["off", "recommend", "set"]) -> Iterator[Repeating]:
@@ -145,15 +178,9 @@ def speak(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
         service.close()
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, connections: Connections | None = None) -> socket.socket:
     """A socket that listens there; UsageError where that cannot be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-        listener.listen(2_048)  # whoever comes before the application is ready waits, and is not refused
+        return (connections or Connections()).listen(host, port)
     except OSError as error:
-        listener.close()
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
-    return listener

@@ -2,7 +2,8 @@
 
 Write-ahead log with synchronous=NORMAL: a record survives the death of any process, and a power cut may cost the newest
 ones but never the file (checkpoints have their own, stronger, promise in core/durable.py). Records are JSON with
-JSON5's words NaN, Infinity and -Infinity, so every number comes back as it was. Every process and thread has its own connection, also after a fork.
+JSON5's words NaN, Infinity and -Infinity, so every number comes back as it was. Every process and thread has its own connection, also after a fork. A thread keeps the connections
+to the stores it used last and closes the others, so the number of file descriptors does not grow with the number of runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ HEARTBEAT_S = 2.0
 LOST_AFTER_S = 3 * HEARTBEAT_S
 SCHEMA = 1
 NOBODY = 0  # the owner of a run that waits to be started
+OPEN_PER_THREAD = 16  # stores that a thread keeps open, the least recently used one is closed
 _BUSY_S = 30.0
 _NO_ROOM = (
     sqlite3.SQLITE_FULL,
@@ -76,6 +79,7 @@ class Store:
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
+        self.mark = weakref.ref(self)
         self._local = threading.local()
         self._beat_s = 0.0  # this process's own heart, which it need not read from the disk
         if not create and not path.exists():
@@ -176,6 +180,7 @@ class Store:
     def _mine(self) -> sqlite3.Connection:
         """This thread's connection. SQLite forbids touching one inherited over a fork, even to close it: it is kept aside."""
         database: sqlite3.Connection | None = getattr(self._local, "database", None)
+        _recent.used(self)
         if database is not None and self._local.pid == os.getpid():
             return database
         if database is not None:
@@ -183,6 +188,29 @@ class Store:
         database = self._local.database = _connect(self.path)
         self._local.pid = os.getpid()
         return database
+
+
+class _Recent(threading.local):
+    """The stores that this thread has open, the most recently used one last."""
+
+    def __init__(self) -> None:
+        self._stores: dict[weakref.ref[Store], None] = {}
+
+    def used(self, store: Store) -> None:
+        """Note the use, and close this thread's connection to the store that was not used for longest."""
+        mark = store.mark
+        self._stores.pop(mark, None)
+        self._stores[mark] = None
+        if len(self._stores) > OPEN_PER_THREAD:
+            self._stores = {known: None for known in self._stores if known() is not None}
+            while len(self._stores) > OPEN_PER_THREAD:
+                oldest = next(iter(self._stores))
+                del self._stores[oldest]
+                if (found := oldest()) is not None:
+                    found.close()
+
+
+_recent = _Recent()
 
 
 def _decoded(text: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 // The page: which view the address names, the bar above it, and what is the same everywhere.
 
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/htm-preact.js";
+import { remove } from "./api.js";
 import { Compare } from "./compare.js";
 import { state } from "./live.js";
 import { Notes, go, keysOn, useDialog, useKeys, useLive } from "./parts.js";
@@ -21,6 +22,7 @@ function route() {
   return { name: name || "runs", run: rest[0], query: new URLSearchParams(query || "") };
 }
 
+const signOut = () => remove("/session").catch(() => null).then(() => location.reload());
 const nextTheme = () => window.dispatchEvent(new Event("steppe:turn"));
 
 function Keys({ onClose }) {
@@ -40,8 +42,8 @@ function Keys({ onClose }) {
 
 function Banner({ signedOut }) {
   if (signedOut) {
-    return html`<p class="banner" role="alert">You are signed out. Open the link that <code>steppe serve</code> printed;
-      started again, it prints a new one.</p>`;
+    return html`<p class="banner" role="alert">You are signed out. <code>steppe serve --sign-in</code> prints a new link
+      while the service runs.</p>`;
   }
   if (state.fresh || !state.known) return null;
   const seen = clock(state.seen / 1000);
@@ -97,6 +99,7 @@ function Page() {
         <span class="glyph" aria-hidden="true">${state.fresh ? "●" : "○"}</span>${state.fresh ? "live" : "offline"}</span>
       <button class="plain icon" aria-label="Dark or light" title="Dark or light (d)" onClick=${nextTheme}>◐</button>
       <button class="plain icon" aria-label="Keys" title="Keys (?)" onClick=${() => setHelp(true)}>?</button>
+      <button class="plain" onClick=${signOut}>Sign out</button>
     </header>
     <${Banner} signedOut=${signedOut} />
     <main id="main" ref=${main} tabindex="-1" class=${state.fresh || !state.known ? "" : "stale"}><${View} at=${at} /></main>

@@ -1,0 +1,221 @@
+"""Bounds on TCP connections, so that nobody who only connects can keep others out or exhaust the file descriptors.
+
+There are at most `capacity()` connections, about half of the process's descriptor limit; run stores, logs and children need
+the rest. A connection without a request under way (idle, or slowly sending its headers) is closed after a deadline, and the
+one that has waited longest is closed earlier when a new one needs its place. Connections that are at work are never closed
+for others. The last `RESERVE` places are for probes and for changes: see `Connections.crowded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import linecache
+import logging
+import resource
+import socket
+import tokenize  # noqa: F401  linecache imports it when a traceback is printed
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST = 4_096
+RESERVE = 32
+HEADERS_S = 10.0  # from the first byte of a request, or from connecting, to the end of its headers
+WRITE_S = 30.0  # how long a client may leave an answer unread
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+
+
+def capacity() -> int:
+    """How many connections there may be under this process's descriptor limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else max(2 * RESERVE, min(MOST, soft // 2))
+
+
+class Connections:
+    """The connections of one server; belongs to its event loop."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most or capacity()
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._new: weakref.WeakValueDictionary[int, socket.socket] = (
+            weakref.WeakValueDictionary()
+        )  # without a protocol yet
+        self._waiting: dict[BoundedHttp, None] = {}  # without a request under way, longest first
+
+    @property
+    def crowded(self) -> bool:
+        """Whether only the reserve is left: as many connections are at work as ordinary requests may occupy."""
+        return len(self._open) - len(self._waiting) > self.most - RESERVE
+
+    @property
+    def protocol(self) -> Callable[..., BoundedHttp]:
+        """What uvicorn makes for every connection."""
+        return functools.partial(BoundedHttp, self)
+
+    def listen(self, host: str, port: int) -> Listener:
+        """Bind and listen; OSError where that cannot be."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = Listener(self, family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(2_048)  # whoever comes before the application is ready waits, and is not refused
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether there is no room now, but will be known in the next turn of the event loop: connections are being set up
+        or closed."""
+        return len(self._open) > self.most or (len(self._open) == self.most and len(self._new) > 0)
+
+    def make_room(self) -> bool:
+        """Close the connection that has waited longest if there is one too many; False when all are at work."""
+        if len(self._open) < self.most:
+            return True
+        if not self._waiting:
+            return False
+        oldest = next(iter(self._waiting))
+        self.at_work(oldest)  # it is as good as gone
+        oldest.transport.abort()
+        return True
+
+    def opened(self, connection: socket.socket) -> None:
+        self._open.add(connection)
+        self._new[connection.fileno()] = connection
+
+    def set_up(self, descriptor: int) -> None:
+        """A connection has got its protocol, or is closed before it got one."""
+        self._new.pop(descriptor, None)
+
+    def closed(self, connection: socket.socket) -> None:
+        self._open.discard(connection)
+
+    def waits(self, protocol: BoundedHttp) -> None:
+        """No request is under way there."""
+        self._waiting.setdefault(protocol)
+
+    def at_work(self, protocol: BoundedHttp) -> None:
+        """A request is under way there, or it is gone."""
+        self._waiting.pop(protocol, None)
+
+
+class Accepted(socket.socket):
+    """One connection's socket, which is counted while it is open."""
+
+    connections: Connections | None = None
+
+    def close(self) -> None:
+        descriptor = self.fileno()
+        super().close()
+        if self.connections is not None:
+            self.connections.set_up(descriptor)
+            self.connections.closed(self)
+
+
+class Listener(socket.socket):
+    """A listening socket that accepts no more connections than there may be."""
+
+    def __init__(self, connections: Connections, family: int, kind: int) -> None:
+        super().__init__(family, kind)
+        self._connections = connections
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """BlockingIOError, as if nobody were waiting, while there is no room; the event loop then tries again."""
+        if self._connections.unsettled:
+            raise BlockingIOError
+        descriptor, address = self._accept()  # type: ignore[attr-defined]
+        connection = Accepted(self.family, self.type, self.proto, fileno=descriptor)
+        if not self._connections.make_room():
+            _turn_away(connection)
+            raise BlockingIOError
+        self._connections.opened(connection)
+        connection.connections = self._connections
+        return connection, address
+
+
+def _turn_away(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.send(_BUSY)
+    connection.close()
+
+
+class BoundedHttp(H11Protocol):
+    """uvicorn's HTTP/1.1 with deadlines for the headers and for taking the answer."""
+
+    def __init__(self, connections: Connections, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._connections = connections
+        self._upgraded = False  # to a WebSocket, which has a protocol of its own
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._connections.set_up(transport.get_extra_info("socket").fileno())
+        self._connections.waits(self)
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._work()
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._answering:
+            self._work()
+        elif self._deadline is None and not (self._upgraded or self.transport.is_closing()):
+            self._set_deadline()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # sets the deadline for idle connections, and begins with a pipelined request
+        if not self._answering and not self.transport.is_closing():
+            self._connections.waits(self)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._upgraded = True
+        self._work()
+        super().handle_websocket_upgrade(event)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self._unread or self.loop.call_later(WRITE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(HEADERS_S, self.transport.abort)
+
+    def _work(self) -> None:
+        self._connections.at_work(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def prepare_error_path() -> None:
+    """Import and cache now what printing a traceback needs: without descriptors, nothing can be imported any more."""
+    try:
+        raise OSError(24, "rehearsal")
+    except OSError as error:
+        linecache.checkcache()
+        traceback.format_exception(error)
+        logging.Formatter().formatException((type(error), error, error.__traceback__))

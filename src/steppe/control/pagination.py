@@ -1,0 +1,27 @@
+"""Lists a page at a time: every list has a limit, and a cursor that is the last item of the page before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from steppe.core.errors import UsageError
+
+Item = TypeVar("Item")
+
+
+def paged(
+    items: Sequence[Item], name: Callable[[Item], str], limit: int | None, after: str | None
+) -> tuple[list[Item], str | None]:
+    """The items after the one of a name, at most `limit` of them, and the cursor for the rest; None when that was all.
+
+    UsageError when there is no item of that name any more.
+    """
+    begin = 0
+    if after is not None:
+        places = [place for place, item in enumerate(items) if name(item) == after]
+        if not places:
+            raise UsageError("what the cursor names is not in the list any more: begin again without one")
+        begin = places[0] + 1
+    page = list(items[begin:] if limit is None else items[begin : begin + limit])
+    return page, name(page[-1]) if page and begin + len(page) < len(items) else None

@@ -1,0 +1,206 @@
+"""Crowds of connections: idle ones, slow ones and busy ones. Health answers throughout, and the service is normal after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import uvicorn
+
+from steppe.control import connections
+from steppe.control.auth import Gate, Keys, Limits
+from steppe.control.connections import RESERVE, Connections
+from steppe.control.gatekeeping import Gatekeeper
+from steppe.records.store import OPEN_PER_THREAD, Store
+from tests.support.service import SHORT, Served, bring_down, make, until
+
+DESCRIPTORS = 1_024
+HALF = b"GET /api/v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+WHOLE = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service that may open few files."""
+    service = Served(tmp_path_factory.mktemp("small"), descriptors=DESCRIPTORS)
+    service.start()
+    yield service
+    bring_down(service)
+
+
+@contextlib.contextmanager
+def crowd(address: str, count: int, first: bytes, each: Callable[[int], None]) -> Iterator[list[socket.socket]]:
+    parts = urlsplit(address)
+    with contextlib.ExitStack() as stack:
+        made = []
+        for number in range(count):
+            made.append(stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=60)))
+            with contextlib.suppress(OSError):  # it was closed already, for a newer one
+                made[-1].sendall(first)
+            if number % 100 == 99:
+                each(number)
+        yield made
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("count", "first"), [(1_100, b""), (1_010, HALF)], ids=["idle", "slow"])
+def test_a_crowd_keeps_nobody_out(small: Served, count: int, first: bytes) -> None:
+    def healthy(number: int) -> None:
+        assert httpx.get(f"{small.address}/healthz", timeout=60).status_code == 200, f"with {number} connections"
+
+    with small.client() as api, crowd(small.address, count, first, healthy) as held:
+        for one in held:
+            with contextlib.suppress(OSError):
+                one.sendall(b"x" if first else b"")
+        healthy(count)
+        assert api.get("/api/v1/runs").status_code == 200
+        assert make(api, SHORT, start=False)
+    assert small.process is not None
+    assert small.process.poll() is None
+    with small.client() as api:
+        assert api.get("/api/v1/runs").status_code == 200
+
+
+class Server(uvicorn.Server):
+    """In a thread of this process, in front of a small application."""
+
+    def __init__(self, app: Any, most: int) -> None:
+        self.bound = Connections(most)
+        self.listener = self.bound.listen("127.0.0.1", 0)
+        self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        super().__init__(uvicorn.Config(app, http=self.bound.protocol, log_level="error", lifespan="off"))
+
+    def __enter__(self) -> Server:
+        self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self.listener]})
+        self._thread.start()
+        until(lambda: self.started, "the server has started")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.should_exit = self.force_exit = True
+        self._thread.join(60)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.listener.getsockname(), timeout=60)
+
+
+def answering(release: threading.Event) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while scope["path"] == "/slow" and not release.is_set():
+            await asyncio.sleep(0.01)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+def guarded(app: Any, tmp_path: Path, most: int = 2 * RESERVE, **limits: float) -> Server:
+    keeper = Gatekeeper(app, Gate(Keys(tmp_path / "tokens.json"), limits=Limits(**limits)))  # type: ignore[arg-type]
+    server = Server(keeper, most)
+    keeper.connections = server.bound
+    return server
+
+
+@pytest.mark.unit
+def test_readers_leave_places_for_probes_and_changes(tmp_path: Path) -> None:
+    release = threading.Event()
+    with guarded(answering(release), tmp_path) as server:
+        token = Keys(tmp_path / "tokens.json").tokens["admin"]
+        head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+        with contextlib.ExitStack() as stack:
+            for _ in range(RESERVE):
+                busy = stack.enter_context(server.connect())
+                busy.sendall(f"GET /slow HTTP/1.1\r\n{head}\r\n".encode())
+            client = stack.enter_context(httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=60))
+            refused = until(
+                lambda: found if (found := client.get(server.address)).status_code != 200 else None, "it is crowded"
+            )
+            assert (refused.status_code, refused.json()["code"]) == (503, "crowded")
+            assert client.get(f"{server.address}/healthz").status_code == 200
+            assert client.post(f"{server.address}/runs").status_code == 200
+            release.set()
+            until(lambda: client.get(server.address).status_code == 200, "service is normal")
+
+
+@pytest.mark.unit
+def test_when_everybody_is_at_work_newcomers_are_turned_away(tmp_path: Path) -> None:
+    release = threading.Event()
+    with Server(answering(release), 4) as server, contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(server.connect()) for _ in range(4)]
+        for one in busy:
+            one.sendall(b"GET /slow HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        until(lambda: len(server.server_state.tasks) == 4, "all four are at work")
+        for _ in range(3):
+            with server.connect() as extra:
+                assert b" 503 " in extra.recv(4_096)
+        release.set()
+        assert all(b" 200 " in one.recv(4_096) for one in busy), "nobody at work was closed"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("requests", [[], [HALF], [WHOLE, HALF]], ids=["idle", "first", "second"])
+def test_headers_have_a_deadline(monkeypatch: pytest.MonkeyPatch, requests: list[bytes]) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 0.1)
+    with Server(answering(threading.Event()), 10) as server, server.connect() as slow:
+        for request in requests:
+            slow.sendall(request)
+            if request == WHOLE:
+                assert b" 200 " in slow.recv(4_096)
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(4_096) == b""
+
+
+@pytest.mark.unit
+def test_bodies_have_a_deadline(tmp_path: Path) -> None:
+    with guarded(answering(threading.Event()), tmp_path, body_s=0.1) as server, server.connect() as slow:
+        token = Keys(tmp_path / "tokens.json").tokens["admin"]
+        head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\nx"
+        slow.sendall(head.encode())
+        assert b" 408 " in slow.recv(4_096)
+
+
+_EXHAUSTED = """
+import logging, os, resource, sys
+from steppe.control.connections import prepare_error_path
+logging.basicConfig(stream=sys.stderr)
+prepare_error_path()
+before = set(sys.modules)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError as error:
+    logging.getLogger("asyncio").error("accept", exc_info=error)
+    sys.stdout.write(repr(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.unit
+def test_errors_are_logged_without_imports_when_no_descriptor_is_left() -> None:
+    done = subprocess.run([sys.executable, "-c", _EXHAUSTED], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()", done.stderr
+    assert "Too many open files" in done.stderr
+
+
+@pytest.mark.unit
+def test_the_descriptors_held_for_runs_are_bounded(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    stores = [Store(tmp_path / f"{number}.sqlite") for number in range(2 * OPEN_PER_THREAD)]
+    for store in stores:
+        store.post("topic", {"a": 1})
+    assert len(os.listdir("/proc/self/fd")) - before <= 3 * OPEN_PER_THREAD + 2
+    assert all(store.read("topic") == [(1, {"a": 1})] for store in stores), "the others are opened again"
+    for store in stores:
+        store.close()
