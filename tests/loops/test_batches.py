@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.errors import UsageError
+from steppe.core.errors import NotFinite, UsageError
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.loops.batches import columns_of, segment_of, transitions
 
@@ -82,3 +82,43 @@ def test_transitions_of_one_step_have_the_discount_of_one_step() -> None:
 def test_mistakes_get_one_sentence(steps: list[dict], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         segment_of(columns_of(steps), SPEC, EXTRAS)
+
+
+@pytest.mark.parametrize("bad", [10**8, 1000, 7, 3, -1, -5])
+def test_actions_out_of_range_are_refused_before_anything_is_learned(bad: int) -> None:
+    flat = columns_of([step(1, 2), {**step(2, 3), "action": bad}, step(3, 4, end="terminated")])
+    words = f"'action' is {bad} .*whole numbers from 0 to 2 are allowed"
+    with pytest.raises(UsageError, match=words):
+        transitions(flat, SPEC, 0.9)
+    with pytest.raises(UsageError, match=words):
+        segment_of(flat, SPEC, EXTRAS)
+
+
+@pytest.mark.parametrize("column", ["obs", "next_obs", "reward", "discount", "weights"])
+def test_transitions_that_are_not_finite_are_refused(column: str) -> None:
+    flat = columns_of([step(1, 2), step(2, 3)]) | {"discount": np.ones(2), "weights": np.ones(2)}
+    flat[column] = flat[column].astype(np.float64)
+    flat[column][1] = np.nan
+    with pytest.raises(NotFinite, match=f"'{column}' is nan"):
+        transitions(flat, SPEC, 0.9)
+
+
+@pytest.mark.parametrize("column", ["weights", "indices", "discount", "action", "terminated"])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1)])
+def test_columns_of_another_length_are_refused(column: str, shape: tuple[int, ...]) -> None:
+    flat = columns_of([step(1, 2), step(2, 3)]) | {column: np.ones(shape)}
+    with pytest.raises(UsageError, match=f"'{column}' has shape"):
+        transitions(flat, SPEC, 0.9)
+
+
+def test_a_batch_without_rows_is_refused() -> None:
+    flat = {name: column[:0] for name, column in columns_of([step(1, 2)]).items()}
+    with pytest.raises(UsageError, match="no rows"):
+        transitions(flat, SPEC, 0.9)
+    with pytest.raises(UsageError, match="no rows"):
+        segment_of(flat, SPEC, EXTRAS)
+
+
+def test_experiences_of_several_shapes_are_refused() -> None:
+    with pytest.raises(UsageError, match="'obs' cannot be stacked"):
+        columns_of([step(1, 2), {**step(1, 2), "obs": np.zeros(3)}])

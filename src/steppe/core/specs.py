@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,8 @@ class FieldSpec:
 
     `frames` > 1 says that so many observations of equal shape are joined along the first axis, the newest last. A column
     that is there `once` has one row in a segment, of its first step: what a recurrent policy remembered then. `most` is the
-    largest value of an image: 1 for planes of 0 and 1.
+    largest value of an image: 1 for planes of 0 and 1. `below` is for whole numbers that are used as indices: each is at
+    least 0 and below the bound at its place. The bounds repeat over components, agents and rows.
     """
 
     name: str
@@ -28,6 +29,7 @@ class FieldSpec:
     frames: int = 1
     once: bool = False
     most: int = 255
+    below: tuple[int, ...] = field(default=(), compare=False)  # what a column is does not depend on it
 
     @property
     def nbytes(self) -> int:
@@ -46,9 +48,9 @@ class ActionSpec:
     @property
     def field(self) -> FieldSpec:
         if self.kind == "discrete":
-            return FieldSpec("action", (), "int64")
+            return FieldSpec("action", (), "int64", below=self.sizes)
         if self.kind == "multi_discrete":
-            return FieldSpec("action", (len(self.sizes),), "int64")
+            return FieldSpec("action", (len(self.sizes),), "int64", below=self.sizes)
         return FieldSpec("action", self.sizes, "float32")
 
 
@@ -86,6 +88,17 @@ class EnvSpec:
     def is_image(self) -> bool:
         return len(self.obs.shape) == 3
 
+    @cached_property
+    def fields(self) -> tuple[FieldSpec, FieldSpec]:
+        """The columns of observations and actions in a segment, with the bounds of numbers that are used as indices."""
+        obs = self.obs if self.num_states is None else replace(self.obs, below=(self.num_states,))
+        action = self.action.field
+        if not self.members or not action.below:
+            return obs, action
+        width = math.prod(action.shape)  # agents with fewer components leave the rest at 0
+        padded = [(*each.action.sizes, *[1] * width)[:width] for each in self.members]
+        return obs, replace(action, below=tuple(size for sizes in padded for size in sizes))
+
 
 @dataclass(frozen=True)
 class SegmentSpec:
@@ -113,13 +126,18 @@ class SegmentSpec:
             FieldSpec("terminated", (), "bool"),
             FieldSpec("truncated", (), "bool"),
             FieldSpec("valid", (), "bool"),
-            FieldSpec("final_obs", self.obs.shape, self.obs.dtype),
+            FieldSpec("final_obs", self.obs.shape, self.obs.dtype, below=self.obs.below),
         )
         object.__setattr__(self, "fields", base + self.extras)
 
     def shape(self, column: FieldSpec) -> tuple[int, ...]:
         rows = 1 if column.once else self.num_steps + (column.name in WITH_LAST)
         return (rows, self.num_envs, *column.shape)
+
+    @cached_property
+    def layout(self) -> tuple[tuple[FieldSpec, tuple[int, ...], np.dtype[Any]], ...]:
+        """Each column with its shape in a segment and its dtype."""
+        return tuple((column, self.shape(column), np.dtype(column.dtype)) for column in self.fields)
 
     @cached_property
     def offsets(self) -> dict[str, int]:

@@ -174,8 +174,9 @@ class DistributedAgent:
         with borrowed_torch(THREADS, self.config):
             if self.config.memory == "rollout":
                 return self._learn_rollout(batch)
+            checked_batch = self._transitions(batch)  # first: a batch that is refused changes nothing
             self._pass_time(self._batch_size() / float(getattr(self.config, "samples_per_insert", 1.0)))
-            return self._learn(self._transitions(batch))
+            return self._learn(checked_batch)
 
     def update_policy(self, experiences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Improve from experiences in the order in which they happened, as `generate_experiences` returns them.
@@ -339,7 +340,10 @@ class DistributedAgent:
         self.agent.observe(nothing, Progress(self._env_steps, self._total_steps))
 
     def _rollout(self, batch: Mapping[str, np.ndarray]) -> Batch:
-        return Batch(segment_of(batch, self.spec, self.config.columns(self.spec)).columns)
+        segment = segment_of(batch, self.spec, self.config.columns(self.spec))
+        if not segment.num_valid:
+            raise UsageError("the rollout has no valid row: there is no gradient to compute")
+        return Batch(segment.columns)
 
     def _transitions(self, batch: Mapping[str, np.ndarray]) -> Batch:
         return transitions(batch, self.spec, self.config.gamma)

@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from steppe.core.array_checks import as_column, require_segment, require_shape, require_values
 from steppe.core.errors import UsageError
 from steppe.core.experience import Batch, Segment, SegmentHeader
 from steppe.core.specs import EnvSpec, FieldSpec, SegmentSpec
 
 Columns = dict[str, np.ndarray]
 _OF_ROLLOUTS = ("valid", "final_obs")  # what tells a [T, B] batch from flat transitions
+REWARD, DISCOUNT = FieldSpec("reward", (), "float32"), FieldSpec("discount", (), "float32")
+TERMINATED, TRUNCATED = FieldSpec("terminated", (), "bool"), FieldSpec("truncated", (), "bool")
+EPISODE = FieldSpec("episode", (), "int64")
+WEIGHTS, INDICES = FieldSpec("weights", (), "float32"), FieldSpec("indices", (), "int64")
 
 
 def columns_of(experiences: Sequence[Mapping[str, Any]]) -> Columns:
@@ -23,26 +28,35 @@ def columns_of(experiences: Sequence[Mapping[str, Any]]) -> Columns:
     odd = next((number for number, experience in enumerate(experiences) if experience.keys() != keys), None)
     if odd is not None:
         raise UsageError(f"experience {odd} has the keys {', '.join(experiences[odd])}, not {', '.join(keys)}")
-    return {key: np.stack([np.asarray(experience[key]) for experience in experiences]) for key in keys}
+    return {key: _stacked(key, [experience[key] for experience in experiences]) for key in keys}
+
+
+def _stacked(key: str, values: list[Any]) -> np.ndarray:
+    try:
+        return np.stack([np.asarray(value) for value in values])
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{key!r} cannot be stacked over all experiences: {error}") from None
 
 
 def transitions(batch: Mapping[str, np.ndarray], spec: EnvSpec, gamma: float) -> Batch:
-    """A batch for replay agents from flat transitions; one-step ones where there is no `discount`."""
-    reward = _column(batch, FieldSpec("reward", (), "float32"))
+    """A batch for replay agents from flat transitions; one-step ones where there is no `discount`. Values are checked."""
+    obs, action = spec.fields
+    reward = _checked(batch, REWARD)
     rows = len(reward)
     columns = {
-        "obs": _column(batch, spec.obs, rows),
-        "action": _column(batch, spec.action.field, rows),
+        "obs": _checked(batch, obs, rows),
+        "action": _checked(batch, action, rows),
         "reward": reward,
-        "next_obs": _column(batch, FieldSpec("next_obs", spec.obs.shape, spec.obs.dtype), rows),
-        "terminated": _column(batch, FieldSpec("terminated", (), "bool"), rows),
-        "discount": np.full(rows, gamma, np.float32),
+        "next_obs": _checked(batch, obs, rows, "next_obs"),
+        "terminated": _column(batch, TERMINATED, rows),
+        "discount": _checked(batch, DISCOUNT, rows) if "discount" in batch else np.full(rows, gamma, np.float32),
     }
-    if "discount" in batch:
-        columns["discount"] = _column(batch, FieldSpec("discount", (), "float32"), rows)
-    weights = batch.get("weights")
-    indices = batch.get("indices")
-    return Batch(columns, None if weights is None else np.asarray(weights, np.float32), indices)
+    weights, indices = batch.get("weights"), batch.get("indices")
+    return Batch(
+        columns,
+        None if weights is None else _checked(batch, WEIGHTS, rows),
+        None if indices is None else _column(batch, INDICES, rows),
+    )
 
 
 def segment_of(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
@@ -58,18 +72,19 @@ def segment_of(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[Fie
             "an agent with a memory learns from a rollout [T, B] and the state that it began with ('hidden' [1, B, …]), not "
             "from flat transitions"
         )
-    reward = _column(batch, FieldSpec("reward", (), "float32"))
+    reward = _column(batch, REWARD)
     rows = len(reward)
     obs = _column(batch, spec.obs, rows)
-    next_obs = _column(batch, FieldSpec("next_obs", spec.obs.shape, spec.obs.dtype), rows)
-    terminated = _column(batch, FieldSpec("terminated", (), "bool"), rows)
-    ends = _column(batch, FieldSpec("truncated", (), "bool"), rows) if "truncated" in batch else np.zeros(rows, bool)
+    next_obs = _column(batch, spec.obs, rows, "next_obs")
+    terminated = _column(batch, TERMINATED, rows)
+    ends = _column(batch, TRUNCATED, rows) if "truncated" in batch else np.zeros(rows, bool)
+    episode = _column(batch, EPISODE, rows) if batch.get("episode") is not None else None
     flat = {
         "obs": np.concatenate([obs, next_obs[-1:]]),
         "final_obs": next_obs,
         "reward": reward,
         "terminated": terminated,
-        "truncated": ends | (_seams(obs, next_obs, batch.get("episode")) & ~terminated),
+        "truncated": ends | (_seams(obs, next_obs, episode) & ~terminated),
         "valid": np.ones(rows, bool),
         "action": _column(batch, spec.action.field, rows),
         **{field.name: _column(batch, field, rows) for field in extras},
@@ -85,31 +100,46 @@ def _seams(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) ->
     seams = np.zeros(len(obs), bool)
     seams[:-1] = (obs[1:] != next_obs[:-1]).any(axis=tuple(range(1, obs.ndim)))
     if episode is not None:
-        seams[:-1] |= np.asarray(episode)[1:] != np.asarray(episode)[:-1]
+        seams[:-1] |= episode[1:] != episode[:-1]
     return seams
 
 
 def _filled(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
-    shape = np.shape(batch["reward"]) if "reward" in batch else ()
-    if len(shape) != 2:
-        raise UsageError("a rollout has columns [T, B, …] with 'reward' among them")
-    segment = Segment.blank(SegmentSpec(shape[0], shape[1], spec.obs, spec.action.field, extras))
+    """A segment from [T, B, …] columns, whose values are checked."""
+    shape = as_column(_given(batch, "reward"), "reward", "float32").shape
+    if len(shape) != 2 or not all(shape):
+        raise UsageError(f"a rollout has columns [T, B, …], T and B at least 1, but 'reward' has shape {shape}")
+    segment = Segment.blank(SegmentSpec(shape[0], shape[1], *spec.fields, extras))
     for field in segment.spec.fields:
         wanted = segment[field.name]
-        given = _given(batch, field.name)
-        if given.shape != wanted.shape:
-            raise UsageError(f"{field.name!r} has shape {given.shape}, where {wanted.shape} is needed")
+        given = as_column(_given(batch, field.name), field.name, wanted.dtype)
+        require_shape(given, field.name, wanted.shape)
         wanted[...] = given
+    require_segment(segment)
     segment.header = SegmentHeader("", 0, 0, 0, 0)
     return segment
 
 
-def _column(batch: Mapping[str, np.ndarray], field: FieldSpec, rows: int | None = None) -> np.ndarray:
-    given = _given(batch, field.name)
-    wanted = (len(given) if rows is None and given.ndim else rows or 0, *field.shape)
-    if given.shape != wanted:
-        raise UsageError(f"{field.name!r} has shape {given.shape}, where {wanted} is needed")
-    return given.astype(field.dtype)
+def _checked(
+    batch: Mapping[str, np.ndarray], field: FieldSpec, rows: int | None = None, name: str | None = None
+) -> np.ndarray:
+    """A column of flat transitions whose values are those of its field."""
+    column = _column(batch, field, rows, name)
+    require_values(column, name or field.name, field)
+    return column
+
+
+def _column(
+    batch: Mapping[str, np.ndarray], field: FieldSpec, rows: int | None = None, name: str | None = None
+) -> np.ndarray:
+    """A column of flat transitions by its key, which is the field's name unless one is given; at least one row."""
+    name = name or field.name
+    given = as_column(_given(batch, name), name, field.dtype)
+    wanted = len(given) if rows is None and given.ndim else rows or 0
+    require_shape(given, name, (wanted, *field.shape))
+    if not wanted:
+        raise UsageError(f"{name!r} has no rows to learn from")
+    return given
 
 
 def _given(batch: Mapping[str, np.ndarray], name: str) -> np.ndarray:
@@ -118,4 +148,4 @@ def _given(batch: Mapping[str, np.ndarray], name: str) -> np.ndarray:
             f"the batch has no {name!r}, only {', '.join(batch)}: DistributedEnvironment.generate_experiences makes "
             "experiences with everything that its policy needs"
         )
-    return np.asarray(batch[name])
+    return batch[name]

@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from steppe.core.array_checks import as_array, as_column, require_finite
 from steppe.core.errors import ConfigError, nearest
 from steppe.core.weights import Entry, Weights
 
 
 def with_arrays(weights: Weights, arrays: Mapping[str, np.ndarray]) -> Weights:
-    """A copy of `weights` with these values, which must be all of them."""
+    """A copy of `weights` with these values, which must be all of them and finite."""
     _require(weights.layout.entries, arrays, "parameters")
     changed = replace(weights, buffer=weights.buffer.copy())
     for name, view in changed.arrays().items():
-        view[...] = arrays[name]
+        view[...] = as_column(arrays[name], name, view.dtype)
+        if view.dtype.kind == "f":
+            require_finite(view, name)
     return changed
 
 
@@ -33,17 +36,22 @@ def flat_gradient(weights: Weights, gradients: Mapping[str, np.ndarray]) -> np.n
     entries = list(weights.layout.entries)
     last = max((index for index, entry in enumerate(entries) if entry.name in gradients), default=-1)
     _require(entries[: last + 1], gradients, "gradients")
-    return np.concatenate([np.asarray(gradients[entry.name], np.float32).ravel() for entry in entries[: last + 1]])
+    if last < 0:
+        raise ConfigError("there are no gradients to apply: give one array for each trainable parameter")
+    parts = {entry.name: as_column(gradients[entry.name], entry.name, "float32") for entry in entries[: last + 1]}
+    for name, part in parts.items():
+        require_finite(part, name)
+    return np.concatenate([part.ravel() for part in parts.values()])
 
 
 def _require(entries: Iterable[Entry], arrays: Mapping[str, np.ndarray], what: str) -> None:
     known = {entry.name: entry for entry in entries}
     for name in arrays:
         if name not in known:
-            raise ConfigError(f"there is no parameter {name!r} among these {what}.{nearest(name, known)}")
+            raise ConfigError(f"there is no parameter {name!r} among these {what}.{nearest(str(name), known)}")
     for name, entry in known.items():
         if name not in arrays:
             raise ConfigError(f"the {what} lack {name!r}: give all {len(known)} of them")
-        value = np.asarray(arrays[name])
+        value = as_array(arrays[name], name)
         if value.shape != entry.shape or not np.can_cast(value.dtype, entry.dtype, "same_kind"):
             raise ConfigError(f"{name!r} is {value.dtype}{list(value.shape)}, not {entry.dtype}{list(entry.shape)}")

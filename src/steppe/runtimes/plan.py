@@ -116,7 +116,7 @@ def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpe
     """The memory of one segment for a fitted agent in a world."""
     assert agent.segment_steps is not None, "an agent's configuration is fitted to a world first"
     rows, columns = num_envs * spec.num_agents, agent.columns(spec)
-    return SegmentSpec(agent.segment_steps, rows, spec.obs, spec.action.field, columns, spec.num_agents)
+    return SegmentSpec(agent.segment_steps, rows, *spec.fields, columns, spec.num_agents)
 
 
 def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:

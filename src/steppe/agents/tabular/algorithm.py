@@ -228,7 +228,10 @@ def number(value: Any, name: str, size: int) -> int:
 
 def finite(reward: Any) -> float:
     """A reward as a plain float, if it is a finite one."""
-    value = float(reward)
+    try:
+        value = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"the reward {reward!r:.60} is not a number; nothing was learned from it") from None
     if not math.isfinite(value):
         raise NotFinite(f"the reward is {value}; nothing was learned from it")
     return value
@@ -236,12 +239,28 @@ def finite(reward: Any) -> float:
 
 def allowed(mask: Any, size: int, where: str) -> np.ndarray:
     """A mask as booleans, if it fits the actions and allows one of them."""
-    flags = np.ascontiguousarray(mask, np.bool_)
+    flags = truths(mask, f"the action mask of {where}")
     if flags.shape != (size,):
         raise ConfigError(f"the action mask of {where} has shape {flags.shape}, but there are {size} actions")
     if not flags.any():
         raise ConfigError(f"the action mask of {where} allows no action")
     return flags
+
+
+def truths(values: Any, name: str) -> np.ndarray:
+    """Truth values as kernels take them."""
+    try:
+        return np.ascontiguousarray(values, np.bool_)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} must be truth values: {error}") from None
+
+
+def truth(value: Any, name: str) -> bool:
+    """One truth value as a plain one."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} must be a truth value: {error}") from None
 
 
 def _size(value: Any, name: str) -> int:

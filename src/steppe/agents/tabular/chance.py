@@ -54,7 +54,7 @@ class Words:
         try:
             numbers = {name: int(state["pcg64"][name]) for name in ("state", "inc")}
             has, half = (int(value) for value in state["half"])
-            left = np.array(state["left"], np.uint64)
+            left = np.array(state["left"], np.uint64).reshape(-1)
             self._stream.bit_generator.state = {
                 "bit_generator": "PCG64", "state": numbers, "has_uint32": has, "uinteger": half,
             }  # fmt: skip

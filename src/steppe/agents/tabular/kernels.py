@@ -13,8 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import numba.extending
 import numpy as np
 
+from steppe.core.array_checks import as_column
 from steppe.core.errors import ConfigError
 from steppe.core.play import Whole, below
 
@@ -269,7 +271,6 @@ def learn_double(
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
 def vectorized_q_update(
     q_table: np.ndarray,
     states: np.ndarray,
@@ -281,8 +282,65 @@ def vectorized_q_update(
     discount_factor: float,
 ) -> None:
     """Q-learning over a batch, row by row, in place; also to be called from compiled code of your own."""
+    floats = isinstance(q_table, np.ndarray) and q_table.dtype in (np.float32, np.float64)
+    if not floats or q_table.ndim != 2 or not q_table.flags.behaved:
+        raise ConfigError("q_table must be an array [states, actions] of float32 or float64 that can be written to")
+    columns = (
+        as_column(states, "states", np.int64),
+        as_column(actions, "actions", np.int64),
+        as_column(rewards, "rewards", np.float64),
+        as_column(next_states, "next_states", np.int64),
+        as_column(dones, "dones", np.bool_),
+    )
+    if any(column.ndim != 1 for column in columns):
+        raise ConfigError(f"the columns of a batch have one axis, not {[column.ndim for column in columns]}")
+    _update_batch(q_table, *columns, float(learning_rate), float(discount_factor))
+
+
+@numba.njit(cache=True, nogil=True)
+def _update_batch(
+    q_table: np.ndarray,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    next_states: np.ndarray,
+    dones: np.ndarray,
+    learning_rate: float,
+    discount_factor: float,
+) -> None:
     none = np.empty((0, 0), np.bool_)
     if learn_q(q_table, states, actions, rewards, next_states, dones, none, learning_rate, discount_factor) != FINE:
         raise ConfigError(
             "a state or action is outside the table, a reward is not finite, or the columns differ in length; nothing was learned"
         )
+
+
+@numba.extending.overload(vectorized_q_update)
+def _in_compiled_code(
+    q_table: Any,
+    states: Any,
+    actions: Any,
+    rewards: Any,
+    next_states: Any,
+    dones: Any,
+    learning_rate: Any,
+    discount_factor: Any,
+) -> Any:
+    """For compiled callers: numba knows the types, so that only values are left to check."""
+    for name, column in (("states", states), ("actions", actions), ("next_states", next_states)):
+        if not isinstance(getattr(column, "dtype", None), numba.types.Integer):
+            raise numba.TypingError(f"{name} must be an array of whole numbers")
+
+    def update(
+        q_table: Any,
+        states: Any,
+        actions: Any,
+        rewards: Any,
+        next_states: Any,
+        dones: Any,
+        learning_rate: Any,
+        discount_factor: Any,
+    ) -> Any:
+        _update_batch(q_table, states, actions, rewards, next_states, dones, learning_rate, discount_factor)
+
+    return update

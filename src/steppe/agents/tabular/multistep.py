@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from steppe.agents.tabular import files, kernels, stepping, traces
+from steppe.agents.tabular.algorithm import truths
 from steppe.agents.tabular.schedules import require_rate
 from steppe.agents.tabular.table import Columns, TableAlgorithm, whole
 from steppe.core.agent import Tree
-from steppe.core.errors import ConfigError
+from steppe.core.errors import ConfigError, DamagedFile
 
 LONGEST_TRACE = 1_000
 LIGHTEST_TRACE = 1e-4
+MOST_STREAMS = 1 << 20
 
 
 class MultiStep(TableAlgorithm):
@@ -55,7 +57,7 @@ class MultiStep(TableAlgorithm):
         """Learn from arrays (see TableAlgorithm.learn); `truncated` is where a trajectory was cut but would go on."""
         columns = self._columns(states, actions, rewards, next_states, dones)
         count = len(columns[0])
-        cuts = np.zeros(count, np.bool_) if truncated is None else np.ascontiguousarray(truncated, np.bool_)
+        cuts = np.zeros(count, np.bool_) if truncated is None else truths(truncated, "truncated")
         lanes = np.zeros(count, np.int64) if streams is None else whole(streams, "streams")
         if cuts.shape != (count,) or lanes.shape != (count,):
             raise ConfigError(f"{count} rows need as many of truncated and streams, not {cuts.shape} and {lanes.shape}")
@@ -78,7 +80,18 @@ class MultiStep(TableAlgorithm):
         rings = saved.arrays.get("ring_counts")
         if rings is not None and rings.ndim == 1 and 0 < len(rings) != len(self._rings.counts):
             self._open(len(rings))
+        files.require_fit(saved, self.arrays())
+        self._require_sound(saved)
         super()._take(saved)
+
+    def _require_sound(self, saved: files.Saved) -> None:
+        """Raise DamagedFile for rings whose numbers compiled code could not use as indices."""
+        size = self.ring_steps
+        below = {"heads": size, "counts": size + 1, "states": self.state_size, "actions": self.action_size}
+        for name, most in {**below, "ahead": self.state_size}.items():
+            numbers = saved.arrays[f"ring_{name}"]
+            if numbers.size and not 0 <= numbers.min() <= numbers.max() < most:
+                raise DamagedFile(f"{saved.path} is damaged: ring_{name} has numbers that are not from 0 to {most - 1}")
 
     @abstractmethod
     def _learn_streams(
@@ -98,6 +111,10 @@ class MultiStep(TableAlgorithm):
             raise ConfigError(f"trajectories are numbered from 0, not {lanes.min()}")
         have, want = len(self._rings.counts), int(lanes.max()) + 1
         if want > have:
+            if want > MOST_STREAMS:
+                raise ConfigError(
+                    f"streams has the number {want - 1}, but trajectories are numbered up to {MOST_STREAMS - 1}"
+                )
             old = self._rings
             self._open(want)
             for before, now in zip(old, self._rings, strict=True):

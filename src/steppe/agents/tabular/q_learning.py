@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from steppe.agents.tabular import kernels, stepping
-from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number
+from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number, truth
 from steppe.agents.tabular.memory import MemoryPool, require_room
-from steppe.agents.tabular.table import KEYS, KINDS, Columns, OneStep
+from steppe.agents.tabular.table import KEYS, KINDS, Columns, OneStep, require_lengths
 from steppe.core.errors import ConfigError
 
 _LIST_ENTRY_BYTES = 32  # a pointer and the float it points to
+_PLAIN: tuple[Callable[[Any], Any], ...] = (index, index, float, index, bool)  # a step's values
 _LOWER, _UNIT = 0xFFFFFFFF, 2.0**-32
 
 
@@ -46,6 +48,7 @@ class NumpyQLearning(OptimalQLearning):
     ) -> None:
         state, action = number(state, "state", self.state_size), number(action, "action", self.action_size)
         following, target = self.q_table[number(next_state, "next state", self.state_size)], finite(reward)
+        done = truth(done, "done")
         if not done and next_mask is not None:
             following = following[allowed(next_mask, self.action_size, f"state {next_state}")]
         if not done:
@@ -65,10 +68,12 @@ class MemoryOptimizedQLearning(OptimalQLearning):
         count = len(experiences)
         with self.memory_pool.borrow(*((count, kind) for kind in KINDS)) as columns:
             for i, row in enumerate(experiences):
-                if len(row) != len(KEYS):
-                    raise ConfigError(f"every experience needs {len(KEYS)} values: {', '.join(KEYS)}")
-                for column, value in zip(columns, row, strict=True):
-                    column[i] = value
+                try:
+                    for column, plain, value in zip(columns, _PLAIN, row, strict=True):
+                        column[i] = plain(value)
+                except (TypeError, ValueError, OverflowError) as error:
+                    require_lengths([row], len(KEYS))
+                    raise ConfigError(f"row {i}: {row!r:.60} is not a step of numbers: {error}") from None
             self.learn(*columns)
 
 
@@ -107,6 +112,7 @@ class ListQLearning(BaseAlgorithm):
 
     def batch_update(self, experiences: Sequence[tuple[Any, ...]]) -> None:
         """Learn from (state, action, reward, next_state, done) tuples, one by one."""
+        require_lengths(experiences, len(KEYS))
         for experience in experiences:
             self.update(*experience)
 
@@ -115,7 +121,7 @@ class ListQLearning(BaseAlgorithm):
     ) -> None:
         row = self.q_table[number(state, "state", self.state_size)]
         action, target = number(action, "action", self.action_size), finite(reward)
-        following = self.q_table[number(next_state, "next state", self.state_size)]
+        following, done = self.q_table[number(next_state, "next state", self.state_size)], truth(done, "done")
         if not done and next_mask is None:
             target += discount * max(following)
         elif not done:

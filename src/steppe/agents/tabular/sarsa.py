@@ -8,7 +8,7 @@ import numpy as np
 
 from steppe.agents.tabular import kernels, stepping
 from steppe.agents.tabular.algorithm import number
-from steppe.agents.tabular.table import Columns, OneStep, Row, TableAlgorithm, is_plain, whole
+from steppe.agents.tabular.table import Columns, OneStep, Row, TableAlgorithm, is_plain, require_lengths, whole
 from steppe.core.errors import ConfigError
 
 
@@ -84,8 +84,7 @@ class SARSA(TableAlgorithm):
 
     def _learn_tuples(self, experiences: Any) -> None:
         """Rows of five values: what follows each is decided now, row by row; a sixth value says what it was."""
-        if any(len(experience) not in (5, 6) for experience in experiences):
-            raise ConfigError("every experience needs 5 values, or 6 with the next action")
+        require_lengths(experiences, 5, 6)
         for experience in experiences:
             state, action, reward, next_state, done, *after = experience
             row = state, action, reward, next_state, done

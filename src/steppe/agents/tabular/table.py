@@ -15,8 +15,18 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from steppe.agents.tabular import kernels, stepping
-from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number, step_limit, takes_turns
+from steppe.agents.tabular.algorithm import (
+    BaseAlgorithm,
+    allowed,
+    finite,
+    number,
+    step_limit,
+    takes_turns,
+    truth,
+    truths,
+)
 from steppe.agents.tabular.memory import require_room
+from steppe.core.array_checks import as_array, as_column
 from steppe.core.errors import ConfigError, SteppeError
 
 KEYS = ("state", "action", "reward", "next_state", "done")
@@ -73,8 +83,8 @@ class TableAlgorithm(BaseAlgorithm):
                 f"{storage.dtype}{list(storage.shape)}" if isinstance(storage, np.ndarray) else type(storage).__name__
             )
             raise ConfigError(f"the table must be float32{list(shape)}, not {what}")
-        if not storage.flags.c_contiguous:
-            raise ConfigError("the table must lie in memory in one piece: copy it first")
+        if not storage.flags.carray:
+            raise ConfigError("the table must lie in memory in one piece that can be written to: copy it first")
         self.storage = storage
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
@@ -140,6 +150,8 @@ class TableAlgorithm(BaseAlgorithm):
             if set(experiences) != set(KEYS):
                 raise ConfigError(f"experiences need the columns {', '.join(KEYS)}, not {', '.join(experiences)}")
             self.learn(*(experiences[key] for key in KEYS))
+        elif not hasattr(experiences, "__len__"):
+            raise ConfigError(f"experiences are a list of tuples or a dictionary of columns, not {experiences!r:.60}")
         elif len(experiences):
             self._learn_tuples(experiences)
 
@@ -169,13 +181,14 @@ class TableAlgorithm(BaseAlgorithm):
         return -self.discount_factor if turn_based else self.discount_factor
 
     def _learn_tuples(self, experiences: Sequence[tuple[Any, ...]]) -> None:
-        if any(len(row) != len(KEYS) for row in experiences):
-            raise ConfigError(f"every experience needs {len(KEYS)} values: {', '.join(KEYS)}")
-        self.learn(*(np.array(column) for column in zip(*experiences, strict=True)))
+        require_lengths(experiences, len(KEYS))
+        self.learn(*(as_array(column, name) for name, column in zip(KEYS, zip(*experiences, strict=True), strict=True)))
 
     def _chosen_all(
         self, table: np.ndarray, rows: np.ndarray, states: np.ndarray, masks: np.ndarray | None, *, deterministic: bool
     ) -> np.ndarray:
+        if states.ndim != 1:
+            raise ConfigError(f"states have one axis, not the shape {states.shape}")
         count = len(states)
         flags = self._next_masks(masks, count)
         epsilon = 0.0 if deterministic else self.epsilon
@@ -190,7 +203,7 @@ class TableAlgorithm(BaseAlgorithm):
     def _update(self, row: Row, mask: Any, *, turn_based: bool) -> None:
         if self._learn_and_choose is None or not is_plain(type(self)):
             self._require(row)
-            masks = None if mask is None else np.asarray(mask, np.bool_)[None]
+            masks = None if mask is None else truths(mask, "the action mask")[None]
             self.learn(*(np.array([value]) for value in row), next_masks=masks, turn_based=turn_based)
         else:
             rates = self.learning_rate, self._discount(turn_based=turn_based), self.epsilon, self.epsilon
@@ -200,17 +213,17 @@ class TableAlgorithm(BaseAlgorithm):
         self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, ended: bool, mask: Any, rates: Rates
     ) -> int:
         """Learn from a step and choose the next action; as few words as there can be, for it is called for every step."""
-        masks = kernels.ALL if mask is None else np.ascontiguousarray(mask, np.bool_).reshape(1, -1)
+        masks = kernels.ALL if mask is None else truths(mask, "the action mask").reshape(1, -1)
+        words = self.words
         try:
             step = (
                 *self._memory(), index(state), index(action), float(reward), index(next_state), bool(done), ended, masks,
                 *rates,
             )  # fmt: skip
-        except TypeError:
+            chosen: int = self._learn_and_choose(*step, words.block, words.cursor)
+        except (TypeError, ValueError, OverflowError):  # also numbers that no int64 holds
             self._require((state, action, reward, next_state, done))
             raise
-        words = self.words
-        chosen: int = self._learn_and_choose(*step, words.block, words.cursor)
         if chosen == stepping.NO_WORDS:
             words.refill()
             chosen = self._learn_and_choose(*step, words.block, words.cursor)
@@ -225,11 +238,12 @@ class TableAlgorithm(BaseAlgorithm):
 
     def _require(self, row: Row) -> None:
         """Raise what is wrong with a step, if anything is."""
-        state, action, reward, next_state, _ = row
+        state, action, reward, next_state, done = row
         number(state, "state", self.state_size)
         number(action, "action", self.action_size)
         number(next_state, "next state", self.state_size)
         finite(reward)
+        truth(done, "done")
 
     def _one_mask(self, mask: Any, state: Any) -> np.ndarray:
         return kernels.ALL if mask is None else allowed(mask, self.action_size, f"state {state}")[None]
@@ -237,7 +251,7 @@ class TableAlgorithm(BaseAlgorithm):
     def _next_masks(self, masks: np.ndarray | None, count: int) -> np.ndarray:
         if masks is None:
             return kernels.ALL
-        flags = np.ascontiguousarray(masks, np.bool_)
+        flags = truths(masks, "action masks")
         if flags.shape != (count, self.action_size):
             raise ConfigError(f"action masks have shape {flags.shape}, not {(count, self.action_size)}")
         return flags
@@ -245,7 +259,7 @@ class TableAlgorithm(BaseAlgorithm):
     def _columns(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> Columns:
         columns = Columns(
             whole(states, "states"), whole(actions, "actions"), real(rewards), whole(next_states, "next_states"),
-            np.ascontiguousarray(dones, np.bool_),
+            truths(dones, "dones"),
         )  # fmt: skip
         shape = columns.states.shape
         if len(shape) != 1 or any(column.shape != shape for column in columns):
@@ -313,15 +327,23 @@ def ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any)
         return False
 
 
+def require_lengths(experiences: Sequence[Any], *lengths: int) -> None:
+    """Raise ConfigError unless every experience has one of these numbers of values."""
+    for experience in experiences:
+        if not hasattr(experience, "__len__") or len(experience) not in lengths:
+            more = " (and the next action, if there are six)" if len(lengths) > 1 else ""
+            raise ConfigError(f"every experience needs {lengths[0]} values: {', '.join(KEYS)}{more}")
+
+
 def whole(values: Any, name: str) -> np.ndarray:
     """Numbers of states or actions as kernels take them."""
-    array = np.asarray(values)
+    array = as_array(values, name)
     if array.dtype.kind not in "iu" and array.size:
         raise ConfigError(f"{name} must be whole numbers, not {array.dtype}")
-    return np.ascontiguousarray(array, np.int64)
+    return np.atleast_1d(as_column(array, name, np.int64))
 
 
 def real(values: Any) -> np.ndarray:
     """Rewards as kernels take them."""
-    array = np.ascontiguousarray(values)
-    return array if array.dtype == np.float32 else array.astype(np.float64, copy=False)
+    array = as_array(values, "rewards")
+    return np.atleast_1d(as_column(array, "rewards", np.float32 if array.dtype == np.float32 else np.float64))

@@ -1,0 +1,148 @@
+"""Checks of arrays that come from outside, made once where they enter: compiled code checks no bounds.
+
+A batch is checked when it is given to an agent, a segment when the learner takes it in; what is made of them later is not
+checked again. All checks are vectorized. A caller's mistake is a UsageError, NaN or infinity is NotFinite; both name the
+column, the first bad value and where it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from steppe.core.errors import NotFinite, UsageError
+from steppe.core.experience import Segment
+from steppe.core.specs import FieldSpec
+
+# What agents of ours note beside their actions and compute with; columns of users' agents are theirs to check.
+_NOTED = frozenset({"logp", "value", "hidden"})
+_FEW = 8192  # numbers up to which BLAS stays in this thread
+
+
+def as_array(values: Any, name: str) -> np.ndarray:
+    """`values` as an array of real numbers, whole numbers or truth values; UsageError for anything else."""
+    try:
+        given = np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UsageError(f"{name!r} is not an array of numbers: {error}") from None
+    if given.dtype.kind not in "biuf":
+        raise UsageError(f"{name!r} holds {given.dtype} values, where numbers are needed")
+    return given
+
+
+def as_column(values: Any, name: str, dtype: str | np.dtype[Any]) -> np.ndarray:
+    """`values` as an array of `dtype` that is contiguous, aligned and writable; not copied where it is one already.
+
+    Other numbers are converted if that changes no whole number: 1.0 is an action, 1.5 is none.
+    """
+    given, wanted = as_array(values, name), np.dtype(dtype)
+    if given.dtype == wanted and given.flags.carray:
+        return given
+    with np.errstate(invalid="ignore", over="ignore"):
+        column = np.array(given, wanted, order="C")
+        if wanted.kind in "biu" and given.dtype != wanted and not np.array_equal(column, given):
+            bad = given[column != given].flat[0]
+            raise UsageError(f"{name!r} has the value {bad}, which is no {wanted}")
+    return column
+
+
+def require_shape(column: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
+    """Raise UsageError unless the column has this shape."""
+    if column.shape != shape:
+        raise UsageError(f"{name!r} has shape {column.shape}, where {shape} is needed")
+
+
+def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None:
+    """Raise UsageError unless every number of a contiguous int64 column is at least 0 and below its bound.
+
+    The bounds repeat over the column in its order (FieldSpec.below).
+    """
+    if not column.size:
+        return
+    numbers = column.reshape(-1).view(np.uint64)  # negative ones become very large
+    if numbers.max() < min(below):
+        return
+    bounds = np.array(below, np.uint64)
+    if numbers.size % len(bounds):
+        raise UsageError(
+            f"{name!r} has {numbers.size} numbers, which are not those of {len(bounds)} components or agents"
+        )
+    beyond = numbers.reshape(-1, len(bounds)) >= bounds
+    if beyond.any():
+        first = int(beyond.argmax())
+        most, place = below[first % len(below)] - 1, _place(column, first)
+        raise UsageError(f"{name!r} is {column.flat[first]}{place}, where whole numbers from 0 to {most} are allowed")
+
+
+def require_finite(column: np.ndarray, name: str) -> None:
+    """Raise NotFinite if a column of real numbers has NaN or infinity; one pass while all is well."""
+    if column.size <= _FEW and column.dtype != np.float16:
+        total = np.vdot(column, column)
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = np.add.reduce(column, axis=None)
+    if math.isfinite(total):
+        return
+    finite = np.isfinite(column)  # a sum of large numbers overflows too
+    if not finite.all():
+        first = int((~finite).argmax())
+        raise NotFinite(
+            f"{name!r} is {column.flat[first]}{_place(column, first)}: only finite numbers can be learned from"
+        )
+
+
+def require_flags(column: np.ndarray, name: str) -> None:
+    """Raise UsageError if a contiguous bool column has bytes other than 0 and 1: selecting rows by it would leave its memory."""
+    if column.size and column.view(np.uint8).max() > 1:
+        raise UsageError(f"{name!r} has bytes that are neither 0 nor 1, which are no truth values")
+
+
+def require_values(column: np.ndarray, name: str, field: FieldSpec) -> None:
+    """Check a contiguous column by its field: its bounds where it has them, and that real numbers are finite."""
+    if field.below:
+        require_below(column, name, field.below)
+    elif column.dtype.kind == "f":
+        require_finite(column, name)
+    elif column.dtype.kind == "b":
+        require_flags(column, name)
+
+
+def require_segment(segment: Segment) -> None:
+    """Check a segment, whatever memory it came through: its columns are those of its spec, and so are their values.
+
+    `final_obs` counts only where an episode was cut: elsewhere nobody has written it.
+    """
+    spec, num_own = segment.spec, len(segment.spec.fields) - len(segment.spec.extras)
+    for index, (field, shape, dtype) in enumerate(spec.layout):
+        name, column = field.name, segment.columns.get(field.name)
+        if column is None or column.shape != shape or column.dtype != dtype or not column.flags.c_contiguous:
+            found = "absent" if column is None else f"{column.dtype}{list(column.shape)}"
+            raise UsageError(f"the segment's {name!r} is {found}, not contiguous {dtype}{list(shape)}")
+        if name != "final_obs" and (index < num_own or name in _NOTED or dtype.kind == "b"):
+            require_values(column, name, field)
+    _require_final_obs(segment)
+
+
+def _require_final_obs(segment: Segment) -> None:
+    """Only after the flags are known to be sound: they select the rows."""
+    obs = segment.spec.obs
+    if obs.below or segment["final_obs"].dtype.kind == "f":
+        cut = segment.cut
+        if cut.any():
+            require_values(segment["final_obs"][cut], "final_obs", obs)
+
+
+def empty_segment(segment: Segment) -> None:
+    """Make a segment one without experience: no row is valid and every number is 0."""
+    for column in segment.columns.values():
+        column.fill(0)
+
+
+def _place(column: np.ndarray, first: int) -> str:
+    """Where a bad value is, in words."""
+    where = np.unravel_index(first, column.shape)
+    return (
+        f" at {tuple(int(axis) for axis in where)}" if len(where) > 1 else f" in row {int(where[0])}" if where else ""
+    )
