@@ -19,7 +19,7 @@ from steppe.core import factory, seeding
 from steppe.core.agent import Agent
 from steppe.core.algorithms import AgentConfig
 from steppe.core.checked import checked
-from steppe.core.components import ParameterPart
+from steppe.core.components import ParameterSource
 from steppe.core.config import EnvConfig, FlowConfig, RunConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
@@ -76,7 +76,7 @@ class DistributedEnvironment:
         envs_per_worker: int | None = None,
         runtime: Literal["inline", "processes"] | None = None,
         seed: int | None = None,
-        parameter_server: ParameterPart | None = None,
+        parameter_server: ParameterSource | None = None,
     ) -> None:
         if num_workers < 1 or (envs_per_worker is not None and envs_per_worker < 1):
             raise ConfigError(

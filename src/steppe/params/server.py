@@ -211,6 +211,8 @@ class ParameterServer(Pushing, Collector):
                 "fell_back": self.fell_back,
                 "aggregation_method": self.aggregation.method,
                 "optimizer": self.optimizer.kind,
+                "takes": self.takes,
+                "synchronous": self.rounds.synchronous,
                 "refused_calls": {} if self._service is None else dict(self._service.refused),
             }
             if self._private is not None:
@@ -339,6 +341,11 @@ class ParameterServer(Pushing, Collector):
     def is_private(self) -> bool:
         """Whether what it releases is differentially private."""
         return self._private is not None
+
+    @property
+    def takes(self) -> str:
+        """What workers push: gradients, deltas (new minus old parameters), or parameters."""
+        return "parameters" if self._whole else "deltas" if self.optimizer.for_deltas else "gradients"
 
     @property
     def num_parameters(self) -> int:

@@ -109,6 +109,10 @@ class Store:
         return self.state()
 
     def restore(self, state: Tree) -> None:
+        if state["server"] is None:
+            raise ConfigError(
+                "this run's parameters are kept by a parameter server of its caller: train again with a loop that has it"
+            )
         self.server.restore(state["server"])
         self.refused = Counter(state["refused"])
         self._base, self._waiting, self._shown = int(state["base"]), int(state["waiting"]), self.server.version
