@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe.core.arrays import as_array
 from steppe.core.errors import UsageError
 from steppe.core.experience import Batch, Segment, SegmentHeader
 from steppe.core.specs import EnvSpec, FieldSpec, SegmentSpec
@@ -23,10 +24,18 @@ def columns_of(experiences: Sequence[Mapping[str, Any]]) -> Columns:
     odd = next((number for number, experience in enumerate(experiences) if experience.keys() != keys), None)
     if odd is not None:
         raise UsageError(f"experience {odd} has the keys {', '.join(experiences[odd])}, not {', '.join(keys)}")
-    return {key: np.stack([np.asarray(experience[key]) for experience in experiences]) for key in keys}
+    return {key: _stacked(key, [experience[key] for experience in experiences]) for key in keys}
 
 
-def transitions(batch: Mapping[str, np.ndarray], spec: EnvSpec, gamma: float) -> Batch:
+def _stacked(key: str, values: Sequence[Any]) -> np.ndarray:
+    rows = [as_array(value, repr(key)) for value in values]
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        raise UsageError(f"{key!r} comes in different shapes: {', '.join(map(str, sorted(shapes)))}")
+    return np.stack(rows)
+
+
+def transitions(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -> Batch:
     """A batch for replay agents from flat transitions; one-step ones where there is no `discount`."""
     reward = _column(batch, FieldSpec("reward", (), "float32"))
     rows = len(reward)
@@ -42,10 +51,14 @@ def transitions(batch: Mapping[str, np.ndarray], spec: EnvSpec, gamma: float) ->
         columns["discount"] = _column(batch, FieldSpec("discount", (), "float32"), rows)
     weights = batch.get("weights")
     indices = batch.get("indices")
-    return Batch(columns, None if weights is None else np.asarray(weights, np.float32), indices)
+    return Batch(
+        columns,
+        None if weights is None else as_array(weights, "'weights'").astype(np.float32, copy=False),
+        None if indices is None else as_array(indices, "'indices'"),
+    )
 
 
-def segment_of(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
+def segment_of(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
     """A segment from a [T, B] batch, or from flat transitions in the order in which they happened.
 
     Flat transitions become one column of environments. Where a row does not go on from the one before it (another episode
@@ -89,8 +102,8 @@ def _seams(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) ->
     return seams
 
 
-def _filled(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
-    shape = np.shape(batch["reward"]) if "reward" in batch else ()
+def _filled(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
+    shape: tuple[int, ...] = _given(batch, "reward").shape if "reward" in batch else ()
     if len(shape) != 2:
         raise UsageError("a rollout has columns [T, B, …] with 'reward' among them")
     segment = Segment.blank(SegmentSpec(shape[0], shape[1], spec.obs, spec.action.field, extras))
@@ -104,18 +117,20 @@ def _filled(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldS
     return segment
 
 
-def _column(batch: Mapping[str, np.ndarray], field: FieldSpec, rows: int | None = None) -> np.ndarray:
+def _column(batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None) -> np.ndarray:
     given = _given(batch, field.name)
     wanted = (len(given) if rows is None and given.ndim else rows or 0, *field.shape)
+    if not field.shape and given.shape == (*wanted, 1):  # (1,) is another way to write one number
+        given = given.reshape(wanted)
     if given.shape != wanted:
         raise UsageError(f"{field.name!r} has shape {given.shape}, where {wanted} is needed")
     return given.astype(field.dtype)
 
 
-def _given(batch: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+def _given(batch: Mapping[str, Any], name: str) -> np.ndarray:
     if name not in batch:
         raise UsageError(
             f"the batch has no {name!r}, only {', '.join(batch)}: DistributedEnvironment.generate_experiences makes "
             "experiences with everything that its policy needs"
         )
-    return np.asarray(batch[name])
+    return as_array(batch[name], repr(name))

@@ -18,6 +18,7 @@ import numpy as np
 from steppe.core import factory, seeding
 from steppe.core.agent import Agent
 from steppe.core.algorithms import AgentConfig
+from steppe.core.arrays import as_array
 from steppe.core.checked import checked
 from steppe.core.components import ParameterSource
 from steppe.core.config import EnvConfig, FlowConfig, RunConfig
@@ -147,14 +148,14 @@ class DistributedEnvironment:
         self._episodes += int((batch["terminated"] | batch["truncated"]).sum())
         return batch
 
-    def update_policy(self, new_policy_params: Mapping[str, np.ndarray]) -> None:
+    def update_policy(self, new_policy_params: Mapping[str, Any]) -> None:
         """Use these parameters in place of the policy's own in later calls; an empty dictionary gives it its own back.
 
         Parameters that a server makes after this come in their place.
         """
         self._pull()
         self._pulled = {}
-        self._parameters = {name: np.array(value) for name, value in new_policy_params.items()}
+        self._parameters = {name: as_array(value, repr(name)).copy() for name, value in new_policy_params.items()}
 
     def reset_environments(self) -> None:
         """Abandon every episode under way: the next experience begins with first steps."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, nearest
+from steppe.core.arrays import as_array
+from steppe.core.errors import ConfigError, UsageError, nearest
 from steppe.core.weights import Entry, Weights
 
 
-def with_arrays(weights: Weights, arrays: Mapping[str, np.ndarray]) -> Weights:
+def with_arrays(weights: Weights, arrays: Mapping[str, Any]) -> Weights:
     """A copy of `weights` with these values, which must be all of them."""
     _require(weights.layout.entries, arrays, "parameters")
     changed = replace(weights, buffer=weights.buffer.copy())
     for name, view in changed.arrays().items():
-        view[...] = arrays[name]
+        view[...] = as_array(arrays[name], repr(name))
     return changed
 
 
@@ -28,15 +30,18 @@ def named_gradient(weights: Weights, gradient: np.ndarray) -> dict[str, np.ndarr
     return {entry.name: part.reshape(entry.shape) for entry, part in zip(entries, parts, strict=True)}
 
 
-def flat_gradient(weights: Weights, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
+def flat_gradient(weights: Weights, gradients: Mapping[str, Any]) -> np.ndarray:
     """Named gradients as the flat vector that an agent applies; every trainable parameter must be there."""
+    if not gradients:
+        raise UsageError("there are no gradients to apply: give what compute_gradients returned")
     entries = list(weights.layout.entries)
     last = max((index for index, entry in enumerate(entries) if entry.name in gradients), default=-1)
     _require(entries[: last + 1], gradients, "gradients")
-    return np.concatenate([np.asarray(gradients[entry.name], np.float32).ravel() for entry in entries[: last + 1]])
+    flat = [as_array(gradients[entry.name], repr(entry.name)).ravel() for entry in entries[: last + 1]]
+    return np.concatenate(flat).astype(np.float32, copy=False)
 
 
-def _require(entries: Iterable[Entry], arrays: Mapping[str, np.ndarray], what: str) -> None:
+def _require(entries: Iterable[Entry], arrays: Mapping[str, Any], what: str) -> None:
     known = {entry.name: entry for entry in entries}
     for name in arrays:
         if name not in known:
@@ -44,6 +49,6 @@ def _require(entries: Iterable[Entry], arrays: Mapping[str, np.ndarray], what: s
     for name, entry in known.items():
         if name not in arrays:
             raise ConfigError(f"the {what} lack {name!r}: give all {len(known)} of them")
-        value = np.asarray(arrays[name])
+        value = as_array(arrays[name], repr(name))
         if value.shape != entry.shape or not np.can_cast(value.dtype, entry.dtype, "same_kind"):
             raise ConfigError(f"{name!r} is {value.dtype}{list(value.shape)}, not {entry.dtype}{list(entry.shape)}")

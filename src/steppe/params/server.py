@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steppe.core.arrays import as_array
 from steppe.core.checked import checked
 from steppe.core.durable import noticing_full_disk
 from steppe.core.errors import ConfigError, DiskFull, UsageError
@@ -51,7 +52,7 @@ class ParameterServer(Pushing, Collector):
     @checked
     def __init__(
         self,
-        initial_params: Mapping[str, np.ndarray],
+        initial_params: Mapping[str, Any],
         aggregation_method: str | Aggregation = "average",
         update_frequency: int = 10,
         save_frequency: int = 100,
@@ -70,6 +71,7 @@ class ParameterServer(Pushing, Collector):
             raise ConfigError(
                 f"{aggregation.method} needs {aggregation.at_least} pushes, update_frequency is {update_frequency}"
             )
+        initial_params = {name: as_array(value, repr(name)) for name, value in initial_params.items()}
         space = Space(initial_params)
         super().__init__(space, space.flat(initial_params), aggregation, self.optimizer, rounds)
         self.update_frequency = update_frequency

@@ -18,7 +18,7 @@ from steppe.core.weights import Weights
 from steppe.core.world import ResumeKind, World
 from steppe.roles.actor import Actor
 from steppe.roles.context import Context
-from steppe.roles.gates import Gate
+from steppe.roles.gates import Gate, Lockstep
 from steppe.roles.trail import KeepFault
 
 
@@ -119,16 +119,23 @@ class GradientWorker(Actor):
         if memory.ready():
             batch = memory.sample()
             rows = _rows(batch)
-            gradient, learned = self.making.update(batch)
+            learned = Learned(1)
+            if rows:
+                gradient, learned = self.making.update(batch)
             memory.update(batch, learned)
         self.phases.switch("other")
         header = SegmentHeader(self.context.run, self.index, self.epoch, self.sequence, self.version, started_s)
         return _Made(gradient, rows, self._updates, header)
 
+    @property
+    def _spent(self) -> bool:
+        """Whether there is nothing more to play and no round that waits for this worker."""
+        return self.quota is not None and self.quota.exhausted and not isinstance(self.gate, Lockstep)
+
     def _remember(self) -> bool:
         """One segment into the memory; False when asked to stop on the way."""
         segment = self._segment
-        if not self.fill(segment):
+        if self._spent or not self.fill(segment):
             return False
         assert segment.header is not None
         segment.header = msgspec.structs.replace(segment.header, sequence=self._segments)

@@ -166,6 +166,10 @@ class GradientLearner(Learner):
         self._nothing.header = segment.header
         self.agent.observe(self._nothing, Progress(self.env_steps, self.limits.steps))
 
+    def _played(self, segments: Sequence[Segment]) -> bool:
+        counts = (PushSpec.ROWS, PushSpec.STEPS)
+        return self.limits.episodes is None or any(push["counts"][0, 0, counts].any() for push in segments)
+
     def _improve(self, batch: Batch) -> Learned:
         return self.memory.show()
 

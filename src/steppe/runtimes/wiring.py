@@ -30,6 +30,7 @@ from steppe.roles.evaluation import Judge
 from steppe.roles.gates import Free, Gate, Intake, Lockstep, Rounds, Window
 from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
+from steppe.roles.quota import EpisodeQuota
 from steppe.roles.scripting import Follower, Script, Scripted
 from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
@@ -103,6 +104,7 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
         context = replace(context, weights=follower)
     keep = None if directory.passing else Faults(directory).save
     actor = Actor(role.index, world, policy, gate, context, epoch=context.epoch, keep_fault=keep)
+    actor.quota = _quota(plan, role, world)
     return _going_on(actor, config.seed)
 
 
@@ -115,6 +117,14 @@ def _acting(plan: Plan, role: RoleSpec, channel: Channel) -> tuple[World, Agent,
     policy.begin(plan.num_rows, stream, actor=role.index, num_actors=plan.num_writers)
     shift = (lambda: channel.shift) if isinstance(channel, Shifted) else (lambda: 0)
     return world, policy, Lockstep(plan.ahead, shift) if plan.lockstep else Free()
+
+
+def _quota(plan: Plan, role: RoleSpec, world: World) -> EpisodeQuota | None:
+    """An actor's share of the run's episodes. In mode async segments may be dropped, so the learner alone counts there."""
+    total = plan.config.episodes
+    if total is None or plan.config.mode == "async":
+        return None
+    return EpisodeQuota(total, role.index, plan.num_writers, world)
 
 
 def _going_on(actor: Actor, seed: int) -> Actor:
@@ -147,6 +157,7 @@ def _pusher(plan: Plan, role: RoleSpec, directory: RunDirectory, context: Contex
     )
     keep = None if directory.passing else Faults(directory).save
     worker = GradientWorker(role.index, world, making, gate, context, keep_fault=keep)
+    worker.quota = _quota(plan, role, world)
     return _going_on(worker, config.seed)
 
 
