@@ -76,7 +76,7 @@ def main() -> int:
 def run_pass(name: str, tests: list[str]) -> int:
     """Run pytest under coverage with a pass's environment."""
     environ, words = PASSES[name]
-    return coverage("run", "-m", "pytest", "-p", "no:timeout", *words, *tests, check=False, **environ)
+    return coverage("run", "-m", "pytest", "-o", "timeout=1800", *words, *tests, check=False, **environ)
 
 
 def coverage(*words: str, check: bool = True, **environ: str) -> int:

@@ -121,18 +121,17 @@ def refused(server=None, algo="a3c", pool=None, workers=2, **more):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: refused(FederatedParameterServer), "takes what learners have learned, not gradients"),
         (
-            lambda: refused(lambda p: ParameterServer(p, rounds=Rounds(synchronous=True, deadline_s=1.0))),
-            "quorum and deadline_s are for workers on a network",
+            lambda: refused(FederatedParameterServer, workers=1),
+            "a round of this parameter server needs 2 workers, and there are 1",
         ),
         (
             lambda: refused(lambda p: ParameterServer(p, rounds=Rounds(synchronous=True), update_frequency=1)),
             "update_frequency=1 would end a round before all 2 workers",
         ),
         (
-            lambda: refused(lambda p: ParameterServer(p, optimizer=Optimizer("adam", halve_at=(5,)))),
-            "halve_at is for the server of a cluster",
+            lambda: refused(ParameterServer, config={"runtime": "mpi"}),
+            "runtime is 'inline' by the environment, but 'mpi' by the configuration",
         ),
         (lambda: refused(workers=0), "num_workers=0"),
         (lambda: refused(pool=ReplayBufferPool(1, 100)), "keeps no replay buffer"),

@@ -104,7 +104,7 @@ def test_transitions_that_are_not_finite_are_refused(column: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["weights", "indices", "discount", "action", "terminated"])
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1)])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2)])
 def test_columns_of_another_length_are_refused(column: str, shape: tuple[int, ...]) -> None:
     flat = columns_of([step(1, 2), step(2, 3)]) | {column: np.ones(shape)}
     with pytest.raises(UsageError, match=f"'{column}' has shape"):

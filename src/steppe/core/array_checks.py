@@ -11,7 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from steppe.core import arrays
 from steppe.core.errors import NotFinite, UsageError
 from steppe.core.experience import Segment
 from steppe.core.specs import FieldSpec
@@ -23,16 +25,13 @@ _FEW = 8192  # numbers up to which BLAS stays in this thread
 
 def as_array(values: Any, name: str) -> np.ndarray:
     """`values` as an array of real numbers, whole numbers or truth values; UsageError for anything else."""
-    try:
-        given = np.asarray(values)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise UsageError(f"{name!r} is not an array of numbers: {error}") from None
+    given = arrays.as_array(values, repr(name))
     if given.dtype.kind not in "biuf":
         raise UsageError(f"{name!r} holds {given.dtype} values, where numbers are needed")
     return given
 
 
-def as_column(values: Any, name: str, dtype: str | np.dtype[Any]) -> np.ndarray:
+def as_column(values: Any, name: str, dtype: DTypeLike) -> np.ndarray:
     """`values` as an array of `dtype` that is contiguous, aligned and writable; not copied where it is one already.
 
     Other numbers are converted if that changes no whole number: 1.0 is an action, 1.5 is none.

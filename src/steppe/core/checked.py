@@ -1,10 +1,65 @@
-"""Run-time type checks for the public surface. Hot paths go without."""
+"""Run-time type checks for the public surface, which also takes NumPy's and torch's numbers. Hot paths go without."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
 from beartype import BeartypeConf, beartype
 
 from steppe.core.errors import ConfigError
 
+T = TypeVar("T")
+_NUMBER = re.compile(r"\b(int|float|bool)\b")
+
 # A wrong argument is the caller's mistake and reads like the others; a wrong return value is ours. An int is a fine float.
-checked = beartype(conf=BeartypeConf(violation_param_type=ConfigError, is_color=False, is_pep484_tower=True))
+_typed = beartype(conf=BeartypeConf(violation_param_type=ConfigError, is_color=False, is_pep484_tower=True))
+
+
+def checked(target: T) -> T:
+    """Check the arguments of a function, or of a class's methods, by their annotations. Where a number is asked for, one of
+    NumPy's or torch's is converted first."""
+    found: Any = _typed(target)  # type: ignore[type-var]
+    if not isinstance(found, type):
+        return _with_plain_numbers(found)  # type: ignore[return-value]
+    for name, value in list(vars(found).items()):
+        if isinstance(value, types.FunctionType) and (name == "__init__" or not name.startswith("_")):
+            setattr(found, name, _with_plain_numbers(value))
+    return found  # type: ignore[return-value]
+
+
+def plain_number(value: Any) -> Any:
+    """A NumPy scalar, or an array or tensor without axes, as a Python number; anything else as it is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) or type(value).__module__ == "torch":
+        return value.item() if getattr(value, "ndim", None) == 0 else value
+    return value
+
+
+def _with_plain_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = list(inspect.signature(function).parameters.values())
+    places = [place for place, found in enumerate(parameters) if _NUMBER.search(str(found.annotation))]
+    names = {parameters[place].name for place in places}
+    if not names:
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for place in places:
+            if place < len(args) and type(args[place]) not in _PLAIN:
+                args = tuple(plain_number(value) if n in places else value for n, value in enumerate(args))
+                break
+        for name in names.intersection(kwargs) if kwargs else ():
+            kwargs[name] = plain_number(kwargs[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+_PLAIN = frozenset({int, float, bool, str, type(None)})

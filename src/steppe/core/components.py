@@ -105,8 +105,8 @@ class AgentPart(Protocol):
 
 
 @runtime_checkable
-class ParameterPart(Protocol):
-    """Keeps parameters that many improve: a ParameterServer, or something in its place."""
+class ParameterSource(Protocol):
+    """Where workers get parameters and hand in updates: a ParameterServer, or a ParameterClient of one elsewhere."""
 
     def register_worker(self, worker_id: str) -> bool:
         """Let a worker push; False when it was registered already."""
@@ -120,6 +120,14 @@ class ParameterPart(Protocol):
     def push_gradients(self, worker_id: str, gradients: Mapping[str, np.ndarray], weight: float = 1.0) -> Any:
         """Hand in one update."""
 
+    def get_server_stats(self) -> dict[str, Any]:
+        """What was accepted and refused."""
+
+
+@runtime_checkable
+class ParameterPart(ParameterSource, Protocol):
+    """Keeps parameters that many improve: a ParameterServer, or something in its place."""
+
     def aggregate_gradients(self) -> dict[str, np.ndarray]:
         """Combine what was pushed."""
 
@@ -128,9 +136,6 @@ class ParameterPart(Protocol):
 
     def broadcast_parameters(self) -> Any:
         """Let everyone have the newest."""
-
-    def get_server_stats(self) -> dict[str, Any]:
-        """What was accepted and refused."""
 
 
 @runtime_checkable

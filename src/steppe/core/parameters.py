@@ -20,6 +20,10 @@ class ParamsConfig(Frozen):
         description="Wait for a gradient of every worker and apply them together, or apply each as it comes. True for a2c, "
         "else false, if absent.",
     )
+    deltas: bool = Field(
+        False,
+        description="Workers learn by themselves and push what changed; for a parameter server that takes deltas.",
+    )
     aggregation: Literal["average", "sum", "weighted", "median", "trimmed_mean", "krum", "multi_krum"] = Field(
         "weighted", description="How several gradients become one; weighted: by the steps behind each."
     )

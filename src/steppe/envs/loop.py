@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -53,6 +54,8 @@ class LoopWorld:
         self._actions = actions
         self._ledger = ledger
         self._seeded = False
+        self._first: list[Any] = [None] * len(envs)  # the newest episode's first observation, as it came
+        self._retired: list[int] = []
         frames = observations.memory if isinstance(observations, Frames) else None
         arrays = {"starts": self.starts, "frames": frames, "masks": self.masks}
         self._state = WorldState(self, self._snapshots, ledger, arrays)
@@ -89,6 +92,8 @@ class LoopWorld:
         except Exception as error:
             raise self._fault(error, index, int(self._ledger.lengths[index]) + 1, action) from error
         columns["valid"][t] = True
+        if self._retired:
+            columns["valid"][t, self._retired] = False
         columns["terminated"][t] = False
         columns["truncated"][t] = False
         self.starts.fill(False)
@@ -99,6 +104,17 @@ class LoopWorld:
             self._ledger.end([index])
             self._begin(index, following, None)
             self.starts[index] = True
+
+    def retire(self, indices: list[int]) -> None:
+        """Step these environments no more: their rows are written with `valid == False`, and nothing ends in them."""
+        for index in indices:
+            if index not in self._retired:
+                self._retired.append(index)
+                self._steps[index] = partial(self._rest, index)
+
+    def _rest(self, index: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """A step of an environment that is not stepped any more."""
+        return self._first[index], 0.0, False, False, {}
 
     def take_finished(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call."""
@@ -135,6 +151,7 @@ class LoopWorld:
         try:
             raw, info = self._resets[index]() if seed is None else self._resets[index](seed=seed)
             self._put_first(obs, index, raw)
+            self._first[index] = raw
             if self.masks is not None:
                 self.masks[index] = info.get("action_mask", True)
         except Exception as error:

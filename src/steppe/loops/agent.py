@@ -164,7 +164,7 @@ class DistributedAgent:
         weights = self.agent.weights()  # first: building the agent fits its configuration to the world
         return Recipe(self.algo, self.config, weights)
 
-    def learn_from_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def learn_from_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Improve from one batch and return its statistics.
 
         Replay agents take flat transitions (obs, action, reward, next_obs, terminated), and answer with `priorities` if the
@@ -201,11 +201,11 @@ class DistributedAgent:
         """Copies of the weights by name."""
         return {name: array.copy() for name, array in self.agent.weights().arrays().items()}
 
-    def set_policy_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
+    def set_policy_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Take over weights by name: all of them, in the shapes that `get_policy_parameters` gives."""
         self.agent.load(with_arrays(self.agent.weights(), parameters))
 
-    def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def compute_gradients(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The gradient of the loss on a batch by parameter, unclipped; the weights stay as they are."""
         self._require_rows()
         agent = self.agent
@@ -215,7 +215,7 @@ class DistributedAgent:
             )
         return named_gradient(agent.weights(), gradient)
 
-    def apply_gradients(self, gradients: Mapping[str, np.ndarray]) -> None:
+    def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
         """One optimizer step with gradients by parameter."""
         agent = self.agent
         with borrowed_torch(THREADS, self.config):
@@ -308,7 +308,7 @@ class DistributedAgent:
                 "steppe.train"
             )
 
-    def _learn_rollout(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _learn_rollout(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         segment = segment_of(batch, self.spec, self.config.columns(self.spec))
         self._observe(segment)
         return self._learn(Batch(segment.columns), segment.num_valid)
@@ -339,13 +339,13 @@ class DistributedAgent:
         nothing.header = SegmentHeader("", 0, 0, 0, 0)
         self.agent.observe(nothing, Progress(self._env_steps, self._total_steps))
 
-    def _rollout(self, batch: Mapping[str, np.ndarray]) -> Batch:
+    def _rollout(self, batch: Mapping[str, Any]) -> Batch:
         segment = segment_of(batch, self.spec, self.config.columns(self.spec))
         if not segment.num_valid:
             raise UsageError("the rollout has no valid row: there is no gradient to compute")
         return Batch(segment.columns)
 
-    def _transitions(self, batch: Mapping[str, np.ndarray]) -> Batch:
+    def _transitions(self, batch: Mapping[str, Any]) -> Batch:
         return transitions(batch, self.spec, self.config.gamma)
 
     def _batch_size(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from steppe.core.agent import Agent
 from steppe.core.checked import checked
-from steppe.core.components import ParameterPart, ReplayPart
+from steppe.core.components import ParameterSource, ReplayPart
 from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError, FactoryError, UsageError
 from steppe.loops.agent import DistributedAgent
@@ -34,7 +34,7 @@ class AsyncMainLoop(MainLoop):
         environment: DistributedEnvironment,
         replay_buffer: ReplayPart | None,
         agent: DistributedAgent,
-        param_server: ParameterPart | None,
+        param_server: ParameterSource | None,
         num_workers: int = 8,
         *,
         config: RunConfig | Mapping[str, Any] | None = None,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from steppe.core.array_checks import as_column, require_segment, require_shape, require_values
+from steppe.core.arrays import as_array
 from steppe.core.errors import UsageError
 from steppe.core.experience import Batch, Segment, SegmentHeader
 from steppe.core.specs import EnvSpec, FieldSpec, SegmentSpec
@@ -31,14 +32,15 @@ def columns_of(experiences: Sequence[Mapping[str, Any]]) -> Columns:
     return {key: _stacked(key, [experience[key] for experience in experiences]) for key in keys}
 
 
-def _stacked(key: str, values: list[Any]) -> np.ndarray:
-    try:
-        return np.stack([np.asarray(value) for value in values])
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{key!r} cannot be stacked over all experiences: {error}") from None
+def _stacked(key: str, values: Sequence[Any]) -> np.ndarray:
+    rows = [as_array(value, repr(key)) for value in values]
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        raise UsageError(f"{key!r} comes in different shapes: {', '.join(map(str, sorted(shapes)))}")
+    return np.stack(rows)
 
 
-def transitions(batch: Mapping[str, np.ndarray], spec: EnvSpec, gamma: float) -> Batch:
+def transitions(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -> Batch:
     """A batch for replay agents from flat transitions; one-step ones where there is no `discount`. Values are checked."""
     obs, action = spec.fields
     reward = _checked(batch, REWARD)
@@ -59,7 +61,7 @@ def transitions(batch: Mapping[str, np.ndarray], spec: EnvSpec, gamma: float) ->
     )
 
 
-def segment_of(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
+def segment_of(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
     """A segment from a [T, B] batch, or from flat transitions in the order in which they happened.
 
     Flat transitions become one column of environments. Where a row does not go on from the one before it (another episode
@@ -104,7 +106,7 @@ def _seams(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) ->
     return seams
 
 
-def _filled(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
+def _filled(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
     """A segment from [T, B, …] columns, whose values are checked."""
     shape = as_column(_given(batch, "reward"), "reward", "float32").shape
     if len(shape) != 2 or not all(shape):
@@ -121,7 +123,7 @@ def _filled(batch: Mapping[str, np.ndarray], spec: EnvSpec, extras: tuple[FieldS
 
 
 def _checked(
-    batch: Mapping[str, np.ndarray], field: FieldSpec, rows: int | None = None, name: str | None = None
+    batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None, name: str | None = None
 ) -> np.ndarray:
     """A column of flat transitions whose values are those of its field."""
     column = _column(batch, field, rows, name)
@@ -129,20 +131,20 @@ def _checked(
     return column
 
 
-def _column(
-    batch: Mapping[str, np.ndarray], field: FieldSpec, rows: int | None = None, name: str | None = None
-) -> np.ndarray:
+def _column(batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None, name: str | None = None) -> np.ndarray:
     """A column of flat transitions by its key, which is the field's name unless one is given; at least one row."""
     name = name or field.name
     given = as_column(_given(batch, name), name, field.dtype)
     wanted = len(given) if rows is None and given.ndim else rows or 0
+    if not field.shape and given.shape == (wanted, 1):  # (1,) is another way to write one number
+        given = given.reshape(wanted)
     require_shape(given, name, (wanted, *field.shape))
     if not wanted:
         raise UsageError(f"{name!r} has no rows to learn from")
     return given
 
 
-def _given(batch: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+def _given(batch: Mapping[str, Any], name: str) -> Any:
     if name not in batch:
         raise UsageError(
             f"the batch has no {name!r}, only {', '.join(batch)}: DistributedEnvironment.generate_experiences makes "

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.components import AgentPart, EnvironmentPart, ParameterPart, ReplayPart
+from steppe.core.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
 from steppe.core.errors import ConfigError
 from steppe.loops.agent import DistributedAgent
 from steppe.loops.batches import columns_of
@@ -51,12 +51,14 @@ class ByHand:
         environment: EnvironmentPart,
         replay_buffer: ReplayPart | None,
         agent: AgentPart,
-        server: ParameterPart | None = None,
+        server: ParameterSource | None = None,
     ) -> None:
         self.environment, self.replay_buffer, self.agent, self.server = environment, replay_buffer, agent, server
         self.owed_updates = 0.0
+        self._takes, self._weighs = "gradients", False
         if server is not None:
             server.register_worker(LOOP)
+            self._takes, self._weighs = _wishes(server)
 
     def episode(self, max_steps: int = 1000) -> dict[str, Any]:
         """Play one episode, remember it, learn what is due; its return, length and losses."""
@@ -76,7 +78,7 @@ class ByHand:
             return self._learn_from_replay(steps)
         if self.server is None:
             return self.agent.update_policy(steps)
-        if house is not None:
+        if house is not None and self._takes == "gradients":
             house.observe(steps)
         return self._push(columns_of(steps), len(steps))
 
@@ -98,14 +100,25 @@ class ByHand:
         return {**metrics, "updates": due}
 
     def _push(self, batch: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
-        """One gradient to the server, and the parameters that it has then."""
+        """One update to the server, and the parameters that it has then."""
         assert self.server is not None
-        weighs = getattr(getattr(self.server, "aggregation", None), "weighs", False)
-        receipt = self.server.push_gradients(LOOP, self.agent.compute_gradients(batch), float(rows) if weighs else 1.0)
+        told, update = self._update(batch)
+        receipt = self.server.push_gradients(LOOP, update, float(rows) if self._weighs else 1.0)
         newest = {**self.agent.get_policy_parameters(), **self.server.get_parameters(LOOP)}
         self.agent.set_policy_parameters(newest)
         refused = receipt is not None and not receipt
-        return {"updates": 0 if refused else 1, **({"refused": receipt.reason} if refused else {})}
+        return {**told, "updates": 0 if refused else 1, **({"refused": receipt.reason} if refused else {})}
+
+    def _update(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What is worth telling, and what the server takes: the batch's gradient, or what the agent changes by learning."""
+        if self._takes == "gradients":
+            return {}, self.agent.compute_gradients(batch)
+        before = self.agent.get_policy_parameters()
+        told = self.agent.learn_from_batch(batch)
+        after = self.agent.get_policy_parameters()
+        if self._takes == "parameters":
+            return told, after
+        return told, {name: after[name] - before[name] for name in after if after[name].dtype.kind == "f"}
 
     def _pool(self) -> ReplayPart:
         if self.replay_buffer is None:
@@ -125,6 +138,13 @@ class ByHand:
             return steps
         names, gamma = ("obs", "action", "reward", "next_obs", "terminated"), np.float32(self.agent.config.gamma)
         return [{**{name: step[name] for name in names}, "discount": gamma} for step in steps]
+
+
+def _wishes(server: Any) -> tuple[str, bool]:
+    """What a server takes, and whether a push's weight counts; one of a user's own takes plain gradients."""
+    about = server.description() if hasattr(server, "description") else {}
+    about = server.about(LOOP) if hasattr(server, "about") else about
+    return server.get_server_stats().get("takes", "gradients"), bool(about.get("weighs", False))
 
 
 class HandRun:

@@ -18,8 +18,9 @@ import numpy as np
 from steppe.core import factory, seeding
 from steppe.core.agent import Agent
 from steppe.core.algorithms import AgentConfig
+from steppe.core.arrays import as_array
 from steppe.core.checked import checked
-from steppe.core.components import ParameterPart
+from steppe.core.components import ParameterSource
 from steppe.core.config import EnvConfig, FlowConfig, RunConfig
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec
@@ -76,7 +77,7 @@ class DistributedEnvironment:
         envs_per_worker: int | None = None,
         runtime: Literal["inline", "processes"] | None = None,
         seed: int | None = None,
-        parameter_server: ParameterPart | None = None,
+        parameter_server: ParameterSource | None = None,
     ) -> None:
         if num_workers < 1 or (envs_per_worker is not None and envs_per_worker < 1):
             raise ConfigError(
@@ -147,14 +148,14 @@ class DistributedEnvironment:
         self._episodes += int((batch["terminated"] | batch["truncated"]).sum())
         return batch
 
-    def update_policy(self, new_policy_params: Mapping[str, np.ndarray]) -> None:
+    def update_policy(self, new_policy_params: Mapping[str, Any]) -> None:
         """Use these parameters in place of the policy's own in later calls; an empty dictionary gives it its own back.
 
         Parameters that a server makes after this come in their place.
         """
         self._pull()
         self._pulled = {}
-        self._parameters = {name: np.array(value) for name, value in new_policy_params.items()}
+        self._parameters = {name: as_array(value, repr(name)).copy() for name, value in new_policy_params.items()}
 
     def reset_environments(self) -> None:
         """Abandon every episode under way: the next experience begins with first steps."""

@@ -15,6 +15,7 @@ from steppe.runtimes.turns import Handle
 if (
     TYPE_CHECKING
 ):  # compiled parts take as long to import as all the rest, and a loop without them does not need them here
+    from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
     from steppe.replay.pool import ReplayBufferPool
     from steppe.runtimes.wiring import Parts
@@ -25,19 +26,30 @@ def launch(
     directory: RunDirectory,
     agent: DistributedAgent,
     pool: ReplayBufferPool | None,
-    server: ParameterServer | None,
+    server: ParameterServer | ParameterClient | None,
 ) -> Handle:
+    """Start the run. A server that is given is the one that takes pushes, so the learner is in this process then."""
     if agent.built and plan.resume is None:
         keep_start(agent, directory, server)
     if plan.config.runtime == "inline":
         from steppe.runtimes import inline
 
-        return inline.launch(plan, directory, _given(plan, directory, agent, pool))
+        return inline.launch(plan, directory, _given(plan, directory, agent, pool, server))
+    if server is not None:
+        from steppe.runtimes import hosted
+
+        return hosted.launch(plan, directory, _given(plan, directory, agent, None, server))
     return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
 
 
-def _given(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: ReplayBufferPool | None) -> Parts:
-    """The caller's own agent and pool, to work in place."""
+def _given(
+    plan: Plan,
+    directory: RunDirectory,
+    agent: DistributedAgent,
+    pool: ReplayBufferPool | None,
+    server: ParameterServer | ParameterClient | None,
+) -> Parts:
+    """The caller's own agent, pool and parameter server, to work in place."""
     from steppe.replay import make_memory
     from steppe.runtimes.wiring import Parts, begun
 
@@ -46,7 +58,7 @@ def _given(plan: Plan, directory: RunDirectory, agent: DistributedAgent, pool: R
     if fresh:
         begun(agent.agent, directory)
     if pool is None or plan.config.by_gradients:
-        return Parts(agent=agent.agent)
+        return Parts(agent=agent.agent, server=server)
     memory = make_memory(
         plan.config.agent,
         plan.segment,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.core import factory
 from steppe.core.checked import checked
-from steppe.core.components import AgentPart, EnvironmentPart, ParameterPart, ReplayPart
+from steppe.core.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
 from steppe.core.config import Resolved, RunConfig, resolve
 from steppe.core.durable import noticing_full_disk, read_json, write_json
 from steppe.core.errors import ConfigError, DamagedFile, DiskFull, RunNotFound, UsageError
@@ -22,7 +22,7 @@ from steppe.loops.by_hand import ByHand, HandRun
 from steppe.loops.composing import BY_GRADIENTS, compose, episodic
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.launching import launch
-from steppe.loops.parameters import adopt, bring_back, decided_by, hand_in, own_store
+from steppe.loops.parameters import adopt, decided_by, hand_in, own_store
 from steppe.loops.result import RunResult
 from steppe.loops.starting import adopt_weights
 from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
@@ -31,6 +31,7 @@ from steppe.records.directory import RunDirectory, runs_root
 from steppe.records.profile import write_profile
 from steppe.records.store import PENDING
 from steppe.records.view import RunView
+from steppe.roles.context import POLICY
 from steppe.runtimes import mpi, processes
 from steppe.runtimes.plan import Plan, make_plan
 
@@ -89,10 +90,10 @@ class MainLoop:
     runtimes they describe what each process builds, and the agent goes on from the final weights. Every run begins with
     what the agent knows; counters and schedules begin anew. `config` has further settings by (dotted) name.
 
-    With a parameter server, workers push gradients (mode `workers`): a run begins with the server's parameters and applies
-    gradients as the server would, and the server goes on from where the run ended. Without one the loop keeps a store of its
-    own, `parameter_server`, with the same statistics and checkpoints. Parts of a user's own (core/components.py) are played by
-    hand, in this process and one episode at a time.
+    With a parameter server, or a ParameterClient of one elsewhere, workers push to it (mode `workers`): gradients, or deltas
+    where it takes those. It combines and applies them by its own rules while the run goes on, and writes its checkpoints on
+    its own schedule. Without one the loop keeps a store of its own, `parameter_server`, with the same statistics and
+    checkpoints. Parts of a user's own (core/components.py) are played by hand, in this process and one episode at a time.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class MainLoop:
         environment: EnvironmentPart,
         replay_buffer: ReplayPart | None,
         agent: AgentPart,
-        parameter_server: ParameterPart | None = None,
+        parameter_server: ParameterSource | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.environment: Any = environment
@@ -146,7 +147,7 @@ class MainLoop:
         return {"server": BY_GRADIENTS | decided_by(self._gradient_server(), environment.num_workers)}
 
     @property
-    def parameter_server(self) -> ParameterPart:
+    def parameter_server(self) -> ParameterSource:
         """The server that was given, or the loop's own store: in it are what was learned by calls of this loop so far."""
         if self._server is not None:
             return self._server
@@ -222,7 +223,7 @@ class MainLoop:
             self.replay_buffer.save_buffers(chosen / "replay")
         self.agent.save_checkpoint(chosen / "agent")
         server: Any = self._server or self._store
-        if hasattr(server, "save_checkpoint"):
+        if hasattr(server, "save_checkpoint") and not hasattr(server, "url"):  # a remote server keeps its own
             server.save_checkpoint(chosen / PARAMETERS)
         write_json(chosen / LOOP, {"episode": episode, "owed_updates": self._by_hand.owed_updates})
         return chosen
@@ -283,7 +284,7 @@ class MainLoop:
         about = adopt_weights(self._init_from, agent, plan) if self._init_from is not None else {}
         if self._server is not None:
             agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
-            adopt(agent.agent, self._gradient_server().weights().arrays())
+            adopt(agent.agent, self._gradient_server().newer_than(POLICY, -1).arrays())
         directory = RunDirectory.create(plan.config, self.sources, about)
         self._init_from = None
         return self._live(plan, directory, observers)
@@ -324,10 +325,8 @@ class MainLoop:
             directory.free_reserve()
             directory.release()
         self.episode += view.episodes
-        if plan.config.runtime != "inline":
+        if plan.config.runtime != "inline" and self._server is None:
             self._parts()[1].adopt_result(directory, plan)
-        if self._server is not None:
-            bring_back(self._gradient_server(), directory)
         self._hand_in()
         return result
 
@@ -344,6 +343,15 @@ class MainLoop:
         spec = self._parts()[0].spec
         limit = config.environment.time_limit or spec.max_episode_steps
         plan = make_plan(config, replace(spec, max_episode_steps=limit))
+        if config.params.deltas and self._server is None:
+            raise ConfigError(
+                "params.deltas is for a parameter server that takes deltas: give the loop that server, or leave it out"
+            )
+        if self._server is not None and config.runtime not in ("inline", "processes"):
+            raise ConfigError(
+                f"a parameter server works in this process, and runtime {config.runtime!r} has its own: use 'inline' or "
+                "'processes', or DistributedMainLoop for several machines"
+            )
         if config.runtime in ("mpi", "ray", "kafka"):
             importlib.import_module(f"steppe.runtimes.{config.runtime}").require(plan)
         return plan
@@ -412,9 +420,10 @@ class MainLoop:
 
             ours = isinstance(self.replay_buffer, Pool)
         if ours and self._server is not None:
+            from steppe.params.client import ParameterClient
             from steppe.params.server import ParameterServer
 
-            ours = isinstance(self._server, ParameterServer)
+            ours = isinstance(self._server, ParameterServer | ParameterClient)
         return ours
 
     def _parts(self) -> tuple[DistributedEnvironment, DistributedAgent]:
@@ -425,7 +434,7 @@ class MainLoop:
         return environment, agent
 
     def _gradient_server(self) -> Any:
-        """The server that was given, of the house: a type for it would have to be imported."""
+        """The server or client that was given: a type for it would have to be imported."""
         return self._server
 
     def _default_checkpoint(self) -> Path:

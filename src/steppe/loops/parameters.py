@@ -1,4 +1,4 @@
-"""A parameter server in a loop: what it decides about a run, what the run begins with, and what comes back from it."""
+"""A parameter server in a loop: what it decides about a run, and what the run begins with."""
 
 from __future__ import annotations
 
@@ -8,35 +8,43 @@ import numpy as np
 
 from steppe.core.errors import ConfigError
 from steppe.loops.weights import with_arrays
-from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # compiled parts, which only loops with a server need
     from steppe.core.agent import Agent
+    from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
 
 LOOP = "loop"  # the worker that a loop itself is
 
 
-def decided_by(server: ParameterServer, num_workers: int) -> dict[str, Any]:
-    """The configuration keys that a server decides, for a run whose workers push gradients."""
-    if server.optimizer.for_deltas:
+def decided_by(server: ParameterServer | ParameterClient, num_workers: int) -> dict[str, Any]:
+    """The configuration keys that a server decides, for a run whose workers push to it."""
+    from steppe.params.server import ParameterServer
+
+    if not isinstance(server, ParameterServer):
+        stats = server.get_server_stats()
+        decided = {"in_rounds": stats["synchronous"], "deltas": stats["takes"] != "gradients"}
+    elif server.optimizer.for_deltas:
+        decided = {"in_rounds": server.rounds.synchronous, "deltas": True}
+    else:
+        decided = _applied(server, num_workers)
+    if isinstance(server, ParameterServer) and server.rounds.quorum > num_workers and not server.is_serving:
         raise ConfigError(
-            "this server takes what learners have learned, not gradients: use DistributedMainLoop, or another aggregation_method"
+            f"a round of this parameter server needs {server.rounds.quorum} workers, and there are {num_workers}: use more "
+            "workers, or lower min_workers_for_update (quorum)"
         )
-    if server.rounds.quorum != 1 or server.rounds.deadline_s is not None:
-        raise ConfigError(
-            "quorum and deadline_s are for workers on a network: in a run a killed worker is started again, and a round waits"
-        )
-    if server.optimizer.halve_at:
-        raise ConfigError("halve_at is for the server of a cluster: in a run the agent's own setting says it")
+    return {f"params.{name}": value for name, value in decided.items() if value is not None}
+
+
+def _applied(server: ParameterServer, num_workers: int) -> dict[str, Any]:
+    """How a server of gradients combines and applies them."""
     if server.rounds.synchronous and server.update_frequency < num_workers:
         raise ConfigError(
             f"update_frequency={server.update_frequency} would end a round before all {num_workers} workers have pushed"
         )
     rates = dict(zip(("learning_rate", "beta1", "beta2", "eps"), server.optimizer.rates, strict=True))
     named = {"sgd": 1, "momentum": 2, "adam": 4}[server.optimizer.kind]
-    decided = {
+    return {
         "in_rounds": server.rounds.synchronous,
         "aggregation": server.aggregation.method,
         "byzantine": server.aggregation.byzantine,
@@ -48,20 +56,12 @@ def decided_by(server: ParameterServer, num_workers: int) -> dict[str, Any]:
         "max_staleness": server.rounds.max_staleness,
         **dict(list(rates.items())[:named]),
     }
-    return {f"params.{name}": value for name, value in decided.items() if value is not None}
 
 
 def adopt(agent: Agent, arrays: dict[str, np.ndarray]) -> None:
     """Give an agent a server's parameters; what the server does not have stays. ConfigError where one does not fit."""
     weights = agent.weights()
     agent.load(with_arrays(weights, {**weights.arrays(), **arrays}))
-
-
-def bring_back(server: ParameterServer, directory: RunDirectory) -> None:
-    """Let a server go on where the run's own ended, if that came so far as to write it down."""
-    newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
-    if newest is not None:
-        server.restore(newest.state["memory"]["server"])
 
 
 def own_store(parameters: dict[str, np.ndarray]) -> ParameterServer:

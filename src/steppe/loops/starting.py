@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steppe.core.errors import ConfigError, DamagedFile
 from steppe.loops.agent import DistributedAgent
@@ -11,9 +11,6 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.turns import borrowed_torch
-
-if TYPE_CHECKING:
-    from steppe.params.server import ParameterServer
 
 
 def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, Any]:
@@ -35,8 +32,9 @@ def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, An
     return {"init_from": {**origin, "version": weights.version, "weights_sha256": weights.sha256()}}
 
 
-def keep_start(agent: DistributedAgent, directory: RunDirectory, server: ParameterServer | None = None) -> None:
+def keep_start(agent: DistributedAgent, directory: RunDirectory, server: Any = None) -> None:
     """Write down what the run begins with, for other processes and for those who repeat it."""
     made = agent.agent
-    state = {"agent": made.state(), **({} if server is None else {"server": server.state()})}
+    kept = {} if not hasattr(server, "state") or server.is_private else {"server": server.state()}
+    state = {"agent": made.state(), **kept}
     Checkpoints(directory.start, 1).save(made.weights(), state, {})

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from steppe.core.array_checks import as_array, as_column, require_finite
-from steppe.core.errors import ConfigError, nearest
+from steppe.core.errors import ConfigError, UsageError, nearest
 from steppe.core.weights import Entry, Weights
 
 
-def with_arrays(weights: Weights, arrays: Mapping[str, np.ndarray]) -> Weights:
+def with_arrays(weights: Weights, arrays: Mapping[str, Any]) -> Weights:
     """A copy of `weights` with these values, which must be all of them and finite."""
     _require(weights.layout.entries, arrays, "parameters")
     changed = replace(weights, buffer=weights.buffer.copy())
@@ -31,20 +32,20 @@ def named_gradient(weights: Weights, gradient: np.ndarray) -> dict[str, np.ndarr
     return {entry.name: part.reshape(entry.shape) for entry, part in zip(entries, parts, strict=True)}
 
 
-def flat_gradient(weights: Weights, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
+def flat_gradient(weights: Weights, gradients: Mapping[str, Any]) -> np.ndarray:
     """Named gradients as the flat vector that an agent applies; every trainable parameter must be there."""
+    if not gradients:
+        raise UsageError("there are no gradients to apply: give what compute_gradients returned")
     entries = list(weights.layout.entries)
     last = max((index for index, entry in enumerate(entries) if entry.name in gradients), default=-1)
     _require(entries[: last + 1], gradients, "gradients")
-    if last < 0:
-        raise ConfigError("there are no gradients to apply: give one array for each trainable parameter")
     parts = {entry.name: as_column(gradients[entry.name], entry.name, "float32") for entry in entries[: last + 1]}
     for name, part in parts.items():
         require_finite(part, name)
     return np.concatenate([part.ravel() for part in parts.values()])
 
 
-def _require(entries: Iterable[Entry], arrays: Mapping[str, np.ndarray], what: str) -> None:
+def _require(entries: Iterable[Entry], arrays: Mapping[str, Any], what: str) -> None:
     known = {entry.name: entry for entry in entries}
     for name in arrays:
         if name not in known:

@@ -17,7 +17,7 @@ from steppe.core.links import WeightStore
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan, PrivateSum
-from steppe.params.pushing import Push
+from steppe.params.pushing import Push, as_update
 from steppe.params.rounds import Pending, Rounds
 from steppe.params.server import ParameterServer
 from steppe.params.space import Refusal
@@ -37,7 +37,7 @@ class FederatedParameterServer(ParameterServer):
     @checked
     def __init__(
         self,
-        initial_params: Mapping[str, np.ndarray],
+        initial_params: Mapping[str, Any],
         min_workers_for_update: int = 2,
         differential_privacy: bool = False,
         noise_scale: float = 1.0,
@@ -99,7 +99,7 @@ class FederatedParameterServer(ParameterServer):
             return worker_id in self._expected()
 
     @checked
-    def federated_averaging(self, worker_updates: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    def federated_averaging(self, worker_updates: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """One whole round at once: takes the updates, ends the round, returns the new parameters.
 
         What `validate_worker_update` would refuse is left out and counted. UsageError when fewer than
@@ -121,13 +121,13 @@ class FederatedParameterServer(ParameterServer):
             return self.weights().arrays()
 
     @checked
-    def validate_worker_update(self, worker_id: str, update: Mapping[str, np.ndarray]) -> bool:
+    def validate_worker_update(self, worker_id: str, update: Mapping[str, Any]) -> bool:
         """Whether a push of this update would count now; nothing is counted or changed."""
         with self._changed:
             if self._inadmissible(Push(worker_id, version=self.version)) is not None:
                 return False
             row = np.empty(self._space.size, np.float32)
-            return self._space.fill(row, update, whole=self._whole) is None
+            return self._space.fill(row, as_update(update), whole=self._whole) is None
 
     def _takes_deltas(self, aggregation: Aggregation) -> bool:
         return True

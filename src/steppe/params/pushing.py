@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from steppe.core.arrays import as_array
 from steppe.core.checked import checked
 from steppe.core.errors import UsageError
 from steppe.core.weights import Weights
@@ -22,6 +23,21 @@ class Push(NamedTuple):
     weight: float = 1.0
     number: int | None = None  # the round, or the worker's own count
     version: int | None = None  # that it was made with
+
+
+def as_update(update: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    """An update with lists and tensors as arrays; what cannot be one is left for the server to refuse."""
+    if all(type(value) is np.ndarray for value in update.values()):
+        return update
+    return {name: _array(value) for name, value in update.items()}
+
+
+def _array(value: Any) -> Any:
+    try:
+        found = as_array(value)
+    except UsageError:
+        return value
+    return found.astype(np.float32) if isinstance(value, list | tuple) and found.dtype.kind in "iu" else found
 
 
 class Pushing:
@@ -47,7 +63,7 @@ class Pushing:
     def push_gradients(
         self,
         worker_id: str,
-        gradients: Mapping[str, np.ndarray],
+        gradients: Mapping[str, Any],
         weight: float = 1.0,
         *,
         round_number: int | None = None,
@@ -58,7 +74,7 @@ class Pushing:
         `round_number` makes repeating a push harmless: the round in synchronous use, the worker's own count otherwise; a
         client counts by itself. `version`: the weights that it was made with, by default those that the worker was given last.
         """
-        return self._push(Push(worker_id, weight, round_number, version), gradients)
+        return self._push(Push(worker_id, weight, round_number, version), as_update(gradients))
 
     @checked
     def push_row(

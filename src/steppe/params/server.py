@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steppe.core.arrays import as_array
 from steppe.core.checked import checked
 from steppe.core.durable import noticing_full_disk
 from steppe.core.errors import ConfigError, DiskFull, UsageError
@@ -52,7 +53,7 @@ class ParameterServer(Pushing, Collector):
     @checked
     def __init__(
         self,
-        initial_params: Mapping[str, np.ndarray],
+        initial_params: Mapping[str, Any],
         aggregation_method: str | Aggregation = "average",
         update_frequency: int = 10,
         save_frequency: int = 100,
@@ -71,6 +72,7 @@ class ParameterServer(Pushing, Collector):
             raise ConfigError(
                 f"{aggregation.method} needs {aggregation.at_least} pushes, update_frequency is {update_frequency}"
             )
+        initial_params = {name: as_array(value, repr(name)) for name, value in initial_params.items()}
         space = Space(initial_params)
         super().__init__(space, space.flat(initial_params), aggregation, self.optimizer, rounds)
         self.update_frequency = update_frequency
@@ -212,6 +214,8 @@ class ParameterServer(Pushing, Collector):
                 "fell_back": self.fell_back,
                 "aggregation_method": self.aggregation.method,
                 "optimizer": self.optimizer.kind,
+                "takes": self.takes,
+                "synchronous": self.rounds.synchronous,
                 "refused_calls": {} if self._service is None else dict(self._service.refused),
             }
             if self._private is not None:
@@ -340,6 +344,11 @@ class ParameterServer(Pushing, Collector):
     def is_private(self) -> bool:
         """Whether what it releases is differentially private."""
         return self._private is not None
+
+    @property
+    def takes(self) -> str:
+        """What workers push: gradients, deltas (new minus old parameters), or parameters."""
+        return "parameters" if self._whole else "deltas" if self.optimizer.for_deltas else "gradients"
 
     @property
     def num_parameters(self) -> int:

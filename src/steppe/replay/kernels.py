@@ -14,12 +14,13 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from steppe.replay import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
+_COMPILATION_OFF = bool(getattr(config, "DISABLE_JIT", False))
 
 
 def compiled(function: F) -> F:
@@ -29,7 +30,7 @@ def compiled(function: F) -> F:
 
 def _instruction(emitting: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
     """An instruction inside of compiled code, or its plain twin where compilation is off."""
-    return otherwise if numba.config.DISABLE_JIT else intrinsic(emitting)
+    return otherwise if _COMPILATION_OFF else intrinsic(emitting)
 
 
 def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:

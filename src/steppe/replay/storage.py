@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from steppe.core.agent import Tree
+from steppe.core.arrays import as_array
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.experience import Batch
 from steppe.core.rings import History
@@ -31,7 +32,7 @@ from steppe.replay.ringing import describe, prepare, spread
 from steppe.replay.sumtree import SumTree
 
 Block = Mapping[str, np.ndarray]  # columns of several rows
-Numbers = np.ndarray | Sequence[Any]  # one for each row
+Numbers = Any  # one for each row: an array, a list or a tensor
 _put: Callable[[np.ndarray, slice, np.ndarray], None] = setitem  # type: ignore[assignment]  # of sequences, it says
 NO_LEAVES = np.empty(0, np.float32)
 NOTHING = "every priority is 0, so nothing can be drawn: give one that is positive"
@@ -260,7 +261,7 @@ class Store:
         if self.tree is None or self.alpha is None:
             raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
         try:
-            indices, priorities = np.asarray(indices, np.int64), np.asarray(priorities, np.float64)
+            indices, priorities = np.asarray(as_array(indices), np.int64), np.asarray(as_array(priorities), np.float64)
         except (TypeError, ValueError, OverflowError):
             raise UsageError(
                 f"indices and priorities are numbers, not {indices!r:.60} and {priorities!r:.60}"

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from steppe.core.arrays import as_array
 from steppe.core.errors import UsageError, nearest
 from steppe.core.specs import FieldSpec
-from steppe.replay.storage import Block, Numbers, Store
+from steppe.replay.storage import Numbers, Store
 
 Experience = Mapping[str, Any]
 Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
@@ -49,14 +50,17 @@ class Writing:
         self._usual = [(np.dtype(f.dtype), (len(block[f.name]), *f.shape)) for f in store.fields]
         return store.write(part, block, priorities)
 
-    def _require_fit(self, block: Block) -> None:
+    def _require_fit(self, block: dict[str, np.ndarray]) -> None:
         """Raise unless the columns fit; the first ones decide the store's fields."""
         with self.store.lock:
             if not self.store.fields:
                 self.store.allocate([self._field(key, rows) for key, rows in block.items()])
         require_keys(block, tuple(self.store.columns))
         for field in self.store.fields:
-            _require_fit(field, block[field.name])
+            rows = block[field.name]
+            if {rows.shape[1:], field.shape} == {(), (1,)}:  # two ways to write one number
+                rows = block[field.name] = rows.reshape(len(rows), *field.shape)
+            _require_fit(field, rows)
 
     def _field(self, key: str, rows: np.ndarray) -> FieldSpec:
         frames = self.frame_stack if rows.ndim >= 4 and rows.shape[1] % self.frame_stack == 0 else 1
@@ -103,20 +107,26 @@ def require_keys(experience: Experience, keys: tuple[str, ...]) -> None:
 
 def _numbers(priorities: Numbers) -> np.ndarray:
     try:
-        return np.asarray(priorities, np.float64)
+        return np.asarray(as_array(priorities), np.float64)
     except (TypeError, ValueError):
         raise UsageError(f"priorities are numbers, one for each experience, not {priorities!r:.60}") from None
 
 
 def _column(key: str, values: Any) -> np.ndarray:
     try:
-        rows = np.asarray(values)
+        rows = as_array(values) if isinstance(values, np.ndarray) or hasattr(values, "detach") else _stacked(values)
     except ValueError:
         shapes = sorted({np.shape(value) for value in values})
         raise UsageError(f"{key!r} comes in different shapes: {', '.join(map(str, shapes))}") from None
     if rows.dtype.kind not in "biuf":
         raise UsageError(f"{key!r} holds {rows.dtype} values; a buffer keeps numbers and arrays of numbers")
     return rows
+
+
+def _stacked(values: Any) -> np.ndarray:
+    """Values one after the other, of which some may be tensors."""
+    tensors = isinstance(values, list) and any(hasattr(value, "detach") for value in values)
+    return np.asarray([as_array(value) for value in values] if tensors else values)
 
 
 def _dtype(key: str, rows: np.ndarray) -> np.dtype[Any]:

@@ -21,6 +21,7 @@ from steppe.envs.finite import require_finite
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context, live
 from steppe.roles.evaluation import acted, means_of
 from steppe.roles.gates import Gate
+from steppe.roles.quota import EpisodeQuota
 from steppe.roles.trail import KeepFault, Trail
 
 REPORT_EVERY_S = 0.5
@@ -50,6 +51,7 @@ class Actor:
         self.phases = Phases("env", "policy", "blocked", "other")
         self._obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         self._begun = False
+        self.quota: EpisodeQuota | None = None  # where the run is to play so many episodes and no more
         self._trail = Trail(index, world, keep_fault)
         self._reported_s = context.clock()
 
@@ -124,11 +126,13 @@ class Actor:
 
     def state(self) -> Tree:
         """This actor after the segment it has just collected, as far as its world can be written down."""
+        quota = {} if self.quota is None else {"quota": self.quota.state()}
         return {
             "env_steps": self.env_steps,
             "obs": self._obs,
             "world": self.world.snapshot(),
             "policy": self.policy.acting_state(),
+            **quota,
         }
 
     def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
@@ -144,10 +148,16 @@ class Actor:
                 self.world.restore(known["world"])
                 self._obs[...] = known["obs"]
                 self._trail.resume(state)
+                self._resume_quota(known, exact=True)
                 return "exact"
         self._trail.begin(after=sequence)
+        self._resume_quota(known, exact=False)
         self._reset(seeds)
         return "episode-boundary"
+
+    def _resume_quota(self, known: Tree, *, exact: bool) -> None:
+        if self.quota is not None and "quota" in known:
+            self.quota.restore(known["quota"], exact=exact)
 
     def close(self) -> None:
         """Say goodbye on the board and close the environments."""
@@ -171,6 +181,9 @@ class Actor:
 
     def _step(self, segment: Segment, t: int) -> None:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
+        if self.quota is not None and self.quota.exhausted:
+            self.quota.blank(segment, t)
+            return
         try:
             self.phases.switch("policy")
             if "comm_mask" in segment.columns:
@@ -178,6 +191,8 @@ class Actor:
             segment.write(t, acted(self.policy, self.world, segment["obs"][t]))
             self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)
+            if self.quota is not None:
+                self.quota.count(segment, t)
         except Exception as error:
             require_finite(segment, t, self._where)
             if isinstance(error, EnvironmentFault):
@@ -200,6 +215,7 @@ class Actor:
     def _report(self, state: str) -> None:
         self.phases.switch("other")
         shares = agent_returns_of(self.world)
+        finished = self.world.take_finished()
         report = ActorReport(
             run=self.context.run,
             actor=self.index,
@@ -207,7 +223,7 @@ class Actor:
             version=self.version,
             sequence=self.sequence,
             env_steps=self.env_steps,
-            episodes=self.world.take_finished(),
+            episodes=finished if self.quota is None else self.quota.within(finished),
             agent_returns={} if shares is None else means_of(self.world.spec.agents, shares),
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),

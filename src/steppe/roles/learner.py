@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,6 +65,7 @@ class Learner:
         self.lags: Counter[int] = Counter()
         self._announced = False
         self._unpublished = 0
+        self._spent = False  # whether every actor has played its episodes
         self._owed = False  # what was taken in is digested, and goes out with the next intake
         self._acting: Weights | None = None  # what the next segments are collected with, a round ahead
         self._train_base_s = 0.0
@@ -115,8 +116,10 @@ class Learner:
             self._first_step_s = min(self._first_step_s, segment.header.started_s)
             self.lags[self.version - segment.header.version] += 1
             self._observe(segment)
-        if segments:
+        if segments and self._played(segments):
             self.memory.add(segments)
+        elif segments:
+            self._spent = True
         for segment in segments:
             self.context.channel.release(segment)
         return bool(segments)
@@ -145,6 +148,10 @@ class Learner:
         if segment.spec.num_agents > 1:
             self.agent_steps = (self.agent_steps or 0) + segment.num_valid
         self.agent.observe(segment, Progress(self.env_steps, self.limits.steps))
+
+    def _played(self, segments: Sequence[Segment]) -> bool:
+        """Whether there is anything in these segments; not where every actor has played its episodes."""
+        return self.limits.episodes is None or any(segment["valid"].any() for segment in segments)
 
     def _improve(self, batch: Batch) -> Learned:
         return self.agent.learn(batch)
@@ -279,7 +286,11 @@ class Learner:
         if self.memory.ready():
             return False  # what was taken in is learned from first
         steps, episodes = self.limits.steps, self.limits.episodes
-        return (steps is not None and self.env_steps >= steps) or (episodes is not None and self.episodes >= episodes)
+        return (
+            self._spent
+            or (steps is not None and self.env_steps >= steps)
+            or (episodes is not None and self.episodes >= episodes)
+        )
 
     def _listen_if_due(self) -> None:
         """Take over hyperparameters that were set since the last look. A resumed run hears again what its agent forgot."""

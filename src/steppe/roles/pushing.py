@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from steppe.core.agent import Agent, Learned, Memory, Progress
+from steppe.core.agent import Agent, Learned, Memory, Progress, trainable
 from steppe.core.experience import Batch, Segment, SegmentHeader
 from steppe.core.specs import SegmentSpec
 from steppe.core.timing import Phases
@@ -18,7 +18,7 @@ from steppe.core.weights import Weights
 from steppe.core.world import ResumeKind, World
 from steppe.roles.actor import Actor
 from steppe.roles.context import Context
-from steppe.roles.gates import Gate
+from steppe.roles.gates import Gate, Lockstep
 from steppe.roles.trail import KeepFault
 
 
@@ -31,6 +31,20 @@ class Making:
     segment: SegmentSpec
     total_steps: int | None
     forgets: bool  # whether a segment is learned from once and forgotten
+    deltas: bool = False  # whether it learns by itself and pushes what changed
+
+    def update(self, batch: Batch) -> tuple[np.ndarray, Learned]:
+        """What to push for a batch, flat in float32, in the order of the agent's layout."""
+        if not self.deltas:
+            return self.agent.gradients(batch), Learned(1)
+        before = self._flat()
+        learned = self.agent.learn(batch)
+        return self._flat() - before, learned
+
+    def _flat(self) -> np.ndarray:
+        """A copy of all trained parameters."""
+        arrays = self.agent.weights().arrays()
+        return np.concatenate([arrays[entry.name].reshape(-1) for entry in trainable(self.agent)])
 
 
 @dataclass(frozen=True)
@@ -104,16 +118,24 @@ class GradientWorker(Actor):
         gradient, rows = np.empty(0, np.float32), 0
         if memory.ready():
             batch = memory.sample()
-            gradient, rows = self.making.agent.gradients(batch), _rows(batch)
-            memory.update(batch, Learned(1))
+            rows = _rows(batch)
+            learned = Learned(1)
+            if rows:
+                gradient, learned = self.making.update(batch)
+            memory.update(batch, learned)
         self.phases.switch("other")
         header = SegmentHeader(self.context.run, self.index, self.epoch, self.sequence, self.version, started_s)
         return _Made(gradient, rows, self._updates, header)
 
+    @property
+    def _spent(self) -> bool:
+        """Whether there is nothing more to play and no round that waits for this worker."""
+        return self.quota is not None and self.quota.exhausted and not isinstance(self.gate, Lockstep)
+
     def _remember(self) -> bool:
         """One segment into the memory; False when asked to stop on the way."""
         segment = self._segment
-        if not self.fill(segment):
+        if self._spent or not self.fill(segment):
             return False
         assert segment.header is not None
         segment.header = msgspec.structs.replace(segment.header, sequence=self._segments)

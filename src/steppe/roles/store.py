@@ -109,6 +109,10 @@ class Store:
         return self.state()
 
     def restore(self, state: Tree) -> None:
+        if state["server"] is None:
+            raise ConfigError(
+                "this run's parameters are kept by a parameter server of its caller: train again with a loop that has it"
+            )
         self.server.restore(state["server"])
         self.refused = Counter(state["refused"])
         self._base, self._waiting, self._shown = int(state["base"]), int(state["waiting"]), self.server.version
@@ -161,6 +165,10 @@ class GradientLearner(Learner):
         self.episodes += episodes
         self._nothing.header = segment.header
         self.agent.observe(self._nothing, Progress(self.env_steps, self.limits.steps))
+
+    def _played(self, segments: Sequence[Segment]) -> bool:
+        counts = (PushSpec.ROWS, PushSpec.STEPS)
+        return self.limits.episodes is None or any(push["counts"][0, 0, counts].any() for push in segments)
 
     def _improve(self, batch: Batch) -> Learned:
         return self.memory.show()

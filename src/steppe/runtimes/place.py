@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steppe.core import factory
+from steppe.core.agent import Agent
 from steppe.core.config import unflatten
 from steppe.core.durable import is_full
 from steppe.core.errors import DiskFull
@@ -158,11 +159,19 @@ def _channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChanne
     """The supervisor makes it, but for gradients: how large those are only an agent can say, and the learner's place makes it."""
     if not plan.config.by_gradients:
         return ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
+    if place == "learner":
+        return gradient_channel(plan, room, run)
     from steppe.runtimes.wiring import link_spec
 
     about = (room, link_spec(plan), run.id, plan.num_writers, plan.slots_per_actor)
-    if place != "learner":
-        return ShmChannel(*about, writer="worker")
+    return ShmChannel(*about, writer="worker")
+
+
+def gradient_channel(plan: Plan, room: Path, run: RunDirectory, agent: Agent | None = None) -> ShmChannel:
+    """Make the channel for gradients, of an agent's size, and show it to the workers when it is complete."""
+    from steppe.runtimes.wiring import link_spec
+
+    about = (room, link_spec(plan, agent), run.id, plan.num_writers, plan.slots_per_actor)
     channel = ShmChannel(*about, create=True, hidden=True, writer="worker")
     prime(channel, plan, run)
     channel.show()

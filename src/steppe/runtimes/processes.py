@@ -231,8 +231,8 @@ class ProcessHandle:
 
     def _others_work(self, place: str) -> bool:
         """Whether this is a worker that was killed, and others are left to do its share without waiting for it."""
-        if self._plan.config.by_gradients and self._plan.lockstep:
-            return False
+        if self._plan.config.by_gradients and (self._plan.lockstep or self._plan.config.episodes is not None):
+            return False  # a round, or its share of the episodes, waits for it
         crowd = [name for name in self._processes if name.startswith("worker-") and name != place]
         return place.startswith("worker-") and any(self._processes[name].exitcode in (None, 0) for name in crowd)
 

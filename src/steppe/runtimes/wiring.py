@@ -30,11 +30,13 @@ from steppe.roles.evaluation import Judge
 from steppe.roles.gates import Free, Gate, Intake, Lockstep, Rounds, Window
 from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
+from steppe.roles.quota import EpisodeQuota
 from steppe.roles.scripting import Follower, Script, Scripted
 from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
 if TYPE_CHECKING:
     from steppe.roles.crews import Crew
+    from steppe.roles.store import Store
 
 
 NEVER = 2**62  # versions
@@ -47,6 +49,7 @@ class Parts:
     agent: Agent | None = None
     memory: Memory | None = None
     script: Script | None = None  # of the recorded run that this one repeats
+    server: Any = None  # a ParameterServer, or a ParameterClient, that takes the workers' pushes
 
 
 def build_role(
@@ -101,6 +104,7 @@ def _actor(plan: Plan, role: RoleSpec, script: Script | None, directory: RunDire
         context = replace(context, weights=follower)
     keep = None if directory.passing else Faults(directory).save
     actor = Actor(role.index, world, policy, gate, context, epoch=context.epoch, keep_fault=keep)
+    actor.quota = _quota(plan, role, world)
     return _going_on(actor, config.seed)
 
 
@@ -113,6 +117,14 @@ def _acting(plan: Plan, role: RoleSpec, channel: Channel) -> tuple[World, Agent,
     policy.begin(plan.num_rows, stream, actor=role.index, num_actors=plan.num_writers)
     shift = (lambda: channel.shift) if isinstance(channel, Shifted) else (lambda: 0)
     return world, policy, Lockstep(plan.ahead, shift) if plan.lockstep else Free()
+
+
+def _quota(plan: Plan, role: RoleSpec, world: World) -> EpisodeQuota | None:
+    """An actor's share of the run's episodes. In mode async segments may be dropped, so the learner alone counts there."""
+    total = plan.config.episodes
+    if total is None or plan.config.mode == "async":
+        return None
+    return EpisodeQuota(total, role.index, plan.num_writers, world)
 
 
 def _going_on(actor: Actor, seed: int) -> Actor:
@@ -140,29 +152,21 @@ def _pusher(plan: Plan, role: RoleSpec, directory: RunDirectory, context: Contex
         stream=seeding.generator(config.seed, "worker", role.index, context.epoch, "memory"),
         total_steps=config.steps,
     )
-    making = Making(agent, memory, plan.segment, config.steps, forgets=config.agent.memory == "rollout")
+    making = Making(
+        agent, memory, plan.segment, config.steps, forgets=config.agent.memory == "rollout", deltas=config.params.deltas
+    )
     keep = None if directory.passing else Faults(directory).save
     worker = GradientWorker(role.index, world, making, gate, context, keep_fault=keep)
+    worker.quota = _quota(plan, role, world)
     return _going_on(worker, config.seed)
 
 
 def _store(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
-    from steppe.roles.store import GradientLearner, Store, make_server
+    from steppe.roles.store import GradientLearner
 
     config = plan.config
     agent = parts.agent or begun(_agent(plan, _device(plan, config.device)), directory)
-    start = Checkpoints(directory.start).latest()
-    known = start.state.get("server") if start is not None else None
-    server = make_server(config, agent, known["parameters"] if known is not None else None)
-    if known is not None:
-        server.restore(known)
-    store = Store(
-        agent,
-        server,
-        config.actors,
-        together=None if config.params.in_rounds else config.params.update_every or 1,
-        follow_rate=config.params.learning_rate is None,
-    )
+    store = _own_store(plan, agent, directory) if parts.server is None else _served_store(plan, agent, parts, context)
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
     save = _saver(checkpoints, directory, context, None)
     intake = _intake(plan, None, context, None)
@@ -171,6 +175,32 @@ def _store(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) 
         checkpoint = checkpoints.at(plan.resume)
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
     return learner
+
+
+def _own_store(plan: Plan, agent: Agent, directory: RunDirectory) -> Store:
+    """The store of a run whose server is its own."""
+    from steppe.roles.store import Store, make_server
+
+    config, start = plan.config, Checkpoints(directory.start).latest()
+    known = start.state.get("server") if start is not None else None
+    server = make_server(config, agent, known["parameters"] if known is not None else None)
+    if known is not None:
+        server.restore(known)
+    return Store(
+        agent,
+        server,
+        config.actors,
+        together=None if config.params.in_rounds else config.params.update_every or 1,
+        follow_rate=config.params.learning_rate is None,
+    )
+
+
+def _served_store(plan: Plan, agent: Agent, parts: Parts, context: Context) -> Store:
+    """The store of a run whose server is the caller's."""
+    from steppe.roles.served_store import ServedStore
+
+    rounds = bool(plan.config.params.in_rounds)
+    return ServedStore(agent, parts.server, plan.config.actors, in_rounds=rounds, ending=lambda: context.ending)
 
 
 def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from steppe.core.checked import plain_number
 from steppe.core.errors import ConfigError, WorldError
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 
@@ -16,12 +17,22 @@ PositiveFloat = Annotated[float, Field(gt=0.0)]
 SCHEDULE_STEPS = 100_000  # what schedules run over where a run has no fixed number of steps
 
 
+def _plain(value: Any) -> Any:
+    return [plain_number(item) for item in value] if isinstance(value, list) else plain_number(value)
+
+
 class Frozen(BaseModel):
     """Configuration never changes after it is made, and an unknown key is an error."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_numbers(cls, values: Any) -> Any:
+        """Take NumPy's and torch's numbers for numbers."""
+        return {name: _plain(value) for name, value in values.items()} if isinstance(values, dict) else values
 
 
 class AgentConfig(Frozen):

@@ -1,0 +1,92 @@
+"""The `processes` runtime with the learner in the caller's process, where the parts are that the caller gave: workers are
+processes, and the parameter server that takes their pushes is the caller's own object."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from contextlib import nullcontext
+
+from steppe.core.links import COMMANDS
+from steppe.core.rooms import Bell
+from steppe.core.timing import RunClock
+from steppe.records.directory import RunDirectory
+from steppe.records.sampling import Sampler
+from steppe.roles.context import STOP, Context
+from steppe.runtimes.place import IDLE_S, gradient_channel
+from steppe.runtimes.plan import Plan
+from steppe.runtimes.processes import ProcessHandle
+from steppe.runtimes.turns import Fault, Turns, borrowed_torch
+from steppe.runtimes.wiring import Parts, build_role
+
+LEARNER = "learner"
+
+
+def launch(plan: Plan, directory: RunDirectory, parts: Parts) -> HostedHandle:
+    """Start a process per place but the learner's, and build the learner here; it works during `advance`."""
+    return HostedHandle(plan, directory, parts)
+
+
+class HostedHandle(ProcessHandle):
+    """A ProcessHandle whose learner takes its turns in `advance`."""
+
+    def __init__(self, plan: Plan, directory: RunDirectory, parts: Parts) -> None:
+        self._turns = Turns([])
+        self._torch = plan.config.flow.threads, plan.config.agent
+        self._sampler = Sampler(directory.profile) if plan.config.flow.profile else None
+        super().__init__(plan, directory)
+        try:
+            self._bell = Bell(self._room / f"bell-{LEARNER}")
+            self._links.append(self._bell)
+            with borrowed_torch(*self._torch):
+                self._build(plan, directory, parts)
+        except BaseException:
+            self.close(timeout_s=1.0)
+            raise
+
+    def _build(self, plan: Plan, directory: RunDirectory, parts: Parts) -> None:
+        channel = gradient_channel(plan, self._room, directory, parts.agent)
+        self._links.append(channel)
+        spec = next(role for role in plan.roles if role.kind == LEARNER)
+        context = Context(
+            directory.id,
+            spec.name,
+            channel,
+            self.weights,
+            directory.board,
+            lambda: self._control.get(LEARNER),
+            RunClock(),
+            trace_spans=plan.config.flow.trace_spans,
+            beat=lambda: self._control.beat(self._number(LEARNER)),
+            commands=lambda after: directory.board.read(COMMANDS, after),
+        )
+        role = build_role(plan, spec, directory, context, parts)
+        self._turns.live = [role if self._sampler is None else self._sampler.watch(role)]
+
+    def advance(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        with borrowed_torch(*self._torch), self._sampler or nullcontext():
+            while self._turns.live and time.monotonic() < until:
+                if not self._turns.once():
+                    self._bell.wait(IDLE_S[LEARNER])
+        super().advance(max(0.0, until - time.monotonic()))
+
+    def ended(self, kind: str) -> bool:
+        return not self._turns.live if kind == LEARNER else super().ended(kind)
+
+    def faults(self) -> list[Fault]:
+        return self._turns.faults + super().faults()
+
+    def close(self, timeout_s: float) -> None:
+        try:
+            with contextlib.suppress(AttributeError):  # `_open` failed: there is nobody to ask
+                self.ask(LEARNER, STOP)
+            with borrowed_torch(*self._torch), self._sampler or nullcontext():
+                self._turns.close()
+            if self._sampler is not None:
+                self._sampler.write()
+        finally:
+            super().close(timeout_s)
+
+    def _wanted(self, place: str) -> bool:
+        return place != LEARNER and super()._wanted(place)

@@ -1,0 +1,105 @@
+"""A run of N episodes plays N episodes, on every runtime and with every kind of memory, and stops each environment there."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import steppe
+from steppe import DistributedAgent, DistributedEnvironment, MainLoop, ParameterServer
+from steppe.params.rounds import Rounds
+from steppe.records.directory import RunDirectory
+from steppe.records.view import RunView
+
+pytestmark = pytest.mark.integration
+
+SHORT = {"evaluation.episodes": 2}
+
+
+class Counting(gym.Wrapper):
+    """Counts the steps and the ends of all its kind in this process."""
+
+    steps = ends = 0
+
+    def step(self, action):
+        found = super().step(action)
+        Counting.steps += 1
+        Counting.ends += bool(found[2] or found[3])
+        return found
+
+
+def view_of(path: object) -> RunView:
+    view = RunView(RunDirectory.open(path))
+    view.refresh()
+    return view
+
+
+def counted_cartpole() -> gym.Env:
+    return Counting(gym.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("algo", "workers", "config", "total"),
+    [
+        ("ppo", 4, {}, 60),
+        ("ppo", 3, {"envs": 2, "segment_steps": 32}, 7),
+        ("ppo", 1, {}, 1),
+        ("ppo", 2, {"runtime": "processes", "segment_steps": 32}, 10),
+        ("dqn", 2, {"learning_starts": 64}, 13),
+        ("q-learning", 2, {}, 25),
+        ("r2d2", 1, {"learning_starts": 64}, 5),
+    ],
+)
+def test_a_run_plays_as_many_episodes_as_asked_for(algo: str, workers: int, config: dict, total: int) -> None:
+    env = "FrozenLake-v1" if algo == "q-learning" else "CartPole-v1"
+    rarely = {"update_frequency": 64} if algo in ("dqn", "r2d2") else {}
+    agent = DistributedAgent(algo, seed=0, **rarely)
+    loop = MainLoop(DistributedEnvironment(env, workers), None, agent, config=SHORT | config)
+    summary = loop.run_training(total_episodes=total, max_steps_per_episode=100)
+    assert summary["reason"] == "episodes_done"
+    assert loop.get_training_progress()["episode"] == loop.episode == total
+    assert view_of(summary["path"]).episodes == total
+
+
+def test_no_environment_is_stepped_beyond_its_share() -> None:
+    Counting.steps = Counting.ends = 0
+    environment = DistributedEnvironment(counted_cartpole, 4, envs_per_worker=2)
+    loop = MainLoop(environment, None, DistributedAgent("ppo", seed=0), config={"evaluation.episodes": 2})
+    seen = []
+    summary = loop.run_training(total_episodes=20, callbacks=[lambda view: seen.append(view.episodes)])
+    assert max(seen) <= 20
+    judged = 2 * len(view_of(summary["path"]).evaluations)
+    assert 20 + judged <= Counting.ends <= 20 + judged + 2, (
+        "evaluations may have played an episode more than they count"
+    )
+
+
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_workers_that_push_gradients_play_as_many_too(in_rounds: bool) -> None:
+    environment = DistributedEnvironment("CartPole-v1", 3, runtime="inline")
+    agent = DistributedAgent("a2c", seed=0).bind(environment)
+    server = ParameterServer(
+        agent.get_policy_parameters(), "weighted", 3 if in_rounds else 1, rounds=Rounds(synchronous=in_rounds)
+    )
+    loop = MainLoop(environment, None, agent, server, config=SHORT)
+    loop.run_training(total_episodes=20)
+    assert loop.episode == 20
+    assert np.isfinite(server.weights().buffer.view(np.float32)).all()
+
+
+def test_a_resumed_run_plays_what_is_left() -> None:
+    settings = {
+        "episodes": 100,
+        "seed": 1,
+        "envs": 2,
+        "segment_steps": 32,
+        "evaluation.episodes": 2,
+        "runtime": "inline",
+    }
+    whole = steppe.train("CartPole-v1", **settings)
+    stopped = steppe.train("CartPole-v1", callbacks=[lambda view: True], **settings)
+    assert stopped.summary["reason"] == "stopped_by_callback"
+    resumed = steppe.resume(stopped.path)
+    assert view_of(whole.path).episodes == 100
+    assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
