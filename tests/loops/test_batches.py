@@ -120,5 +120,5 @@ def test_a_batch_without_rows_is_refused() -> None:
 
 
 def test_experiences_of_several_shapes_are_refused() -> None:
-    with pytest.raises(UsageError, match="'obs' cannot be stacked"):
+    with pytest.raises(UsageError, match="'obs' comes in different shapes"):
         columns_of([step(1, 2), {**step(1, 2), "obs": np.zeros(3)}])
