@@ -48,7 +48,9 @@ _GIVEN: dict[str, Any] = {
     "after": Annotated[int, typer.Option(metavar="N", min=0, help="Only after this cursor.")],
     "max_points": Annotated[int, typer.Option(metavar="N", min=2, max=10_000, help="Most points of each curve.")],
     "max_bytes": Annotated[int, typer.Option(metavar="N", min=1_024, help="Most bytes of the log.")],
-    "limit": Annotated[int, typer.Option(metavar="N", min=1, max=1_000, help="Most of them.")],
+    "cursor": Annotated[str | None, typer.Option(metavar="ID", help="Only what comes after this cursor.")],
+    "whole_life": Annotated[bool, typer.Option("--whole-life", help="Over all of the run, not only the last 30 s.")],
+    "limit": Annotated[int | None, typer.Option(metavar="N", min=1, max=1_000, help="Most of them.")],
     "source": Annotated[str | None, typer.Option(metavar="NAME", help="Whose log; the supervisor's if absent.")],
 }
 

@@ -17,6 +17,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
+from starlette.routing import Match as RouteMatch
 
 from steppe.control import model
 from steppe.control.auth import Caller, Gate, Refused
@@ -37,6 +39,7 @@ from steppe.core.errors import RunNotFound, SteppeError
 PREFIX = "/api/v1"
 THREADS = 4  # each keeps a connection to the store of every run that it looked at
 FOLLOW_S = 20.0
+MOST_ERRORS = 50  # of one request that are told
 SESSION_LOOK_S = 2.0  # how long a stream may outlive its session
 
 RunId = Annotated[str, Path(pattern=model.RUN_ID, description="A run's id.")]
@@ -56,7 +59,12 @@ Key = Annotated[
     ),
 ]
 Match = Annotated[
-    int | None, Header(alias="If-Match", ge=0, lt=2**62, description="Only if the run is at this generation.")
+    str | None,
+    Header(
+        alias="If-Match",
+        pattern=r'^("[0-9]{1,18}"|[0-9]{1,18}|\*)$',
+        description="Only if the run is at this generation: its ETag, in quotes, or the bare number; * is any.",
+    ),
 ]
 Answer = TypeVar("Answer", bound=BaseModel | None)
 
@@ -119,41 +127,55 @@ class Doors:
 
     def _reading(self) -> None:
         service = self.service
-        self._get("/environments", "list_environments", model.Environments)(lambda: service.list_environments())
-        self._get("/algorithms", "list_algorithms", model.Algorithms)(lambda: service.list_algorithms())
+        self._get("/environments", "list_environments", model.Environments)(_listed(service.list_environments))
+        self._get("/algorithms", "list_algorithms", model.Algorithms)(_listed(service.list_algorithms))
         self._get("/version", "get_version", model.Version)(lambda: service.get_version())
         self._get("/health", "get_health", model.Health)(lambda: service.get_health())
         self._get("/readiness", "get_readiness", model.Health)(lambda: service.get_readiness())
-        self._get("/runs", "list_runs", model.Runs)(lambda: service.list_runs())
+        self._get("/runs", "list_runs", model.Runs)(_listed(service.list_runs))
 
         @self._get("/operations", "list_operations", model.Operations)
         def list_operations(
-            run: Annotated[str | None, Query(pattern=model.RUN_ID)] = None, limit: Most = 100
+            run: Annotated[str | None, Query(pattern=model.RUN_ID)] = None, limit: Most = 100, cursor: PageCursor = None
         ) -> model.Operations:
-            return service.list_operations(run, limit)
+            return service.list_operations(run, limit, cursor)
 
         @self._get("/operations/{operation}", "get_operation", model.Operation)
         def get_operation(operation: OperationId) -> model.Operation:
             return service.get_operation(operation)
 
         @self._get("/audit", "get_audit", model.Audit)
-        def get_audit(limit: Most = 100) -> model.Audit:
-            return service.get_audit(limit)
+        def get_audit(limit: Most = 100, cursor: PageCursor = None) -> model.Audit:
+            return service.get_audit(limit, cursor)
 
         self._reading_a_run()
 
     def _reading_a_run(self) -> None:
         service = self.service
         plain: dict[str, tuple[str, type[BaseModel]]] = {
-            "": ("get_run", model.RunDetail),
             "/actors": ("get_actors", model.Actors),
             "/learner": ("get_learner", model.Learner),
             "/hyperparameters": ("get_hyperparameters", model.Hyperparameters),
-            "/checkpoints": ("list_checkpoints", model.CheckpointList),
-            "/diagnosis": ("diagnose_run", model.Finding),
         }
         for path, (name, answer) in plain.items():
             self._get(f"/runs/{{run}}{path}", name, answer)(_of_run(getattr(service, name)))
+
+        @self._get("/runs/{run}", "get_run", model.RunDetail)
+        def get_run(run: RunId, response: Response) -> model.RunDetail:
+            found = service.get_run(run)
+            response.headers["etag"] = _etag(found.generation)
+            return found
+
+        @self._get("/runs/{run}/checkpoints", "list_checkpoints", model.CheckpointList)
+        def list_checkpoints(run: RunId, limit: Most = 1_000, cursor: PageCursor = None) -> model.CheckpointList:
+            return service.list_checkpoints(run, limit, cursor)
+
+        @self._get("/runs/{run}/diagnosis", "diagnose_run", model.Finding)
+        def diagnose_run(
+            run: RunId,
+            whole_life: Annotated[bool, Query(description="Over all of the run, not only over the last 30 s.")] = False,
+        ) -> model.Finding:
+            return service.diagnose_run(run, whole_life=whole_life)
 
         @self._get("/runs/{run}/metrics", "get_metrics", model.Metrics)
         def get_metrics(
@@ -193,8 +215,11 @@ class Doors:
         service = self.service
 
         @self._change("POST", "/runs", "create_run", model.RunDetail, 201)
-        def create_run(body: model.RunRequest, request: Request, key: Key = None) -> Any:
-            return self._once(request, key, body, None, lambda issuer: service.create_run(body, issuer))
+        def create_run(body: model.RunRequest, request: Request, response: Response, key: Key = None) -> Any:
+            made = self._once(request, key, body, None, lambda issuer: service.create_run(body, issuer))
+            response.headers["location"] = f"{PREFIX}/runs/{made['id']}"
+            response.headers["etag"] = _etag(made["generation"])
+            return made
 
         for word in ("start", "pause", "resume", "stop", "kill"):
             name = f"{word}_run"
@@ -202,7 +227,7 @@ class Doors:
 
         @self._change("DELETE", "/runs/{run}", "delete_run", None, 204)
         def delete_run(run: RunId, request: Request, key: Key = None, match: Match = None) -> Response:
-            self._once(request, key, None, run, lambda issuer: service.delete_run(run, issuer, match))
+            self._once(request, key, None, run, lambda issuer: service.delete_run(run, issuer, _generation(match)))
             return Response(status_code=204)
 
         @self._change("PUT", "/runs/{run}/actors", "scale_actors", model.Operation)
@@ -214,7 +239,11 @@ class Doors:
             match: Match = None,
         ) -> Any:
             return self._once(
-                request, key, body, run, lambda issuer: service.scale_actors(run, body.actors, issuer, match)
+                request,
+                key,
+                body,
+                run,
+                lambda issuer: service.scale_actors(run, body.actors, issuer, _generation(match)),
             )
 
         @self._change("PUT", "/runs/{run}/learner", "scale_learner", model.Operation)
@@ -226,7 +255,11 @@ class Doors:
             match: Match = None,
         ) -> Any:
             return self._once(
-                request, key, body, run, lambda issuer: service.scale_learner(run, body.learner, issuer, match)
+                request,
+                key,
+                body,
+                run,
+                lambda issuer: service.scale_learner(run, body.learner, issuer, _generation(match)),
             )
 
         @self._change("PATCH", "/runs/{run}/hyperparameters", "set_hyperparameters", model.Effects)
@@ -238,14 +271,14 @@ class Doors:
             match: Match = None,
         ) -> Any:
             def change(issuer: str) -> model.Effects:
-                return service.set_hyperparameters(run, body.values, issuer, match, dry_run=body.dry_run)
+                return service.set_hyperparameters(run, body.values, issuer, _generation(match), dry_run=body.dry_run)
 
             return self._once(request, key, body, run, change)
 
     def _asking(self, name: str) -> Callable[..., Any]:
         def ask(run: RunId, request: Request, key: Key = None, match: Match = None) -> Any:
             operation = getattr(self.service, name)
-            return self._once(request, key, None, run, lambda issuer: operation(run, issuer, match))
+            return self._once(request, key, None, run, lambda issuer: operation(run, issuer, _generation(match)))
 
         return ask
 
@@ -327,6 +360,22 @@ async def _until_gone(socket: WebSocket) -> None:
             await socket.receive_text()
 
 
+def _etag(generation: int) -> str:
+    return f'"{generation}"'
+
+
+def _generation(match: str | None) -> int | None:
+    """What an If-Match header asks for."""
+    return None if match in (None, "*") else int(str(match).strip('"'))
+
+
+def _listed(operation: Callable[[int, str | None], Any]) -> Callable[..., Any]:
+    def read(limit: Most = 1_000, cursor: PageCursor = None) -> Any:
+        return operation(limit, cursor)
+
+    return read
+
+
 def _of_run(operation: Callable[[str], Any]) -> Callable[[str], Any]:
     def read(run: RunId) -> Any:
         return operation(run)
@@ -373,12 +422,13 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.include_router(Doors(service, hub, gate).router)
+    router = Doors(service, hub, gate).router
+    app.include_router(router)
     _add_outside(app, service, hub, watcher)
     _add_sessions(app, service, gate)
     app.router.routes += mcp.routes(gate)
     add_page(app, service, PREFIX)
-    _speak_problems(app)
+    _speak_problems(app, [*router.routes, *app.routes])
     _describe(app)
     app.add_middleware(Gatekeeper, gate=gate, connections=connections)
     return app
@@ -426,9 +476,9 @@ def _add_sessions(app: FastAPI, service: Service, gate: Gate) -> None:
         return Response(status_code=204, headers={"set-cookie": over})
 
     @app.get(f"{PREFIX}/sessions", include_in_schema=False)
-    def list_sessions(request: Request, limit: Most = 100, after: PageCursor = None) -> dict[str, Any]:
+    def list_sessions(request: Request, limit: Most = 100, cursor: PageCursor = None) -> dict[str, Any]:
         caller = admin(request, "list_sessions")
-        page, following = paged(sessions.list(), lambda one: one.id, limit, after)
+        page, following = paged(sessions.list(), lambda one: one.id, limit, cursor)
         return {"sessions": [asdict(one) | {"current": one.id == caller.session} for one in page], "next": following}
 
     @app.delete(f"{PREFIX}/sessions/{{identity}}", include_in_schema=False)
@@ -448,7 +498,7 @@ def _add_sessions(app: FastAPI, service: Service, gate: Gate) -> None:
         service.ledger.audit(caller.name, caller.scope, name, None, f"done: session:{identity}")
 
 
-def _speak_problems(app: FastAPI) -> None:
+def _speak_problems(app: FastAPI, routes: list[BaseRoute]) -> None:
     def told(status: int, code: str, detail: str) -> JSONResponse:
         return JSONResponse(problem(status, code, detail), status, media_type="application/problem+json")
 
@@ -458,19 +508,28 @@ def _speak_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return told(422, "invalid", f"{where}: {first['msg']}"[:500])
+        found = [(".".join(str(part) for part in one["loc"])[:200], one["msg"][:300]) for one in error.errors()]
+        answer = problem(422, "invalid", "; ".join(f"{where}: {words}" for where, words in found)[:2_000])
+        answer["errors"] = [{"field": where, "detail": words} for where, words in found[:MOST_ERRORS]]
+        return JSONResponse(answer, 422, media_type="application/problem+json")
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
         answer = told(error.status_code, "http", str(error.detail))
         answer.headers.update(error.headers or {})
+        if error.status_code == 405:
+            answer.headers["allow"] = ", ".join(_allowed(routes, request))
         return answer
 
     @app.exception_handler(SteppeError)
     async def ours(request: Request, error: SteppeError) -> JSONResponse:
         return told(*explain(error))
+
+
+def _allowed(routes: list[BaseRoute], request: Request) -> list[str]:
+    """The methods of a path, of which each may have a route of its own."""
+    matching = (route for route in routes if route.matches(request.scope)[0] is not RouteMatch.NONE)
+    return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
 def _describe(app: FastAPI) -> None:
@@ -481,7 +540,9 @@ def _describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             schema = made()
             parts = schema["components"]["schemas"]
-            parts["Problem"] = model.Problem.model_json_schema()
+            found = model.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            parts |= found.pop("$defs")
+            parts["Problem"] = found
             for name in ("HTTPValidationError", "ValidationError"):
                 parts.pop(name, None)
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

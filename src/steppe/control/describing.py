@@ -16,13 +16,14 @@ from steppe.control.settling import READY_S
 from steppe.core.algorithms import ALGORITHMS, AgentConfig
 from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError, nearest
-from steppe.core.links import COMMANDS, SCALE
+from steppe.core.links import COMMANDS, EVALUATIONS, SCALE
+from steppe.core.reports import ActorReport
 from steppe.core.validating import validated
 from steppe.records.checkpoints import CheckpointInfo
 from steppe.records.diagnosis import Measured, diagnose, measure
-from steppe.records.directory import RunInfo
+from steppe.records.directory import RunDirectory, RunInfo
 from steppe.records.store import NOBODY, PAUSED, PENDING
-from steppe.records.view import ENDED, RunView
+from steppe.records.view import DIAGNOSIS_S, ENDED, RunView, time_shares_of
 
 _TEXT = 2_000  # characters of untrusted text that are passed on
 
@@ -43,7 +44,7 @@ def run(info: RunInfo, view: RunView | None, asked: Asked) -> model.Run:
         started_s=status.started_s,
         heartbeat_s=status.heartbeat_s,
         operation=asked.operation,
-        progress=_progress(view) if view is not None else _summarized(info.summary or {}),
+        progress=_progress(view) if view is not None else _summarized(info),
         damage=info.damage,
     )
 
@@ -70,9 +71,15 @@ def _progress(view: RunView) -> model.Progress:
     )
 
 
-def _summarized(summary: Mapping[str, Any]) -> model.Progress:
+def _summarized(info: RunInfo) -> model.Progress:
+    """From a run's summary; one that was stopped has no final evaluation, and keeps its last one."""
     names = ("env_steps", "updates", "version", "train_return_mean", "eval_return_mean", "steps_per_s")
-    return model.Progress(**{name: summary[name] for name in names if summary.get(name) is not None})
+    known = {name: value for name in names if (value := (info.summary or {}).get(name)) is not None}
+    if "eval_return_mean" not in known:
+        store = RunDirectory(info.path).store
+        for _, record in store.read(EVALUATIONS, store.newest(EVALUATIONS) - 1, 1):
+            known["eval_return_mean"] = finite(record.get("return_mean"))
+    return model.Progress(**known, total_steps=info.total_steps)
 
 
 def seats(config: RunConfig) -> int:
@@ -84,10 +91,13 @@ def seats(config: RunConfig) -> int:
 
 def actors(view: RunView) -> model.Actors:
     now = time.time()
+    commands = view.directory.store.read(COMMANDS)
+    scaled = [command["actors"] for _, command in commands if command.get("command") == SCALE]
+    desired = scaled[-1] if scaled else view.config.actors
     told = [
         model.ActorState(
             actor=report.actor,
-            state="ended" if view.ended else report.state if now - report.time_s < READY_S else "silent",
+            state="ended" if view.ended else _actor_state(report, desired, now),
             epoch=report.epoch,
             version=report.version,
             env_steps=report.env_steps,
@@ -96,13 +106,17 @@ def actors(view: RunView) -> model.Actors:
         )
         for report in view.actors.values()
     ]
-    commands = view.directory.store.read(COMMANDS)
-    scaled = [command["actors"] for _, command in commands if command.get("command") == SCALE]
-    desired = scaled[-1] if scaled else view.config.actors
     ready = sum(actor.state == "running" for actor in told)
     return model.Actors(
         desired=0 if view.ended else desired, ready=0 if view.ended else ready, most=seats(view.config), actors=told
     )
+
+
+def _actor_state(report: ActorReport, desired: int, now: float) -> str:
+    """An actor that was scaled away is stopped; one that should be there and says nothing is silent."""
+    if now - report.time_s < READY_S or report.state == "stopped":
+        return report.state
+    return "stopped" if report.actor >= desired else "silent"
 
 
 def algorithm(name: str) -> model.Algorithm:
@@ -205,15 +219,18 @@ def judgement(number: int, record: Mapping[str, Any]) -> model.Judgement:
     )
 
 
-def finding(view: RunView) -> model.Finding:
-    measured = measure(view)
+def finding(view: RunView, *, whole_life: bool) -> model.Finding:
+    spent = view.totals if whole_life else view.lately
+    measured = measure(view, spent)
     found = diagnose(measured)
-    lags = view.training.lags if view.training else {}
+    lags = spent.lags
     return model.Finding(
+        window_s=None if whole_life else DIAGNOSIS_S,
+        window="the whole run" if whole_life else f"the last {DIAGNOSIS_S:g} s",
         rule=found.rule,
         sentence=found.sentence,
         numbers=numbers(measured),
-        shares=view.time_shares,
+        shares=time_shares_of(spent.phases),
         lags={str(lag): lags[lag] for lag in sorted(lags)},
     )
 

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from steppe.core.config import KafkaConfig
-from steppe.core.errors import Conflict, SteppeError
+from steppe.core.errors import Conflict, RunNotFound, SteppeError
 from steppe.core.links import COMMANDS
 from steppe.core.rooms import sweep
 from steppe.records.directory import RunDirectory
@@ -60,6 +60,24 @@ def _claim(directory: RunDirectory) -> subprocess.Popen[bytes]:
     state = PENDING if status.state == PENDING else STARTING
     directory.store.set_status(state, "starting", "its process is starting", owner=process.pid)
     return process
+
+
+def log_sources(logs: Path) -> list[str]:
+    """Whose logs there are. Symbolic links are passed over: they could lead anywhere on this machine."""
+    if logs.is_symlink() or not logs.is_dir():
+        return []
+    return sorted(path.stem for path in logs.glob("*.log") if path.is_file() and not path.is_symlink())
+
+
+def read_log(path: Path, after: int, most: int) -> bytes:
+    """A part of a log, which must not be a symbolic link."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        raise RunNotFound("there is no log of that name") from None
+    with open(descriptor, "rb") as file:
+        file.seek(after)
+        return file.read(most)
 
 
 def kill(status: Status) -> None:

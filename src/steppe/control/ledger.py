@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steppe.control.pagination import OUTDATED
 from steppe.core.errors import Conflict, UsageError
 
 KEEP_S = 7 * 86_400.0  # how long answers, finished operations and audit entries are kept
@@ -97,11 +98,19 @@ class Ledger:
         rows = self._run("SELECT record FROM operations WHERE id = ?", identity)
         return json.loads(rows[0][0]) if rows else None
 
-    def operations(self, run: str | None = None, *, pending: bool = False, limit: int = 100) -> list[dict[str, Any]]:
-        """Newest first, of one run or of all."""
-        where = "(? IS NULL OR run = ?) AND (? = 0 OR pending = 1)"
-        query = f"SELECT record FROM operations WHERE {where} ORDER BY created_s DESC LIMIT ?"
-        return [json.loads(text) for (text,) in self._run(query, run, run, int(pending), limit)]
+    def operations(
+        self, run: str | None = None, *, pending: bool = False, limit: int = 100, after: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Newest first, of one run or of all; after the operation of an id. UsageError when there is none of that id."""
+        before: tuple[float, str] = (float("inf"), "")
+        if after is not None:
+            rows = self._run("SELECT created_s, id FROM operations WHERE id = ?", after)
+            if not rows:
+                raise UsageError(OUTDATED)
+            before = (rows[0][0], rows[0][1])
+        where = "(? IS NULL OR run = ?) AND (? = 0 OR pending = 1) AND (created_s, id) < (?, ?)"
+        query = f"SELECT record FROM operations WHERE {where} ORDER BY created_s DESC, id DESC LIMIT ?"
+        return [json.loads(text) for (text,) in self._run(query, run, run, int(pending), *before, limit)]
 
     def wish(self, run: str) -> tuple[str | None, int]:
         """The desired state, if anybody asked for one, and the run's generation."""
@@ -159,10 +168,13 @@ class Ledger:
         query = "INSERT INTO audit (time_s, who, scope, operation, run, outcome) VALUES (?, ?, ?, ?, ?, ?)"
         self._run(query, time.time(), who, scope, operation, run, outcome[:500])
 
-    def audited(self, limit: int) -> list[dict[str, Any]]:
-        """Newest first."""
-        names = ("time_s", "who", "scope", "operation", "run", "outcome")
-        rows = self._run(f"SELECT {', '.join(names)} FROM audit ORDER BY number DESC LIMIT ?", limit)
+    def audited(self, limit: int, after: str | None = None) -> list[dict[str, Any]]:
+        """Newest first, after the entry of a number."""
+        if after is not None and not (after.isdigit() and len(after) < 19):
+            raise UsageError(OUTDATED)
+        names = ("number", "time_s", "who", "scope", "operation", "run", "outcome")
+        query = f"SELECT {', '.join(names)} FROM audit WHERE number < ? ORDER BY number DESC LIMIT ?"
+        rows = self._run(query, int(after) if after is not None else 2**62, limit)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     @contextlib.contextmanager

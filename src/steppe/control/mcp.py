@@ -51,6 +51,7 @@ _ARGUMENTS: dict[str, Any] = {
     "run": Annotated[str, Field(pattern=model.RUN_ID, description="A run's id, as list_runs gives it.")],
     "identity": Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="An operation's id.")],
     "limit": Annotated[int, Field(ge=1, le=200)],
+    "cursor": Annotated[str | None, Field(max_length=300, description="What the last answer said is `next`.")],
     "after": Annotated[int, Field(ge=0, lt=2**62, description="What the last answer said is `next`; 0 at first.")],
     "since": Annotated[int, Field(ge=0, lt=2**62, description="What the last answer said is `next`; 0 at first.")],
     "max_points": Annotated[int, Field(ge=2, le=1_000, description="Of each curve, downsampled.")],

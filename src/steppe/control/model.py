@@ -104,6 +104,13 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
 
 
+class FieldError(Answer):
+    """What is wrong with one field."""
+
+    field: str
+    detail: str
+
+
 class Problem(Answer):
     """An error as RFC 9457 has it; `code` is a short word for machines."""
 
@@ -112,6 +119,9 @@ class Problem(Answer):
     status: int
     detail: str
     code: str
+    errors: list[FieldError] = Field(
+        [], description="Of a request that is not valid, everything that is wrong with it."
+    )
 
 
 class Progress(Answer):
@@ -154,9 +164,10 @@ class RunDetail(Run):
 
 
 class Runs(Answer):
-    """Newest first."""
+    """Newest first; `next` is the cursor to ask with for the rest, null when that was all."""
 
     runs: list[Run]
+    next: str | None = None
 
 
 class Operation(Answer):
@@ -177,6 +188,7 @@ class Operations(Answer):
     """Newest first."""
 
     operations: list[Operation]
+    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
 class ActorState(Answer):
@@ -312,6 +324,7 @@ class CheckpointState(Answer):
 
 class CheckpointList(Answer):
     checkpoints: list[CheckpointState]
+    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
 class Judgement(Answer):
@@ -342,6 +355,7 @@ class Environment(Answer):
 
 class Environments(Answer):
     environments: list[Environment]
+    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
 class Algorithm(Answer):
@@ -354,11 +368,14 @@ class Algorithm(Answer):
 
 class Algorithms(Answer):
     algorithms: list[Algorithm]
+    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
 class Finding(Answer):
     """What holds a run back, in one sentence, and the numbers that were measured: shares of time, cores, actors."""
 
+    window_s: float | None = Field(description="How far back it was measured; null for the whole run.")
+    window: str = Field(description="The same in words.")
     rule: str
     sentence: str
     numbers: dict[str, float]
@@ -388,3 +405,4 @@ class AuditEntry(Answer):
 
 class Audit(Answer):
     entries: list[AuditEntry]
+    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")

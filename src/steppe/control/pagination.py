@@ -8,6 +8,7 @@ from typing import TypeVar
 from steppe.core.errors import UsageError
 
 Item = TypeVar("Item")
+OUTDATED = "what the cursor names is not in the list any more: begin again without one"
 
 
 def paged(
@@ -21,7 +22,7 @@ def paged(
     if after is not None:
         places = [place for place, item in enumerate(items) if name(item) == after]
         if not places:
-            raise UsageError("what the cursor names is not in the list any more: begin again without one")
+            raise UsageError(OUTDATED)
         begin = places[0] + 1
     page = list(items[begin:] if limit is None else items[begin : begin + limit])
     return page, name(page[-1]) if page and begin + len(page) < len(items) else None

@@ -24,11 +24,12 @@ from typing import Any, TypeVar
 
 from steppe.control import describing, hosting, model
 from steppe.control.ledger import Asked, Ledger
+from steppe.control.pagination import paged
 from steppe.control.settling import settle
 from steppe.control.watched import Known, Watched
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config import KafkaConfig, RunConfig, flatten, resolve
-from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, Unreachable, UsageError
+from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, Unreachable, UsageError, nearest
 from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.loops.resuming import COMPLETE, tuned
 from steppe.records.checkpoints import Checkpoints
@@ -42,6 +43,7 @@ API = "v1"
 PRIVATE = ".control"  # in the folder of the runs
 STOP_S = 30.0  # how long a run has to stop in good order before it is killed
 REACH_S = 2.0  # how long brokers have to answer a probe
+_PAGE = 1_000
 _HOSTS = ("run_dir", *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")))  # not told
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -121,7 +123,7 @@ class Service:
         return model.Health(status="ok")
 
     @operation("read")
-    def list_environments(self) -> model.Environments:
+    def list_environments(self, limit: int | None = None, cursor: str | None = None) -> model.Environments:
         """What can be learned here."""
         from steppe.envs.listing import described_environments
 
@@ -129,12 +131,14 @@ class Service:
         known = [model.Environment(**row) for row in described_environments()]
         extra = {"max_episode_steps": None, "solved_at": None, "native_vector": False, "needs": None}
         allowed = [model.Environment(id=name, **extra) for name in self.bounds.modules]
-        return model.Environments(environments=known + allowed)
+        page, following = paged(known + allowed, lambda one: one.id, limit, cursor)
+        return model.Environments(environments=page, next=following)
 
     @operation("read")
-    def list_algorithms(self) -> model.Algorithms:
+    def list_algorithms(self, limit: int | None = None, cursor: str | None = None) -> model.Algorithms:
         """What can learn, with hyperparameters and their ranges."""
-        return model.Algorithms(algorithms=[describing.algorithm(name) for name in ALGORITHMS])
+        names, following = paged(list(ALGORITHMS), str, limit, cursor)
+        return model.Algorithms(algorithms=[describing.algorithm(name) for name in names], next=following)
 
     @operation("control")
     def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:
@@ -151,10 +155,12 @@ class Service:
         return self.get_run(directory.path.name)
 
     @operation("read")
-    def list_runs(self) -> model.Runs:
+    def list_runs(self, limit: int | None = None, cursor: str | None = None) -> model.Runs:
         """Every run, newest first."""
         asked = self.ledger.asked()
-        return model.Runs(runs=[self._line(info, asked.get(info.path.name, Asked())) for info in self._infos()])
+        infos, following = paged(self._infos(), lambda info: info.path.name, limit, cursor)
+        runs = [self._line(info, asked.get(info.path.name, Asked())) for info in infos]
+        return model.Runs(runs=runs, next=following)
 
     @operation("read")
     def get_run(self, run: str) -> model.RunDetail:
@@ -296,6 +302,9 @@ class Service:
         """Curves after a cursor, each downsampled to its least and greatest values."""
         with self._watched(run).curves() as curves:
             names, cursor = curves.names, curves.cursor
+            unknown = sorted(set(series or ()) - set(names))
+            if unknown:
+                raise RunNotFound(f"{run} has no series {unknown[0][:100]!r}.{nearest(unknown[0], names)}")
             found = [(name, *curves.points(name, since, max_points)) for name in series or names]
         told = [model.Series(name=name, points=points, total=total) for name, points, total in found]
         return model.Metrics(series=told, names=names, next=cursor)
@@ -304,15 +313,13 @@ class Service:
     def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
         """Lines that a role printed, after a cursor."""
         logs = self._directory(run).path / "logs"
-        sources = sorted(path.stem for path in logs.glob("*.log")) if logs.is_dir() else []
+        sources = hosting.log_sources(logs)
         source = source or (hosting.LOG if hosting.LOG in sources else next(iter(sources), None))
         if source is None:
             return model.Logs(source=None, sources=[], lines=[], next=0)
         if source not in sources:
             raise RunNotFound(f"{run} has no log of that name; it has: {', '.join(sources) or 'none'}")
-        with (logs / f"{source}.log").open("rb") as file:
-            file.seek(after)
-            data = file.read(max_bytes)
+        data = hosting.read_log(logs / f"{source}.log", after, max_bytes)
         whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == max_bytes else b"")
         lines = whole.decode(errors="replace").splitlines()
         return model.Logs(source=source, sources=sources, lines=lines, next=after + len(whole))
@@ -320,19 +327,23 @@ class Service:
     @operation("read")
     def get_events(self, run: str, after: int = 0, limit: int = 200) -> model.Events:
         """What happened to the run, after a cursor: commands, faults, restarts, checkpoints."""
-        rows = [
-            (number, record)
-            for number, record in self._directory(run).store.read(EVENTS, after, limit)
-            if record.get("kind") != "span"
-        ]
-        return model.Events(events=[describing.event(*row) for row in rows], next=rows[-1][0] if rows else after)
+        store, found = self._directory(run).store, list[model.Event]()
+        while len(found) < limit and (page := store.read(EVENTS, after, _PAGE)):  # spans are not told: page past them
+            for number, record in page:
+                after = number
+                if record.get("kind") != "span":
+                    found.append(describing.event(number, record))
+                if len(found) == limit:
+                    break
+        return model.Events(events=found, next=after)
 
     @operation("read")
-    def list_checkpoints(self, run: str) -> model.CheckpointList:
+    def list_checkpoints(self, run: str, limit: int | None = None, cursor: str | None = None) -> model.CheckpointList:
         """What can be gone on from."""
         directory = self._directory(run)
         found = Checkpoints(directory.checkpoints, run=directory.key).list()
-        return model.CheckpointList(checkpoints=[describing.checkpoint(info) for info in found])
+        page, following = paged(found, lambda info: f"{info.number}{'-best' if info.best else ''}", limit, cursor)
+        return model.CheckpointList(checkpoints=[describing.checkpoint(info) for info in page], next=following)
 
     @operation("read")
     def list_evaluations(self, run: str, after: int = 0, limit: int = 200) -> model.Evaluations:
@@ -342,17 +353,19 @@ class Service:
         return model.Evaluations(evaluations=found, next=rows[-1][0] if rows else after)
 
     @operation("read")
-    def diagnose_run(self, run: str) -> model.Finding:
-        """What holds the run back, from measured shares of time."""
+    def diagnose_run(self, run: str, *, whole_life: bool = False) -> model.Finding:
+        """What holds the run back, from shares of time measured over its last 30 s or, on request, its whole life."""
         with self._watched(run).view() as view:
-            return describing.finding(view)
+            return describing.finding(view, whole_life=whole_life)
 
     @operation("read")
-    def list_operations(self, run: str | None = None, limit: int = 100) -> model.Operations:
+    def list_operations(self, run: str | None = None, limit: int = 100, cursor: str | None = None) -> model.Operations:
         """Changes under way and finished ones, newest first."""
         if run is not None:
             self._directory(run)
-        return model.Operations(operations=[self._settled(found) for found in self.ledger.operations(run, limit=limit)])
+        found = self.ledger.operations(run, limit=limit + 1, after=cursor)
+        page = [self._settled(record) for record in found[:limit]]
+        return model.Operations(operations=page, next=page[-1].id if len(found) > limit else None)
 
     @operation("read")
     def get_operation(self, identity: str) -> model.Operation:
@@ -363,9 +376,12 @@ class Service:
         return self._settled(record)
 
     @operation("admin")
-    def get_audit(self, limit: int = 100) -> model.Audit:
+    def get_audit(self, limit: int = 100, cursor: str | None = None) -> model.Audit:
         """Who did what, newest first."""
-        return model.Audit(entries=[model.AuditEntry(**row) for row in self.ledger.audited(limit)])
+        rows = self.ledger.audited(limit + 1, cursor)
+        numbers = [row.pop("number") for row in rows]
+        entries = [model.AuditEntry(**row) for row in rows[:limit]]
+        return model.Audit(entries=entries, next=str(numbers[limit - 1]) if len(rows) > limit else None)
 
     def picture(self, run: str) -> AbstractContextManager[RunView]:
         """A run as it is now, the caller's alone until he leaves."""

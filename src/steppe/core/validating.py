@@ -24,13 +24,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validated(kind: type[Frozen], values: Mapping[str, Any], prefix: str) -> Any:
-    """Make a configuration object, with pydantic's findings turned into one sentence."""
+    """Make a configuration object; ConfigError says everything that is wrong with the values."""
     try:
         return kind(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = prefix + ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise ConfigError(f"{key} is required") from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{key}={first['input']!r}: {message[0].lower()}{message[1:]}") from None
+        raise ConfigError("; ".join(_sentence(found, prefix) for found in error.errors())) from None
+
+
+def _sentence(found: Mapping[str, Any], prefix: str) -> str:
+    key = prefix + ".".join(str(part) for part in found["loc"])
+    if found["type"] == "missing":
+        return f"{key} is required"
+    message = found["msg"].removeprefix("Value error, ")
+    return f"{key}={found['input']!r}: {message[0].lower()}{message[1:]}"

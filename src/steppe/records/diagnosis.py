@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steppe.records.view import RunView
+from steppe.core.config import RunConfig
+from steppe.records.spent import Totals
+from steppe.records.view import RunView, time_shares_of
 
 LEAST_S = 2.0  # of measured time; starting up is most of what is shorter
 DROPPED, CHECKPOINTS, EVALUATION = 0.10, 0.10, 0.20  # shares from which on a part is too much
@@ -98,14 +100,16 @@ def diagnose(measured: Measured) -> Diagnosis:
     return Diagnosis(rule.name, rule.says(measured))
 
 
-def measure(view: RunView) -> Measured:
-    """The shares of a run so far, over all of its lives."""
-    shares, phases, config = view.time_shares, view.phases, view.config
+def measure(view: RunView, spent: Totals | None = None) -> Measured:
+    """The shares of what was spent: so far over all of the run's lives, or lately (`view.lately`)."""
+    spent, config = spent or view.totals, view.config
+    shares, phases = time_shares_of(spent.phases), spent.phases
     actor, learner = shares.get("actor", {}), shares.get("learner", {})
     seconds = sum(phases.get("learner", {}).values())
     inline, together = config.runtime == "inline", config.runtime == "inline" or config.mode == "single"
-    judging = view.evaluation_s / seconds if seconds else 0.0
-    acting = sum(1.0 - _share(spent, "blocked") for role, spent in phases.items() if role.startswith("actor-"))
+    judging = spent.evaluation_s / seconds if seconds else 0.0
+    actors = [used for role, used in phases.items() if role.startswith("actor-")]
+    acting = sum(1.0 - _share(used, "blocked") for used in actors)
     learning, waits = 1.0 - learner.get("wait", 0.0), learner.get("wait", 0.0)
     if together:
         waits = acting / (acting + learning) if acting + learning else 0.0
@@ -121,13 +125,13 @@ def measure(view: RunView) -> Measured:
         sample=learner.get("sample", 0.0) + learner.get("remember", 0.0),
         learn=learner.get("learn", 0.0),
         publish=learner.get("publish", 0.0),
-        checkpoints=view.checkpoint_s / seconds if seconds else 0.0,
+        checkpoints=spent.checkpoint_s / seconds if seconds else 0.0,
         evaluation=judging,
-        dropped=_dropped(view),
+        dropped=_dropped(spent),
         busy=1.0 if inline else (1.0 if together else acting + learning) + judging,
-        used_cores=_used_cores(view, seconds, judging),
+        used_cores=_used_cores(config, spent, seconds, judging),
         cores=int(view.directory.record.get("hardware", {}).get("usable_cores") or 1),
-        actors=config.actors,
+        actors=sum(sum(used.values()) > 0 for used in actors) or config.actors,
         mode="gradients" if config.by_gradients else str(config.mode),
         ahead=bool(config.flow.ahead),
         inline=inline,
@@ -140,20 +144,18 @@ def _share(phases: dict[str, float], phase: str) -> float:
     return phases.get(phase, 0.0) / total if total else 1.0
 
 
-def _dropped(view: RunView) -> float:
-    old = view.training.dropped.get("too_old", 0) if view.training else 0
-    learned = sum(view.training.lags.values()) if view.training else 0
-    return old / (old + learned) if old else 0.0
+def _dropped(spent: Totals) -> float:
+    return spent.too_old / (spent.too_old + sum(spent.lags.values())) if spent.too_old else 0.0
 
 
-def _used_cores(view: RunView, seconds: float, judging: float) -> float | None:
+def _used_cores(config: RunConfig, spent: Totals, seconds: float, judging: float) -> float | None:
     """Cores' worth of CPU time; roles that share a process say the same, and the manager's is what it judged for."""
-    spent = view.spent.cpu_s
-    if view.config.runtime == "inline":
+    used = spent.cpu_s
+    if config.runtime == "inline":
         return 1.0  # what else its process did cannot be told apart
-    if not spent or not seconds:
+    if not used or not seconds:
         return None
-    return (max(spent.values()) if view.config.mode == "single" else sum(spent.values())) / seconds + judging
+    return (max(used.values()) if config.mode == "single" else sum(used.values())) / seconds + judging
 
 
 def percent(share: float) -> str:

@@ -57,7 +57,8 @@ class RunDirectory:
         if (path / RECORD).exists():
             raise _exists(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from None
         directory = cls(path)
@@ -262,6 +263,7 @@ class RunInfo:
     status: Status
     summary: dict[str, Any] | None = None
     damage: str | None = None
+    total_steps: int | None = None
 
 
 def list_runs(root: Path | None = None) -> list[RunInfo]:
@@ -278,7 +280,8 @@ def info_of(directory: RunDirectory) -> RunInfo:
         if not os.path.exists(directory.path / STORE):
             raise RunNotFound(f"{directory.path / STORE} is missing: this directory holds no run")
         status, summary = directory.store.status(), directory.summary()
-        return RunInfo(directory.id, directory.path, created, env, algo, status, summary)
+        total = config.get("steps")
+        return RunInfo(directory.id, directory.path, created, env, algo, status, summary, total_steps=total)
     except (DamagedFile, RunNotFound, KeyError, ValueError, TypeError) as error:
         created = (directory.path / RECORD).stat().st_mtime
         return RunInfo(directory.path.name, directory.path, created, "?", "?", Status(), damage=str(error))

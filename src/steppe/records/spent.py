@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 Seconds = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a run had spent at a moment, or between two of them."""
+
+    time_s: float = 0.0
+    phases: dict[str, Seconds] = field(default_factory=dict)  # role → phase → seconds
+    cpu_s: Seconds = field(default_factory=dict)
+    evaluation_s: float = 0.0
+    checkpoint_s: float = 0.0
+    too_old: int = 0  # segments dropped for lag
+    lags: dict[int, int] = field(default_factory=dict)  # versions behind → segments learned from
+
+    def since(self, before: Totals) -> Totals:
+        """What was spent since an earlier moment."""
+        return Totals(
+            self.time_s - before.time_s,
+            {role: _minus(spent, before.phases.get(role, {})) for role, spent in self.phases.items()},
+            _minus(self.cpu_s, before.cpu_s),
+            self.evaluation_s - before.evaluation_s,
+            self.checkpoint_s - before.checkpoint_s,
+            max(0, self.too_old - before.too_old),
+            {lag: more for lag, count in self.lags.items() if (more := count - before.lags.get(lag, 0)) > 0},
+        )
+
+
+def _minus(now: Seconds, before: Seconds) -> Seconds:
+    return {name: max(0.0, seconds - before.get(name, 0.0)) for name, seconds in now.items()}
 
 
 class Spent:

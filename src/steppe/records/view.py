@@ -19,13 +19,15 @@ from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.records.directory import RunDirectory
-from steppe.records.spent import Seconds, Spent
+from steppe.records.spent import Seconds, Spent, Totals
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
 LOW_BYTES = 1 << 20  # of room on the disk
 WINDOW_EPISODES = 100
 WINDOW_S = 10.0  # how far back "recent" goes
+DIAGNOSIS_S = 30.0  # how far back a diagnosis goes
+_MARK_S = 1.0
 _KINDS: dict[str, type[Report]] = {
     TRAINING: TrainingReport,
     ACTORS: ActorReport,
@@ -65,6 +67,7 @@ class RunView:
         self._room: int | None = None  # bytes left on the disk, while that matters
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
+        self._marks: deque[Totals] = deque()  # about one a second over the last DIAGNOSIS_S of training
         self._restarts: Counter[str] = Counter()
         self._cursors = dict.fromkeys(_KINDS, 0)
 
@@ -191,15 +194,27 @@ class RunView:
     @property
     def time_shares(self) -> dict[str, dict[str, float]]:
         """Role → phase → share of its time, averaged over actors; roles that have not reported are left out."""
-        spent = self.spent.phases
-        by_actor = [shares for role, phases in spent.items() if role != "learner" and (shares := shares_of(phases))]
-        found = {}
-        if by_actor:
-            phases = dict.fromkeys(phase for shares in by_actor for phase in shares)
-            found["actor"] = {p: sum(shares.get(p, 0.0) for shares in by_actor) / len(by_actor) for p in phases}
-        if learner := shares_of(spent.get("learner", {})):
-            found["learner"] = learner
-        return found
+        return time_shares_of(self.spent.phases)
+
+    @property
+    def totals(self) -> Totals:
+        """What the run has spent so far, over all of its lives."""
+        training = self.training
+        return Totals(
+            time_s=training.time_s if training else 0.0,
+            phases=self.spent.phases,
+            cpu_s=self.spent.cpu_s,
+            evaluation_s=self.evaluation_s,
+            checkpoint_s=self.checkpoint_s,
+            too_old=training.dropped.get("too_old", 0) if training else 0,
+            lags=dict(training.lags) if training else {},
+        )
+
+    @property
+    def lately(self) -> Totals:
+        """What the run has spent over the last DIAGNOSIS_S seconds that its learner reported of."""
+        now = self.totals
+        return now.since(self._marks[0]) if self._marks else now
 
     @property
     def phases(self) -> dict[str, Seconds]:
@@ -264,6 +279,7 @@ class RunView:
     def _take_training(self, report: TrainingReport) -> None:
         self.training = report
         self.spent.take("learner", report.phases, report.cpu_s)
+        self._mark(report.time_s)
         if report.final:
             self.final_training = report
         self._pace.append((report.train_s, report.env_steps))
@@ -271,6 +287,13 @@ class RunView:
             self._pace.popleft()
         if self.train_return_mean is not None:
             _add_point(self.history, report.env_steps, self.train_return_mean)
+
+    def _mark(self, now_s: float) -> None:
+        if self._marks and now_s - self._marks[-1].time_s < _MARK_S:
+            return
+        self._marks.append(self.totals if self._marks else Totals(now_s))  # the first one: as of the beginning
+        while len(self._marks) > 1 and now_s - self._marks[1].time_s >= DIAGNOSIS_S:
+            self._marks.popleft()
 
     def _take_actor(self, report: ActorReport) -> None:
         self.actors[report.actor] = report
@@ -324,6 +347,20 @@ def _typed(kind: type[Report], topic: str, number: int, record: dict[str, Any]) 
         return kind.read(record)
     except msgspec.ValidationError as error:
         raise DamagedFile(f"record {number} of {topic} is not what this version of Steppe writes: {error}") from None
+
+
+def time_shares_of(spent: Mapping[str, Seconds]) -> dict[str, dict[str, float]]:
+    """Role → phase → share of its time, averaged over actors; roles that spent no time are left out."""
+    by_actor = [
+        shares for role, phases in spent.items() if role not in ("learner", "manager") and (shares := shares_of(phases))
+    ]
+    found = {}
+    if by_actor:
+        phases = dict.fromkeys(phase for shares in by_actor for phase in shares)
+        found["actor"] = {p: sum(shares.get(p, 0.0) for shares in by_actor) / len(by_actor) for p in phases}
+    if learner := shares_of(spent.get("learner", {})):
+        found["learner"] = learner
+    return found
 
 
 def shares_of(phases: Mapping[str, float]) -> dict[str, float]:

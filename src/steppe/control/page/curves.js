@@ -21,8 +21,10 @@ export class Curves {
 
   // First what is looked at first, then the rest.
   async load(first) {
-    const found = await metrics(this.run, { series: first, points: POINTS });
-    this.put(found);
+    const found = await metrics(this.run, { points: 2 }); // which curves there are
+    this.names = found.names;
+    const begin = first.filter((name) => found.names.includes(name));
+    if (begin.length) this.put(await metrics(this.run, { series: begin, points: POINTS }));
     const rest = found.names.filter((name) => !first.includes(name) && this.wanted(name)).slice(0, 50);
     if (rest.length) this.put(await metrics(this.run, { series: rest, points: POINTS }));
     this.cursor = found.next;

@@ -26,7 +26,7 @@ function Role({ role, shares }) {
 export function Shares({ finding }) {
   const roles = Object.entries(finding?.shares || {});
   const sentence = finding?.sentence;
-  return html`<h2>Where the time goes</h2>
+  return html`<h2>Where the time goes ${finding && html`<span class="sub">over ${finding.window}</span>`}</h2>
     ${sentence && html`<p class="finding" data-rule=${finding.rule}>${sentence[0].toUpperCase() + sentence.slice(1)}.</p>`}
     ${roles.length > 0 && html`<div class="roles">
       ${roles.map(([role, shares]) => html`<${Role} key=${role} role=${role} shares=${shares} />`)}</div>`}

@@ -1,0 +1,225 @@
+"""What HTTP clients may rely on, tried on the application in this process: headers, pages of lists, errors, files' rights."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from steppe.control.api import make_app
+from steppe.control.auth import Gate, Keys
+from steppe.control.service import Service
+from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.records.directory import RunDirectory
+from tests.support.service import SHORT
+
+pytestmark = pytest.mark.unit
+
+RUNS = "/api/v1/runs"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("STEPPE_RUNS", str(tmp_path_factory.mktemp("rest") / "runs"))
+        made = Service()
+        yield made
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test of the suite has runs of its own, but these share theirs."""
+    monkeypatch.setenv("STEPPE_RUNS", str(service.root))
+
+
+@pytest.fixture(scope="module")
+def http(service: Service) -> TestClient:
+    keys = Keys(service.private / "tokens.json")
+    headers = {"Authorization": f"Bearer {keys.tokens['admin']}"}
+    return TestClient(make_app(service, Gate(keys)), base_url="http://127.0.0.1", headers=headers)
+
+
+def make(http: TestClient, **changes: Any) -> str:
+    answer = http.post(RUNS, json={**SHORT, "start": False, **changes})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def directory_of(service: Service, run: str) -> RunDirectory:
+    return RunDirectory(service.root / run)
+
+
+def pages(http: TestClient, path: str, key: str, limit: int = 2) -> list[Any]:
+    """Everything of a list, a few at a time."""
+    found, cursor = list[Any](), None
+    while True:
+        answer = http.get(path, params={"limit": limit} | ({"cursor": cursor} if cursor else {}))
+        assert answer.status_code == 200, answer.text
+        found += answer.json()[key]
+        assert len(answer.json()[key]) <= limit
+        cursor = answer.json()["next"]
+        if cursor is None:
+            return found
+
+
+def test_a_new_run_says_where_it_is_and_its_tag_is_quoted(http: TestClient):
+    made = http.post(RUNS, json={**SHORT, "start": False})
+    assert made.headers["location"] == f"{RUNS}/{made.json()['id']}"
+    got = http.get(made.headers["location"])
+    tag = got.headers["etag"]
+    assert tag == made.headers["etag"] == f'"{got.json()["generation"]}"'
+    change = {"json": {"values": {"clip": 0.1}}}
+    path = f"{made.headers['location']}/hyperparameters"
+    assert http.patch(path, headers={"If-Match": '"77"'}, **change).status_code == 412
+    assert http.patch(path, headers={"If-Match": tag}, **change).status_code == 202
+    assert http.patch(path, headers={"If-Match": tag}, **change).status_code == 412
+    bare = tag.strip('"')
+    assert http.patch(path, headers={"If-Match": str(int(bare) + 1)}, **change).status_code == 202
+    assert http.patch(path, headers={"If-Match": "*"}, **change).status_code == 202
+    assert http.patch(path, headers={"If-Match": '"x"'}, **change).status_code == 422
+
+
+def test_a_wrong_method_is_told_the_right_ones(http: TestClient):
+    for path, methods in ((RUNS, "GET, POST"), (f"{RUNS}/x", "DELETE, GET"), (f"{RUNS}/x/actors", "GET, PUT")):
+        answer = http.request("OPTIONS", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+def test_every_error_of_a_request_is_told_at_once(http: TestClient):
+    answer = http.post(RUNS, json={"env": [], "steps": -1, "actors": 0, "nothing": 1}).json()
+    assert {error["field"] for error in answer["errors"]} == {"body.env", "body.steps", "body.actors", "body.nothing"}
+    assert all(word in answer["detail"] for word in ("body.env", "body.steps", "body.actors", "body.nothing"))
+    wrong = http.post(RUNS, json={**SHORT, "start": False, "agent": {"clip": -1, "gamma": 7}}).json()
+    assert "clip" in wrong["detail"]
+    assert "gamma" in wrong["detail"]
+
+
+def test_every_list_comes_in_pages(http: TestClient):
+    for _ in range(3):
+        run = make(http)
+        http.post(f"{RUNS}/{run}/stop")
+    for path, key in (
+        (RUNS, "runs"),
+        ("/api/v1/environments", "environments"),
+        ("/api/v1/operations", "operations"),
+        ("/api/v1/audit", "entries"),
+    ):
+        whole = http.get(path, params={"limit": 1_000}).json()
+        assert whole["next"] is None
+        assert len(whole[key]) > 2
+        assert pages(http, path, key, 100 if key == "environments" else 2) == whole[key]
+    names = [one["name"] for one in http.get("/api/v1/algorithms").json()["algorithms"]]
+    assert [one["name"] for one in pages(http, "/api/v1/algorithms", "algorithms", 10)] == names
+    assert pages(http, f"{RUNS}/{run}/checkpoints", "checkpoints") == []
+    for path in (RUNS, "/api/v1/operations", "/api/v1/audit", "/api/v1/algorithms"):
+        assert http.get(path, params={"cursor": "nothing"}).status_code == 422
+
+
+def test_events_page_past_what_is_not_told(http: TestClient, service: Service):
+    run = make(http)
+    store = directory_of(service, run).store
+    for number in range(30):
+        kind = "note" if number in (0, 29) else "span"
+        store.post(EVENTS, EventReport(run=run, kind=kind, details={"number": number}).record())
+    seen, after = [], 0
+    while (answer := http.get(f"{RUNS}/{run}/events", params={"after": after, "limit": 1}).json())["events"]:
+        seen += [event["details"]["number"] for event in answer["events"]]
+        after = answer["next"]
+    assert seen == [0, 29]
+
+
+def test_unknown_series_are_not_found(http: TestClient, service: Service):
+    run = make(http)
+    directory_of(service, run).store.post(TRAINING, training(run, 1))
+    known = http.get(f"{RUNS}/{run}/metrics").json()["names"]
+    assert http.get(f"{RUNS}/{run}/metrics", params={"series": known[0]}).status_code == 200
+    unknown = http.get(f"{RUNS}/{run}/metrics", params={"series": [known[0], "no/such"]})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "run_not_found")
+
+
+def test_symlinked_logs_are_refused(http: TestClient, service: Service, tmp_path: Path):
+    run = make(http)
+    (tmp_path / "secret").write_text("hidden\n")
+    logs = directory_of(service, run).path / "logs"
+    logs.mkdir()
+    (logs / "actor-0.log").write_text("said\n")
+    (logs / "actor-1.log").symlink_to(tmp_path / "secret")
+    assert http.get(f"{RUNS}/{run}/logs").json()["sources"] == ["actor-0"]
+    assert http.get(f"{RUNS}/{run}/logs", params={"source": "actor-1"}).status_code == 404
+    other = make(http)
+    (directory_of(service, other).path / "logs").symlink_to(logs)
+    assert http.get(f"{RUNS}/{other}/logs").json()["sources"] == []
+
+
+def test_runs_are_their_owners_alone(http: TestClient, service: Service):
+    before = os.umask(0)
+    try:
+        path = directory_of(service, make(http)).path
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((path / "run.sqlite").stat().st_mode) == 0o600
+
+
+def training(run: str, second: int, **phases: float) -> dict[str, Any]:
+    report = TrainingReport(
+        run=run, time_s=float(second), version=second, updates=second, env_steps=second, train_s=second, phases=phases
+    )
+    return report.record()
+
+
+def test_a_diagnosis_is_about_the_last_window(http: TestClient, service: Service):
+    """For 100 s the learner waits; then somebody follows the advice, and for 40 s it learns."""
+    run = make(http, mode="async", actors=1)
+    store = directory_of(service, run).store
+    for second in range(1, 141):
+        waited, learned = min(second, 100), max(0, second - 100)
+        phases = {"env": float(waited), "policy": 0.0, "blocked": float(learned)}
+        report = ActorReport(
+            run=run, time_s=second, actor=0, epoch=0, version=1, sequence=1, env_steps=1, phases=phases
+        )
+        store.post(ACTORS, report.record())
+        store.post(TRAINING, training(run, second, wait=float(waited), learn=float(learned)))
+    lately = http.get(f"{RUNS}/{run}/diagnosis").json()
+    assert (lately["window_s"], lately["window"], lately["rule"]) == (30.0, "the last 30 s", "learner")
+    assert lately["numbers"]["seconds"] == pytest.approx(30.0, abs=1.5)
+    whole = http.get(f"{RUNS}/{run}/diagnosis", params={"whole_life": True}).json()
+    assert (whole["window_s"], whole["window"], whole["rule"]) == (None, "the whole run", "environment")
+    assert whole["numbers"]["seconds"] == 140.0
+
+
+def test_actors_that_were_scaled_away_are_stopped(http: TestClient, service: Service):
+    run = make(http, mode="async", actors=4)
+    store = directory_of(service, run).store
+    now = time.time()
+    for actor, state, age_s in ((0, "running", 0.0), (1, "running", 60.0), (2, "stopped", 60.0), (3, "running", 60.0)):
+        report = ActorReport(
+            run=run, time_s=now - age_s, actor=actor, epoch=0, version=1, sequence=1, env_steps=1, state=state
+        )
+        store.post(ACTORS, report.record())
+    store.post(COMMANDS, {"command": "scale", "actors": 2, "id": "x", "issuer": "test", "time_s": now})
+    states = [actor["state"] for actor in http.get(f"{RUNS}/{run}/actors").json()["actors"]]
+    assert states == ["running", "silent", "stopped", "stopped"]
+
+
+def test_a_stopped_run_keeps_its_evaluation_and_total(http: TestClient, service: Service):
+    run = make(http)
+    directory = directory_of(service, run)
+    for mean in (10.0, 20.0):
+        judged = EvaluationReport(
+            run=run, version=1, updates=1, env_steps=1, train_s=1.0, returns=[mean], lengths=[1], return_mean=mean,
+            return_std=0.0, duration_s=1.0, weights_sha256="x",
+        )  # fmt: skip
+        directory.store.post(EVALUATIONS, judged.record())
+    directory.write_summary({"env_steps": 1_000, "updates": 3, "eval_return_mean": None})
+    directory.store.set_status("STOPPED", "stop_requested")
+    progress = http.get(f"{RUNS}/{run}").json()["progress"]
+    assert (progress["env_steps"], progress["total_steps"], progress["eval_return_mean"]) == (1_000, 4_000, 20.0)
