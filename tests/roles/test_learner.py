@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steppe.core import codec
-from steppe.core.errors import DiskFull, NotFinite
+from steppe.core.errors import DiskFull, NotFinite, RunFailed
 from steppe.core.links import EVENTS, TRAINING
 from steppe.core.reports import EventReport, TrainingReport
 from steppe.roles.actor import Actor
@@ -624,3 +624,59 @@ def test_actor_and_learner_by_the_names_of_the_pathfinding_project():
     assert bench.learner.env_steps >= 4 * STEPS
     assert actor.done
     assert len(bench.saved) == 1, "it is closed at the end"
+
+
+def out_of_range(segment):
+    segment["action"][1, 1] = 100
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        out_of_range,
+        lambda segment: segment["action"].fill(-1),
+        lambda segment: segment["obs"].fill(np.nan),
+        lambda segment: segment["reward"].fill(np.inf),
+        lambda segment: segment["logp"].fill(np.nan),
+        lambda segment: segment["valid"].view(np.uint8).fill(2),
+        lambda segment: segment["truncated"].view(np.uint8).fill(255),
+    ],
+)
+def test_a_segment_that_cannot_be_learned_from_is_refused_and_the_run_goes_on(spoil) -> None:
+    bench = Bench(num_actors=2)
+    bench.round()
+    bench.round(version=1, spoil=lambda segment: spoil(segment) if segment.header.actor == 1 else None)
+    bench.round(version=2)
+    assert bench.learner.intake.ledger.dropped == {"refused": 1}
+    assert bench.learner.env_steps == 5 * STEPS
+    assert bench.versions == [0, 1, 2, 3]
+    warned = [EventReport.read(record) for _, record in bench.context.board.read(EVENTS)]
+    assert [event.details["actor"] for event in warned if event.kind == "warning"] == [1]
+    bench.learner.close()
+    assert bench.reports()[-1].dropped == {"refused": 1}
+
+
+def test_refused_segments_are_summed_up_once_a_second() -> None:
+    bench = Bench(num_actors=2)
+    for version in range(3):
+        bench.round(version=version, spoil=lambda segment: out_of_range(segment) if segment.header.actor else None)
+    bench.context.clock.now_s += 1.0
+    bench.round(version=3, spoil=lambda segment: out_of_range(segment) if segment.header.actor else None)
+    events = [EventReport.read(record) for _, record in bench.context.board.read(EVENTS)]
+    assert [event.details["refused"] for event in events if event.kind == "warning"] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (out_of_range, RunFailed, r"last 10 times was refused: 'action' is 100 at \(1, 1\)"),
+        (lambda segment: segment["obs"].fill(np.nan), NotFinite, "last 10 times was refused: 'obs' is nan"),
+    ],
+)
+def test_a_run_in_which_everything_is_refused_is_over(spoil, error, words) -> None:
+    bench = Bench()
+    for version in range(9):
+        bench.round(version=version, spoil=spoil)
+    with pytest.raises(error, match=words):
+        bench.round(version=9, spoil=spoil)
+    assert bench.learner.intake.ledger.dropped == {"refused": 10}

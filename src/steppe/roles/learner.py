@@ -13,7 +13,8 @@ import numpy as np
 
 from steppe.core import codec
 from steppe.core.agent import Agent, Learned, Memory, Progress, Tree, Tunable
-from steppe.core.errors import DiskFull
+from steppe.core.array_checks import empty_segment, require_segment
+from steppe.core.errors import DiskFull, NotFinite, RunFailed, SteppeError
 from steppe.core.experience import Batch, Segment
 from steppe.core.links import SET, TRAINING, Marked
 from steppe.core.process import rss_bytes
@@ -25,6 +26,8 @@ from steppe.roles.gates import Intake
 
 REPORT_EVERY_S = 0.5
 LISTEN_EVERY_S = 0.2
+WARN_EVERY_S = 1.0  # of refused segments
+MOST_REFUSED = 10  # intakes one after the other of which every segment was refused: then the run is over
 
 Save = Callable[[Weights, Tree, dict[str, int | float]], None]
 
@@ -75,6 +78,7 @@ class Learner:
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
         self._heard, self._listened_s = 0, -math.inf  # the newest command that was looked at, and when
+        self._refused_intakes, self._warned_s = 0, -math.inf
 
     def step(self) -> bool:
         """Take in, learn from one batch, publish what has been digested: at most one of each."""
@@ -111,6 +115,8 @@ class Learner:
         if segments and self._owed:
             self.publish()
         self.phases.switch("remember")
+        if segments:
+            self._check(segments)
         for segment in segments:
             assert segment.header is not None
             self._first_step_s = min(self._first_step_s, segment.header.started_s)
@@ -123,6 +129,38 @@ class Learner:
         for segment in segments:
             self.context.channel.release(segment)
         return bool(segments)
+
+    def _check(self, segments: list[Segment]) -> None:
+        """Empty the segments whose values cannot be learned from, and count them; their rounds go on.
+
+        This is where segments come in from other processes, so it is where their values are checked: once, for all that
+        is computed from them. A run in which nothing else comes in is over.
+        """
+        faults = [fault for segment in segments if (fault := self._fault(segment)) is not None]
+        self._refused_intakes = self._refused_intakes + 1 if len(faults) == len(segments) else 0
+        if self._refused_intakes >= MOST_REFUSED:
+            kind = NotFinite if isinstance(faults[0], NotFinite) else RunFailed
+            raise kind(f"everything that came in the last {MOST_REFUSED} times was refused: {faults[0]}")
+
+    def _fault(self, segment: Segment) -> SteppeError | None:
+        """Why a segment was refused and emptied; None for a sound one."""
+        try:
+            self._require(segment)
+        except SteppeError as fault:
+            empty_segment(segment)
+            dropped = self.intake.ledger.dropped
+            dropped["refused"] += 1
+            if self.context.clock() - self._warned_s >= WARN_EVERY_S:
+                self._warned_s = self.context.clock()
+                actor = segment.header.actor if segment.header is not None else None
+                words = f"a segment of actor {actor} was refused, {dropped['refused']} in all: {fault}"
+                self.context.event("warning", message=words, actor=actor, refused=dropped["refused"])
+            return fault
+        return None
+
+    def _require(self, segment: Segment) -> None:
+        """Raise SteppeError unless every value of a segment can be learned from."""
+        require_segment(segment)
 
     def learn(self) -> Learned:
         """One batch from the memory into the agent."""

@@ -158,6 +158,17 @@ class GradientLearner(Learner):
     ) -> None:
         super().__init__(store.agent, store, intake, limits, save, context)
         self._nothing = Segment.blank(segment)  # no valid row: only schedules follow it
+        self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # of one push
+
+    def _require(self, segment: Segment) -> None:
+        """The counts of a push; its gradient is for the parameter server to check."""
+        counts = segment["counts"][0, 0]
+        rows, steps, episodes, updates = counts.tolist()
+        if min(rows, episodes, updates) < 0 or not 0 <= episodes <= steps <= self._most_steps:
+            raise UsageError(
+                f"a push counts {rows} rows, {steps} steps, {episodes} episodes and {updates} updates, where 0 to "
+                f"{self._most_steps} steps with as many episodes or fewer are possible"
+            )
 
     def _observe(self, segment: Segment) -> None:
         _, steps, episodes, _ = segment["counts"][0, 0].tolist()

@@ -8,19 +8,27 @@ class TestMine(ChannelConformance):
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
+from steppe.core.agent import Progress
 from steppe.core.experience import Segment, SegmentHeader
 from steppe.core.links import Channel
 from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.timing import RunClock
+from steppe.roles.context import RUN, Context
+from steppe.roles.gates import Rounds
+from steppe.roles.learner import Learner, Limits
+from steppe.transport.local import LocalBoard, LocalWeights
 
 SPEC = SegmentSpec(
     num_steps=4,
     num_envs=3,
     obs=FieldSpec("obs", (5,), "float32"),
-    action=FieldSpec("action", (), "int64"),
+    action=FieldSpec("action", (), "int64", below=(2,)),  # which `fill` does not keep to
     extras=(FieldSpec("logp", (), "float32"), FieldSpec("hidden", (2, 7), "float64")),
 )
 Columns = dict[str, np.ndarray]
@@ -193,11 +201,48 @@ class ChannelConformance:
                     life.read(reader)
             assert min(life.sequences) > 10
 
+    def test_a_segment_out_of_range_is_refused_and_counted(self) -> None:
+        with self.make(1, 2) as reader:
+            writer, received = self.beside(reader), _Received()
+            learner = received.learner(reader)
+            for sequence, action in enumerate((1, 10**8, -5, 2, 0)):
+                segment = writer.blank(0)
+                assert segment is not None
+                fill(segment, 0, sequence)
+                segment["valid"][...] = True
+                segment["action"][1, 2] = action
+                segment["action"][...] = np.where(segment["action"] == action, action, 0)
+                segment.header = header(self.run, 0, sequence)
+                assert writer.offer(segment)
+                assert learner.receive(), "a round ends although its segment was refused"
+            assert learner.intake.ledger.dropped == {"refused": 3}
+            assert received.valid == [12, 0, 0, 0, 12], "of a refused segment nothing is remembered"
+
     def _receive(self, reader: Channel, expected: Columns, actor: int, sequence: int) -> None:
         segment = reader.poll()
         require_equal(segment, expected, header(self.run, actor, sequence))
         assert segment is not None
         reader.release(segment)
+
+
+class _Received:
+    """In the place of agent and memory: notes how many rows of each segment were experience."""
+
+    def __init__(self) -> None:
+        self.valid: list[int] = []
+
+    def learner(self, channel: Channel) -> Learner:
+        """A learner that reads from a channel and learns nothing."""
+        context = Context("run", "learner", channel, LocalWeights(), LocalBoard(), lambda: RUN, RunClock())
+        parts: Any = self
+        return Learner(parts, parts, Rounds(channel, 1), Limits(), lambda *_: None, context)
+
+    def observe(self, segment: Segment, progress: Progress) -> None:
+        assert (segment["action"] >= 0).all()
+        assert (segment["action"] < 2).all()
+
+    def add(self, segments: Sequence[Segment]) -> None:
+        self.valid += [segment.num_valid for segment in segments]
 
 
 class _Life:
