@@ -38,13 +38,20 @@ def test_parts_learn_bit_for_bit_what_train_learns(algo: str, settings: dict) ->
     more = {"learning_starts": 50} if algo == "dqn" else {}
     pool = ReplayBufferPool(1, 600) if algo == "dqn" else None
     loop = MainLoop(environment(2), pool, DistributedAgent(algo), config={"steps": 500, "seed": 3, **SHORT, **more})
-    assert (loop.config.runtime, loop.config.mode, loop.config.actors) == ("inline", "sync", 2)
+    assert (loop.config.runtime, loop.config.mode, loop.config.actors) == ("processes", "sync", 2)
     result = loop.run()
     assert result.state == "SUCCEEDED"
     assert result.weights_sha256 == trained.weights_sha256
     assert loop.agent.agent.weights().sha256() == result.weights_sha256, "the agent that was given did the work"
     if pool is not None:
         assert pool.get_total_experiences() == 512
+
+
+def test_workers_that_others_could_not_build_stay_here() -> None:
+    loop = MainLoop(environment(2, lambda: gym.make("CartPole-v1")), None, DistributedAgent("ppo"), config=SHORT)
+    assert loop.config.runtime == "inline"
+    assert MainLoop(environment(1), None, DistributedAgent("ppo"), config=SHORT).config.runtime == "inline"
+    assert MainLoop(environment(3), None, DistributedAgent("ppo"), config=SHORT).config.runtime == "processes"
 
 
 def test_elsewhere_the_agent_goes_on_from_the_final_weights() -> None:

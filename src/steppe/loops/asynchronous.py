@@ -11,13 +11,12 @@ from steppe.core.agent import Agent
 from steppe.core.checked import checked
 from steppe.core.components import ParameterSource, ReplayPart
 from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, FactoryError, UsageError
+from steppe.core.errors import ConfigError, UsageError
 from steppe.loops.agent import DistributedAgent
 from steppe.loops.composing import BY_GRADIENTS, NEVER
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.main import Callback, MainLoop
 from steppe.loops.parameters import decided_by
-from steppe.runtimes.plan import make_plan
 
 
 @checked
@@ -62,20 +61,6 @@ class AsyncMainLoop(MainLoop):
         return (
             found if self._server is None else found | {"server": decided_by(self._gradient_server(), self.num_workers)}
         )
-
-    def _runtime(self, environment: DistributedEnvironment) -> str:
-        agent = self._parts()[1]
-        given: dict[str, Any] = {
-            "env": environment.env,
-            "algo": agent.algo,
-            "agent": agent.config,
-            "environment": environment.config,
-        }
-        try:
-            make_plan(RunConfig(**given, mode="sync", runtime="processes"), environment.spec)
-        except FactoryError:
-            return "inline"
-        return "processes"
 
 
 @checked

@@ -42,6 +42,8 @@ class DistributedMainLoop(MainLoop):
     address from the first run on, or a ParameterClient of that address.
     """
 
+    in_parallel = False  # a node is one process unless it is told otherwise
+
     def __init__(
         self,
         environment: DistributedEnvironment,

@@ -1,4 +1,5 @@
-"""From a plan and a caller's parts to a run under way: in place on `inline`, written down for other processes elsewhere."""
+"""From a plan and a caller's parts to a run under way: in place where the learner is in this process, written down for other
+processes elsewhere."""
 
 from __future__ import annotations
 
@@ -27,18 +28,20 @@ def launch(
     agent: DistributedAgent,
     pool: ReplayBufferPool | None,
     server: ParameterServer | ParameterClient | None,
+    *,
+    hosted: bool,
 ) -> Handle:
-    """Start the run. A server that is given is the one that takes pushes, so the learner is in this process then."""
+    """Start the run; `hosted`: actors are processes, and the learner is in this one, with the caller's own parts."""
     if agent.built and plan.resume is None:
         keep_start(agent, directory, server)
     if plan.config.runtime == "inline":
         from steppe.runtimes import inline
 
         return inline.launch(plan, directory, _given(plan, directory, agent, pool, server))
-    if server is not None:
-        from steppe.runtimes import hosted
+    if hosted:
+        from steppe.runtimes.hosted import launch as launch_hosted
 
-        return hosted.launch(plan, directory, _given(plan, directory, agent, None, server))
+        return launch_hosted(plan, directory, _given(plan, directory, agent, pool, server))
     return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ from steppe.core.checked import checked
 from steppe.core.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
 from steppe.core.config import Resolved, RunConfig, resolve
 from steppe.core.durable import noticing_full_disk, read_json, write_json
-from steppe.core.errors import ConfigError, DamagedFile, DiskFull, RunNotFound, UsageError
+from steppe.core.errors import ConfigError, DamagedFile, DiskFull, FactoryError, RunNotFound, UsageError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.loops.agent import DistributedAgent
@@ -86,15 +86,18 @@ def run_experiment(resolved: Resolved, *, observers: Sequence[Observer] = ()) ->
 class MainLoop:
     """Runs an experiment composed of parts. `run` goes by the configuration; `run_training` counts episodes.
 
-    On `inline` (the default here) the agent and the pool that were given are the ones that work, in place. On other
-    runtimes they describe what each process builds, and the agent goes on from the final weights. Every run begins with
-    what the agent knows; counters and schedules begin anew. `config` has further settings by (dotted) name.
+    Several workers are processes by default, where those can find environment and agent by name; otherwise, and with one
+    worker, everything takes turns in this process (`inline`). On both the agent and the pool that were given are the ones that
+    work, in place. On other runtimes they describe what each process builds, and the agent goes on from the final weights. Every
+    run begins with what the agent knows; counters and schedules begin anew. `config` has further settings by (dotted) name.
 
     With a parameter server, or a ParameterClient of one elsewhere, workers push to it (mode `workers`): gradients, or deltas
     where it takes those. It combines and applies them by its own rules while the run goes on, and writes its checkpoints on
     its own schedule. Without one the loop keeps a store of its own, `parameter_server`, with the same statistics and
     checkpoints. Parts of a user's own (core/components.py) are played by hand, in this process and one episode at a time.
     """
+
+    in_parallel = True  # whether several workers are processes by default
 
     def __init__(
         self,
@@ -104,6 +107,7 @@ class MainLoop:
         parameter_server: ParameterSource | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
     ) -> None:
+        self._hosts = True  # whether the learner is in this process where it can be
         self.environment: Any = environment
         self.replay_buffer: Any = replay_buffer
         self.agent: Any = agent
@@ -142,9 +146,29 @@ class MainLoop:
 
     def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
         """What the server and the loop itself have to say about the configuration."""
+        found: dict[str, Mapping[str, Any]] = {"usual": {"runtime": self._usual_runtime(environment)}}
         if self._server is None:
-            return {}
-        return {"server": BY_GRADIENTS | decided_by(self._gradient_server(), environment.num_workers)}
+            return found
+        return found | {"server": BY_GRADIENTS | decided_by(self._gradient_server(), environment.num_workers)}
+
+    def _usual_runtime(self, environment: DistributedEnvironment) -> str:
+        """Where the actors live if nobody says: several of them side by side where they can."""
+        return self._runtime(environment) if self.in_parallel and environment.num_workers > 1 else "inline"
+
+    def _runtime(self, environment: DistributedEnvironment) -> str:
+        """`processes`, unless those could not find environment or agent by name."""
+        agent = self._parts()[1]
+        given: dict[str, Any] = {
+            "env": environment.env,
+            "algo": agent.algo,
+            "agent": agent.config,
+            "environment": environment.config,
+        }
+        try:
+            make_plan(RunConfig(**given, mode="sync", runtime="processes"), environment.spec)
+        except (FactoryError, ConfigError):  # what else is wrong is said where the run is planned
+            return "inline"
+        return "processes"
 
     @property
     def parameter_server(self) -> ParameterSource:
@@ -164,6 +188,7 @@ class MainLoop:
         )
         loop = cls(environment, None, DistributedAgent.of(config), config=config)
         loop.sources = resolved.sources
+        loop._hosts = False  # this process watches, and needs neither torch nor the agent
         return loop
 
     def run(self, observers: Sequence[Observer] = ()) -> RunResult:
@@ -325,7 +350,7 @@ class MainLoop:
             directory.free_reserve()
             directory.release()
         self.episode += view.episodes
-        if plan.config.runtime != "inline" and self._server is None:
+        if plan.config.runtime != "inline" and not self._hosted(plan):
             self._parts()[1].adopt_result(directory, plan)
         self._hand_in()
         return result
@@ -363,7 +388,8 @@ class MainLoop:
             directory.store.set_status("STARTING")
         try:
             server = None if self._server is None else self._gradient_server()
-            handle = launch(plan, directory, self._parts()[1], self.replay_buffer, server)
+            hosted = self._hosted(plan)
+            handle = launch(plan, directory, self._parts()[1], self.replay_buffer, server, hosted=hosted)
             self._supervisor = Supervisor(
                 handle, directory, plan.config, interrupts, commands_after=self._commands_after
             )
@@ -375,6 +401,11 @@ class MainLoop:
             with contextlib.suppress(DiskFull):
                 directory.store.set_status("FAILED", "error", f"{type(error).__name__}: {error}")
             raise
+
+    def _hosted(self, plan: Plan) -> bool:
+        """Whether the learner is in this process while the actors are not; always where a parameter server was given."""
+        own_store = plan.config.by_gradients and self._server is None
+        return self._hosts and not own_store and plan.can_be_hosted
 
     def _from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
         """The same plan from the newest whole checkpoint, or from the beginning where there is none; told in the log."""

@@ -1,5 +1,5 @@
-"""The `processes` runtime with the learner in the caller's process, where the parts are that the caller gave: workers are
-processes, and the parameter server that takes their pushes is the caller's own object."""
+"""The `processes` runtime with the learner in the caller's process, where the parts are that the caller gave: actors and
+workers are processes, and the agent, the replay pool and the parameter server are the caller's own objects."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class HostedHandle(ProcessHandle):
             raise
 
     def _build(self, plan: Plan, directory: RunDirectory, parts: Parts) -> None:
-        channel = gradient_channel(plan, self._room, directory, parts.agent)
-        self._links.append(channel)
+        if plan.config.by_gradients:
+            self._channel = gradient_channel(plan, self._room, directory, parts.agent)
+            self._links.append(self._channel)
         spec = next(role for role in plan.roles if role.kind == LEARNER)
         context = Context(
             directory.id,
             spec.name,
-            channel,
+            self.channel,
             self.weights,
             directory.board,
             lambda: self._control.get(LEARNER),

@@ -77,6 +77,12 @@ class Plan:
         return self.config.mode == "workers" and not self.config.by_gradients
 
     @property
+    def can_be_hosted(self) -> bool:
+        """Whether the learner can be in the caller's process: alone at its place, without a table or replay roles."""
+        alone = len(self.places()["learner"]) == 1
+        return self.config.runtime == "processes" and alone and not self.by_table and not self.replay
+
+    @property
     def replay(self) -> tuple[str, ...]:
         """The roles that hold the learner's replay; none where it holds that itself."""
         return tuple(role.name for role in self.roles if role.kind == REPLAY)
