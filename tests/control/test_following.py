@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from steppe.control.following import CURSORS, Following
 from steppe.core.config import resolve
 from steppe.core.durable import write_json
-from steppe.core.links import ACTORS, EVENTS, TRAINING
+from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.reports import ActorReport, EventReport, TrainingReport
 from steppe.envs import probe
 from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import Charter, wire_name
+from steppe.records.view import RunView
+from steppe.runtimes.kafka_charter import Charter, command, wire_name
 from steppe.runtimes.plan import make_plan
-from steppe.transport.kafka import Connection, ensure_topics
+from steppe.transport.kafka import Connection, ensure_topics, headers_of
 from steppe.transport.kafka_board import KafkaBoard
-from tests.support.kafka import settings
+from tests.support.kafka import dead_letters, settings
 
 pytestmark = pytest.mark.integration
 
@@ -74,8 +78,19 @@ def follow(config, here):
         one._leave()  # none of them was started
 
 
+def said(topic, n):
+    """A record of the topic with a number in it."""
+    counts = {"version": n, "env_steps": n}
+    reports = {
+        TRAINING: lambda: TrainingReport(run="demo", updates=0, train_s=0.0, stats={"loss": float("nan")}, **counts),
+        ACTORS: lambda: ActorReport(run="demo", actor=1, epoch=0, sequence=0, **counts),
+        EVENTS: lambda: EventReport(run="demo", kind="note", details=counts),
+    }
+    return reports[topic]().record()
+
+
 def numbers(here, topic):
-    return [record["n"] for _, record in here.store.read(topic)]
+    return [(record.get("details") or record)["version"] for _, record in here.store.read(topic)]
 
 
 def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, found):
@@ -84,15 +99,15 @@ def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, 
     assert following.charter is None
     board, stranger = found(), KafkaBoard(Connection(config, "other~12345678"))
     for n in range(5):
-        board.post(TRAINING, {"n": n})
-        stranger.post(TRAINING, {"n": -1})
-        board.post(EVENTS, {"n": n, "value": float("nan")})
+        board.post(TRAINING, said(TRAINING, n))
+        stranger.post(TRAINING, said(TRAINING, -1))
+        board.post(EVENTS, said(EVENTS, n))
     stranger.close()
     following.look()
     assert numbers(here, TRAINING) == numbers(here, EVENTS) == [0, 1, 2, 3, 4]
     following.look()
-    board.post(ACTORS, {"n": 7})
-    board.post(TRAINING, {"n": 5})
+    board.post(ACTORS, said(ACTORS, 7))
+    board.post(TRAINING, said(TRAINING, 5))
     following.look()
     assert numbers(here, TRAINING) == [0, 1, 2, 3, 4, 5]
     assert numbers(here, ACTORS) == [7]
@@ -101,14 +116,14 @@ def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, 
 @pytest.mark.slow
 def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(here, follow, found):
     board, following = found(), follow()
-    board.post(TRAINING, {"n": 0})
+    board.post(TRAINING, said(TRAINING, 0))
     following.look()
     before = (here.path / CURSORS).read_bytes()
-    board.post(TRAINING, {"n": 1})
-    board.post(EVENTS, {"n": 1})
+    board.post(TRAINING, said(TRAINING, 1))
+    board.post(EVENTS, said(EVENTS, 1))
     following.look()
     (here.path / CURSORS).write_bytes(before)
-    board.post(TRAINING, {"n": 2})
+    board.post(TRAINING, said(TRAINING, 2))
     follow().look()
     assert numbers(here, TRAINING) == [0, 1, 2]
     assert numbers(here, EVENTS) == [1]
@@ -117,15 +132,53 @@ def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(
 @pytest.mark.slow
 def test_a_run_that_was_begun_anew_is_followed(here, follow, found):
     following = follow()
-    found().post(TRAINING, {"n": 0})
+    found().post(TRAINING, said(TRAINING, 0))
     following.look()
-    found("again").post(TRAINING, {"n": 1})
+    found("again").post(TRAINING, said(TRAINING, 1))
     following.look()
     assert numbers(here, TRAINING) == [0, 1]
 
 
 def test_places_in_topics_that_were_made_anew_are_not_taken_for_old_ones(here, follow, found):
     write_json(here.path / CURSORS, {TRAINING: 1_000})
-    found().post(TRAINING, {"n": 0})
+    found().post(TRAINING, said(TRAINING, 0))
     follow().look()
     assert numbers(here, TRAINING) == [0]
+
+
+def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found):
+    """On every topic, with the run's own header: the picture of the run can still be drawn, and each is parked once."""
+    board, following = found(), follow()
+    board.post(TRAINING, said(TRAINING, 1))
+    following.look()
+    bad = {
+        TRAINING: [b"{}", b"[" * 5_000, json.dumps({**said(TRAINING, 1), "run": "other"}).encode()],
+        ACTORS: [b"{}", json.dumps({**said(ACTORS, 1), "actor": 2}).encode()],
+        EVALUATIONS: [b"{}", b"x" * 900_000],
+        EVENTS: [b"{}", json.dumps({**said(EVENTS, 1), "kind": "metric"}).encode()],
+        COMMANDS: [b"{}", b"[" * 5_000, json.dumps({"command": "charter", "id": "1", "charter": {}}).encode()],
+    }
+    connection = board._connection
+    producer = connection.producer()
+    for topic, values in bad.items():
+        for value in values:
+            about = [("run", connection.run.encode())]
+            producer.produce(connection.topic(topic), value, b"key", 0, headers=about)
+    assert producer.flush(10) == 0
+    board.post(TRAINING, said(TRAINING, 2))
+    board.post(COMMANDS, command("pause", "test"))
+    for _ in range(3):
+        following.look()
+    assert numbers(here, TRAINING) == [1, 2]
+    assert following.word == "pause"
+    view = RunView(here)
+    view.refresh()
+    assert view.version == 2
+    following._letters.close()
+    parked = dead_letters(connection)
+    expected = sorted(topic for topic, values in bad.items() if topic != COMMANDS for _ in values)
+    assert sorted(headers_of(message)["topic"].decode() for message in parked) == expected
+    assert max(len(message.value()) for message in parked) == 4096
+    assert all(headers_of(message)["reason"] for message in parked)
+    (event,) = [event for _, event in here.store.read(EVENTS) if event["kind"] == "warning"]
+    assert sum(event["details"]["refused"].values()) == len(parked)

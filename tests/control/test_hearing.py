@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from steppe.control.hearing import Hearing
+from steppe.control.repeating import Repeating
 from steppe.control.service import Service
 from steppe.core.config import KafkaConfig
 from steppe.core.links import COMMANDS, EVENTS
@@ -16,6 +17,7 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import command, wire_name
 from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
+from tests.support.kafka import dead_letters
 from tests.support.service import LONG, Served, in_state, make, run_of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -173,3 +175,34 @@ def test_what_was_asked_long_before_a_new_service_is_not_heard(fresh):
     ask("now")
     until(lambda: hearing.look() or names, "the second command is heard")
     assert names == ["now"]
+
+
+@pytest.mark.regression
+def test_what_is_no_command_is_parked_and_the_next_is_heard(fresh):
+    """A record that is nested too deep once ended the thread that hears, and no `start` was carried out any more."""
+    hearing, ask, names = fresh
+    hearing.look()
+    connection = hearing._connection
+    bad = [b"[" * 5_000, b'{"command":' * 20_000, b"{}", b'{"command": "start"}', b"\xff", b""]
+    producer = connection.producer()
+    for value in bad:
+        producer.produce(connection.topic(COMMANDS), value, b"key", 0, headers=[("run", b"demo")])
+    assert producer.flush(10) == 0
+    ask("after it")
+    until(lambda: hearing.look() or "after it" in names, "the command behind them is heard")
+    hearing._letters.close()
+    parked = dead_letters(connection)
+    assert [message.value() for message in parked] == [value[:4096] for value in bad]
+
+
+def test_work_that_fails_in_any_way_is_tried_again():
+    tried = []
+
+    def work():
+        tried.append(1)
+        raise RecursionError
+
+    repeating = Repeating("test", 0.001, work)
+    repeating.start()
+    until(lambda: len(tried) > 1, "it is tried again")
+    repeating.stop()

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from steppe.core.config import KafkaConfig
-from steppe.transport.kafka import Connection, ensure_topics
+from steppe.transport.kafka import DEAD_LETTERS, Connection, ends, ensure_topics, reading, span
 from steppe.transport.kafka_broker import Broker, cache_directory, fetch_jars
 
 PATIENCE_S = 240.0  # only bounds how long a failure takes
@@ -47,6 +47,14 @@ def connected(address: str, run: str = "conformance", **more) -> Connection:
     connection = Connection(settings(address, **more), f"{run}~{uuid.uuid4().hex[:8]}")
     assert ensure_topics(connection) == []
     return connection
+
+
+def dead_letters(connection: Connection) -> list:
+    """Everything in the dead-letter topic, oldest first."""
+    topic = connection.topic(DEAD_LETTERS)
+    with reading(connection) as consumer:
+        low, high = ends(consumer, topic)
+        return span(consumer, topic, 0, low, high) if low < high else []
 
 
 def wait_until(true, what="it"):

@@ -20,7 +20,16 @@ from steppe.core.config import KafkaConfig
 from steppe.core.links import EVALUATIONS, EVENTS
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import find_charter
-from steppe.transport.kafka import EXPERIENCES, PROGRESS, REJECTED, UPDATES, Connection, ends, ensure_topics, library
+from steppe.transport.kafka import (
+    DEAD_LETTERS,
+    EXPERIENCES,
+    PROGRESS,
+    UPDATES,
+    Connection,
+    ends,
+    ensure_topics,
+    library,
+)
 from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, _free_port
 from tests.support.kafka import PATIENCE_S, own_broker, wait_until
@@ -45,7 +54,7 @@ LACKING = {  # principal → the role it is, what it lacks of that role's row, a
 WRITERS = {
     EXPERIENCES: {"actor", "learner"},
     PROGRESS: {"learner"},
-    REJECTED: {"learner"},
+    DEAD_LETTERS: {"actor", "learner", "manager", "controller"},
     UPDATES: {"learner"},
     "commands.control": {"learner", "controller"},
     "metrics.training": {"learner"},
@@ -193,7 +202,7 @@ def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, tmp_pa
 
 def parked(connection):
     with closing(connection.consumer()) as consumer:
-        return ends(consumer, connection.topic(REJECTED))[1] > 0
+        return ends(consumer, connection.topic(DEAD_LETTERS))[1] > 0
 
 
 def state(service):

@@ -6,13 +6,14 @@ import struct
 import time
 from contextlib import contextmanager
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from steppe.core.codec import encode_segment
+from steppe.core.codec import encode_segment, encode_weights
 from steppe.core.config import KafkaConfig
 from steppe.core.errors import ConfigError, Overtaken, RunFailed
 from steppe.core.experience import Segment, SegmentHeader
@@ -28,13 +29,12 @@ from steppe.transport.kafka import (
     headers_of,
     home_of,
     library,
-    newest,
     security,
     span,
 )
-from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, beginning, last_of
+from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, Read, beginning, last_of
 from steppe.transport.kafka_weights import KafkaWeights, Press
-from tests.support.kafka import PATIENCE_S, connected, wait_until
+from tests.support.kafka import PATIENCE_S, connected, dead_letters, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUN = "conformance"
@@ -108,14 +108,11 @@ def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
         send(good, RUN, 1, 0)
         assert polled(inlet).header.actor == 1
         assert inlet.dropped["rejected"] == len(poison)
-    _, end = newest(connection, connection.topic("experiences.rejected"), 0, lambda message: True)
-    consumer = connection.consumer()
-    parked = span(consumer, connection.topic("experiences.rejected"), 0, 0, end)
-    consumer.close()
+    parked = dead_letters(connection)
     assert len(parked) == len(poison)
     for message, (reason, (value, _)) in zip(parked, poison.items(), strict=True):
         assert reason in headers_of(message)["reason"].decode()
-        assert message.value() == value
+        assert message.value() == value[:4096]
 
 
 def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
@@ -135,6 +132,39 @@ def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
         wait_until(lambda: outlet.blank(0) is not None and outlet.shift == 7)
         send(outlet, RUN, 0, 1)
         assert polled(inlet).header.sequence == 1
+
+
+def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
+    """Whole segments and beginnings in the wrong partition, of a life that never began, or out of order; and claims about lives."""
+    connection = connected(kafka)
+    topic, home = connection.topic("experiences"), home_of(connection.run, 0, 2)
+    with ends_of(connection) as (inlet, writer):
+        outlet = writer(0)
+        send(outlet, RUN, 0, 0)
+        polled(inlet)
+        life = word(outlet.life)
+        begin = [("kind", b"begin"), ("run", connection.run.encode()), ("actor", word(0))]
+        forged = {
+            "in partition": (None, connection.key(0), 1 - home, begin),
+            "announces itself": (None, b"key", home, begin),
+            "no life began": (encoded(sequence=1), b"key", home, headers(connection, sequence=word(1), life=word(1 << 40))),
+            "and 1 is due": (encoded(sequence=9), b"key", home, headers(connection, sequence=word(9), life=life)),
+        }  # fmt: skip
+        producer = connection.producer()
+        for value, key, partition, about in forged.values():
+            producer.produce(topic, value, key, partition, headers=about)
+        for value in (b"", b"\x81\xa1x" + b"\x91" * 9_000, msgspec.msgpack.encode(Read(0, life=1 << 50))):
+            producer.produce(connection.topic("experiences.progress"), value, connection.key(0), 0)
+        assert producer.flush(10) == 0
+        wait_until(lambda: inlet.poll() is None and inlet.dropped["rejected"] == len(forged))
+        inlet.place(0, 7)
+        wait_until(lambda: outlet.blank(0) is not None and outlet.shift == 7)
+        send(outlet, RUN, 0, 1)
+        assert polled(inlet).header.sequence == 1
+        outlet._letters.close()
+    told = [headers_of(message)["reason"].decode() for message in dead_letters(connection)]
+    assert len(told) == len(forged) + 3
+    assert all(any(reason in words for words in told) for reason in forged), told
 
 
 class Narrow(Connection):
@@ -187,8 +217,8 @@ def _flipped(data):
 class Crafted:
     """A message that never was in a topic."""
 
-    def __init__(self, value, about):
-        self._value, self._about = value, about
+    def __init__(self, value, about, partition):
+        self._value, self._about, self._partition = value, about, partition
 
     def value(self):
         return self._value
@@ -200,7 +230,7 @@ class Crafted:
         return b"key"
 
     def partition(self):
-        return 0
+        return self._partition
 
     def offset(self):
         return 2**50
@@ -238,12 +268,13 @@ def test_nothing_that_comes_can_break_the_reader(fuzzed, changes, cut, flips):
     for where, mask in flips:
         if data:
             data[where % len(data)] ^= mask
-    inlet._take(Crafted(bytes(data), headers(connection, **changes)))
+    home = home_of(connection.run, 0, 2)
+    inlet._take(Crafted(bytes(data), headers(connection, **changes), home))
     while inlet._ready:
         segment = inlet._ready.popleft()
         assert segment.header.run == RUN
         assert not flips or bytes(data) == encoded()
-        inlet.homes[0].held.pop(2**50, None)
+        inlet.homes[home].held.pop(2**50, None)
         inlet._slots.pop(segment.slot)
 
 
@@ -459,6 +490,44 @@ def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
         store.publish("policy", some_weights(version))
         assert press.flush(30)
     assert len(list(tmp_path.glob("*.weights"))) <= 4
+    press.close()
+    feed.close()
+
+
+def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
+    """Between two looks of a reader: what is no weights, is of another layout or version, or came before."""
+    connection = connected(kafka)
+    press, feed = Press(connection, None, tmp_path), Feed(connection)
+    store, reader = KafkaWeights(connection, None, tmp_path, press), KafkaWeights(connection, feed, tmp_path)
+    for version in range(2):
+        store.publish("policy", some_weights(version))
+        assert press.flush(30)
+        wait_until(lambda version=version: reader.newer_than("policy", version - 1) is not None)
+    store.publish("policy", some_weights(2))
+    assert press.flush(30)
+    alien = Weights.from_arrays({"other": np.zeros(3, np.float32)}).stamped(version=9, updates=0, env_steps=0)
+    about = {"schema": word(1), "run": connection.run.encode(), "policy": b"policy"}
+    bad = [
+        (b"no weights", word(9)),
+        (encode_weights(some_weights(3))[:-5], word(3)),
+        (encode_weights(alien), word(9)),
+        (encode_weights(some_weights(3)), word(8)),
+        (b"", b"7"),
+    ]
+    producer = connection.producer()
+    for value, version in [*bad, (encode_weights(some_weights(0)), word(0))]:
+        headers = list({**about, "version": version}.items())
+        producer.produce(connection.topic("model_updates"), value, connection.key("policy"), 0, headers=headers)
+    assert producer.flush(10) == 0
+    feed.catch_up()
+    assert reader.newer_than("policy", 1).version == 2
+    store.publish("policy", some_weights(3))
+    assert press.flush(30)
+    wait_until(lambda: reader.newer_than("policy", 2) is not None)
+    late = KafkaWeights(connection, None, tmp_path)
+    assert late.earlier("policy") == 3
+    reader._letters.close()
+    assert len(dead_letters(connection)) == len(bad) - 1, "the one without a version is older than what was there"
     press.close()
     feed.close()
 

@@ -12,15 +12,18 @@ from steppe.core.config import KafkaConfig
 from steppe.core.durable import read_json, write_json
 from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import CHARTER, EXPIRY_S, WORDS, Charter, find_charter
+from steppe.runtimes.kafka_charter import CHARTER, EXPIRY_S, Charter, find_charter, newest_word
+from steppe.transport.dead_letters import DeadLetters
+from steppe.transport.kafka import Message
 from steppe.transport.kafka_board import KafkaBoard
 
 LOOK_S = 1.0
 TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)
 BATCH = 2_000  # records of a topic that are copied at once
 CURSORS = "followed.json"  # how far each topic has been copied: a service that is started again goes on there
-RECENT = 1_000  # commands among which the newest of the run is found
+ROLE = "service"
 
 
 class Following(Repeating):
@@ -41,7 +44,8 @@ class Following(Repeating):
             for topic in TOPICS
         }
         self._board: KafkaBoard | None = None
-        self._commands = -1  # the newest one that was seen
+        self._letters: DeadLetters | None = None
+        self._commands = 0  # the end of commands.control when it was looked at last
 
     def stop(self) -> None:
         super().stop()
@@ -49,9 +53,7 @@ class Following(Repeating):
 
     def look(self) -> None:
         """Copy what is new; Unreachable while no broker answers."""
-        board = self._board
-        if board is None or board.end(COMMANDS) != self._commands:
-            board = self._board = self._joined()
+        board = self._board = self._renewed(self._board) if self._board is not None else self._joined()
         if board is None:
             return
         before = dict(self._cursors)
@@ -60,17 +62,35 @@ class Following(Repeating):
             self._copy(board, topic)
         if self._cursors != before:
             write_json(self._path, self._cursors)
+        if self._letters is not None:
+            self._letters.progress()
 
-    def _joined(self) -> KafkaBoard | None:
+    def _joined(self, charter: Charter | None = None) -> KafkaBoard | None:
         """The run as its newest charter has it: one that was begun anew is another one on Kafka."""
         self._leave()
-        self.charter = find_charter(self._config, self.run)
+        self.charter = charter or find_charter(self._config, self.run)
         if self.charter is None:
             return None
-        board = KafkaBoard(self.charter.connection(self._config), origin="service")
+        connection = self.charter.connection(self._config)
+        self._letters = DeadLetters(connection, ROLE, self._note)
+        num_actors = self.charter.order.plan().num_writers
+        board = KafkaBoard(connection, ROLE, self._refuse, num_actors)
         self._commands = board.end(COMMANDS)
-        told = [record.get("command") for _, record in board.read(COMMANDS, max(0, self._commands - RECENT))]
-        self.word = next((str(word) for word in reversed(told) if word in (CHARTER, *WORDS)), CHARTER)
+        self.word = newest_word(connection) or CHARTER
+        return board
+
+    def _renewed(self, board: KafkaBoard) -> KafkaBoard | None:
+        """The same board, or that of a run that was begun anew since; what everybody was told meanwhile is known then."""
+        end, since = board.end(COMMANDS), self._commands
+        if end == since:
+            return board
+        since = since if since < end else 0  # beyond its end: the topic was made anew
+        newer = find_charter(self._config, self.run, since)
+        if newer is not None:
+            return self._joined(newer)
+        assert self.charter is not None
+        self.word = newest_word(self.charter.connection(self._config), since) or self.word
+        self._commands = end
         return board
 
     def _ask(self, board: KafkaBoard) -> None:
@@ -89,7 +109,19 @@ class Following(Repeating):
         # Behind the last, what other runs said: it is passed over once and not again.
         self._cursors[topic] = last if len(found) == BATCH else max(last, end)
 
+    def _refuse(self, message: Message, reason: str) -> None:
+        """Records of commands.control are the learner's to park."""
+        if self._letters is not None and message.topic() != self._config.prefix + COMMANDS:
+            self._letters.refuse(message, reason)
+
+    def _note(self, details: dict[str, Any]) -> None:
+        event = EventReport(run=self.run, kind="warning", role=ROLE, details=details)
+        self._store.post(EVENTS, event.record())
+
     def _leave(self) -> None:
+        if self._letters is not None:
+            self._letters.close(0.0)
+            self._letters = None
         if self._board is not None:
             self._board.close(0.0)
             self._board = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from steppe.control.repeating import Repeating
 from steppe.control.service import Service
+from steppe.core.checking import checked
 from steppe.core.config import KafkaConfig
 from steppe.core.durable import read_json, write_json
 from steppe.core.errors import DamagedFile, RunFailed, RunNotFound, SteppeError, Unreachable
@@ -18,8 +19,9 @@ from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka import SERVICE, SUPERVISOR
 from steppe.runtimes.kafka_charter import answer, find_charter, stale, wire_name
+from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import Connection, Feed, Message, ensure_topics, first_since, headers_of, reading
-from steppe.transport.kafka_board import KafkaBoard, record_of
+from steppe.transport.kafka_board import KafkaBoard
 
 LOOK_S = 0.5
 CLOCKS_S = 60.0  # that this clock and the brokers' may differ by
@@ -38,12 +40,14 @@ class Hearing(Repeating):
         self._topic, self._path = self._connection.topic(COMMANDS), service.private / CURSOR
         self._since_s = time.time() - CLOCKS_S  # before brokers first answer, a run may be made and asked for
         self._feed: Feed | None = None
+        self._letters = DeadLetters(self._connection, SERVICE, self._note)
         self._next: int | None = None  # the offset of the first message that was not heard yet
         self._begun: dict[str, Mapping[str, Any]] = {}  # operation → the command that asked for it
 
     def stop(self) -> None:
         super().stop()
         self._leave()
+        self._letters.close()
 
     def look(self) -> None:
         """Hear what is new, and answer what has come to its end; Unreachable while no broker answers."""
@@ -51,6 +55,7 @@ class Hearing(Repeating):
             self._feed = self._feed or self._followed()
             before = self._next
             self._feed.progress()
+            self._letters.progress()
         except SteppeError:
             self._leave()
             raise
@@ -81,10 +86,27 @@ class Hearing(Repeating):
             self._feed = None
 
     def _take(self, message: Message) -> None:
-        record = record_of(message) or {}
-        if record.get("command") == START:
-            self._hear(headers_of(message).get("run", b"").decode(errors="replace"), record)
+        try:
+            record = checked(COMMANDS, message.value())
+        except DamagedFile as error:
+            self._letters.refuse(message, str(error))
+        else:
+            if record["command"] == START:
+                self._hear_safely(message, record)
         self._next = message.offset() + 1
+
+    def _note(self, details: Mapping[str, Any]) -> None:
+        """What was refused is in the audit: it is of no run, or of any."""
+        self._service.ledger.audit("kafka", "control", "hear", None, f"refused: {details['message']}")
+
+    def _hear_safely(self, message: Message, record: Mapping[str, Any]) -> None:
+        """A command that cannot be carried out for whatever reason must not be in the way of the next."""
+        try:
+            self._hear(headers_of(message).get("run", b"").decode(errors="replace"), record)
+        except (SteppeError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - it is told where it is parked
+            self._letters.refuse(message, f"it could not be carried out: {type(error).__name__}: {error}"[:300])
 
     def _hear(self, named: str, record: Mapping[str, Any]) -> None:
         issuer = f"kafka:{record.get('issuer')}"[:NAMED]

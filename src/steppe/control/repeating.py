@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -35,3 +36,6 @@ class Repeating:
             work()
         except (SteppeError, OSError, ValueError, KeyError):
             self.failures += 1
+        except Exception:
+            self.failures += 1
+            logging.getLogger("steppe.service").exception("%s failed; it is tried again", self._thread.name)

@@ -89,7 +89,7 @@ def _acknowledged(record: Record, run: RunDirectory, status: Status) -> Verdict:
 def _words(details: Record) -> str | None:
     if details.get("command") != SET:
         return None
-    return f"taken over at version {details['version']}" if details.get("live") else "takes effect on restart"
+    return f"taken over at version {details.get('version')}" if details.get("live") else "takes effect on restart"
 
 
 def _too_late(status: Status) -> Verdict:

@@ -101,6 +101,13 @@ def decode_segment(data: Buffer, spec: SegmentSpec, into: Segment | None = None)
         return segment
 
 
+def segment_header(data: Buffer) -> SegmentHeader:
+    """Of an encoded segment whose checksum is right; its columns are not looked at."""
+    message = _message(data, "segment", SEGMENT_SCHEMA)
+    with _damaged("segment"):
+        return msgspec.convert(message["header"], SegmentHeader)
+
+
 def encode_weights(weights: Weights, *, sealed: bool = True) -> bytes:
     """Weights with their layout and counters."""
     layout = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.errors import ConfigError, MissingExtra, RunFailed, Unreachable
+from steppe.core.checking import checked
+from steppe.core.errors import ConfigError, DamagedFile, MissingExtra, RunFailed, Unreachable
 from steppe.core.links import COMMANDS, EVENTS, SCALE, TOPICS
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
@@ -23,8 +24,9 @@ from steppe.runtimes.kafka_charter import CHARTER, PLAN, WORDS, Charter, Vetting
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.processes import ProcessHandle, warm_up
 from steppe.runtimes.resuming import prime
+from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import Connection, Feed, Message, ends, ensure_topics, headers_of, partitions_of, reading
-from steppe.transport.kafka_board import KafkaBoard, record_of
+from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_links import Primer
 from steppe.transport.shm import Control
 
@@ -109,6 +111,8 @@ class Mirror:
         self._told = earlier[-1][0] if earlier else 0
         self._copied: set[int] = set()
         self._vetting = Vetting(charter, directory.config().agent, (*WORDS, SCALE))
+        self._letters = DeadLetters(connection, SUPERVISOR, lambda details: self._say("warning", details))
+        self._num_actors = charter.order.plan().num_writers
         with reading(connection) as consumer:
             starts = {topic: ends(consumer, topic)[1] for topic in self._names}
         for topic, start in starts.items():
@@ -117,6 +121,7 @@ class Mirror:
     def progress(self) -> None:
         """Copy what is new."""
         self._feed.progress()
+        self._letters.progress()
         for number, record in self._directory.store.read(EVENTS, self._told):
             self._told = number
             if number not in self._copied and record.get("role") != SERVICE:
@@ -136,6 +141,8 @@ class Mirror:
         """Copy what there still is, if a broker answers."""
         with contextlib.suppress(RunFailed):
             self.catch_up()
+            self._letters.close()
+            self.progress()
         self.board.close()
         self._feed.close()
 
@@ -143,13 +150,14 @@ class Mirror:
         about = headers_of(message)
         if about.get("run") != self._run or about.get("origin") == SUPERVISOR.encode():
             return
-        topic, record = self._names[message.topic()], record_of(message)
-        if topic == COMMANDS:
-            self._pass_on(record or {})
+        topic = self._names[message.topic()]
+        try:
+            record = checked(topic, message.value(), self._directory.id, self._num_actors)
+        except DamagedFile as error:
+            self._letters.refuse(message, str(error))
             return
-        if record is None:
-            details = {"message": f"{message.topic()} has a message that is no record, at offset {message.offset()}"}
-            self._say("warning", details)
+        if topic == COMMANDS:
+            self._pass_on(record)
             return
         number = self._directory.store.post(topic, record)
         if topic == EVENTS:

@@ -5,7 +5,6 @@ Both go over the topic commands.control: whoever creates a run puts its charter 
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections import OrderedDict
@@ -16,8 +15,9 @@ import msgspec
 
 from steppe.core import factory
 from steppe.core.algorithms import AgentConfig
+from steppe.core.checking import checked
 from steppe.core.config import KafkaConfig
-from steppe.core.errors import ConfigError
+from steppe.core.errors import ConfigError, DamagedFile
 from steppe.core.links import COMMANDS, SCALE, SET, START
 from steppe.core.validating import validated
 from steppe.records.checkpoints import Checkpoints
@@ -39,7 +39,7 @@ from steppe.transport.kafka import (
     require_allowed,
     topic_id,
 )
-from steppe.transport.kafka_board import KafkaBoard, record_of
+from steppe.transport.kafka_board import KafkaBoard, Refuse
 from steppe.transport.kafka_links import Marks, beginning
 
 CHARTER = "charter"  # the command that says what a run is
@@ -47,6 +47,7 @@ PLAN = "plan"  # the one that says who is in the rounds of mode sync from one of
 WORDS = ("stop", "finish", "pause", "resume")
 EXPIRY_S = 300.0  # of a command that does not say how long it is good for
 REMEMBERED = 4096  # ids of commands that were carried out
+_WORDS = 500  # characters of an answer
 
 
 class Charter(msgspec.Struct, frozen=True):
@@ -111,8 +112,9 @@ def wire_name(directory: RunDirectory) -> str:
     return f"{directory.id}~{directory.key[:8]}"
 
 
-def find_charter(config: KafkaConfig, run: str) -> Charter | None:
-    """The newest charter of a run, by its name, or by its name and key; Unreachable when no broker answers."""
+def find_charter(config: KafkaConfig, run: str, since: int = 0) -> Charter | None:
+    """The newest charter of a run from that offset on, by its name, or by its name and key; Unreachable when no broker
+    answers."""
     connection = Connection(config, run)
     if connection.topic(COMMANDS) not in connection.reach().topics:
         with reading(connection) as consumer:
@@ -121,10 +123,48 @@ def find_charter(config: KafkaConfig, run: str) -> Charter | None:
 
     def wanted(message: Message) -> bool:
         told = headers_of(message).get("run", b"").decode(errors="replace")
-        return run in (told, told.partition("~")[0]) and b'"command":"charter"' in (message.value() or b"")[:200]
+        return run in (told, told.partition("~")[0]) and _charter_in(message) is not None
 
-    found, _ = newest(connection, connection.topic(COMMANDS), 0, wanted)
-    return None if found is None else msgspec.convert(json.loads(found.value())["charter"], Charter)
+    found, _ = newest(connection, connection.topic(COMMANDS), 0, wanted, since=since)
+    return None if found is None else _charter_in(found)
+
+
+def newest_word(connection: Connection, since: int = 0) -> str | None:
+    """The newest of WORDS and CHARTER that a run was told from that offset on."""
+    run = connection.run.encode()
+
+    def word(message: Message) -> str | None:
+        if headers_of(message).get("run") != run:
+            return None
+        try:
+            told = str(checked(COMMANDS, message.value())["command"])
+        except DamagedFile:
+            return None
+        return told if told in (CHARTER, *WORDS) else None
+
+    found, _ = newest(connection, connection.topic(COMMANDS), 0, lambda message: word(message) is not None, since=since)
+    return None if found is None else word(found)
+
+
+def _charter_in(message: Message) -> Charter | None:
+    """The charter of the run that a message is for; None where it has none that is valid."""
+    if b'"command":"charter"' not in (message.value() or b"")[:200]:
+        return None
+    try:
+        return charter_of(checked(COMMANDS, message.value()), headers_of(message).get("run", b"").decode())
+    except (DamagedFile, UnicodeDecodeError):
+        return None
+
+
+def charter_of(record: Mapping[str, Any], run: str) -> Charter:
+    """The charter in a command; DamagedFile where it is none of this run."""
+    try:
+        charter = msgspec.convert(record.get("charter"), Charter)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise DamagedFile(f"its charter is not valid: {error}"[:300]) from None
+    if charter.run != run:
+        raise DamagedFile("its charter is that of another run")
+    return charter
 
 
 def command(word: str, issuer: str, **more: Any) -> dict[str, Any]:
@@ -189,7 +229,7 @@ class Vetting:
 def answer(record: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
     """What the event log says of a command: carried out, or why not."""
     about = {name: record.get(name) for name in ("id", "command", "issuer")}
-    return {**about, "obeyed": reason is None, "message": reason}
+    return {**about, "obeyed": reason is None, "message": reason and reason[:_WORDS]}
 
 
 def taken(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,10 +239,18 @@ def taken(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Commands:
-    """What the roles of a process are told that nobody supervises; `tell` hears what became of each command."""
+    """What the roles of a process are told that nobody supervises; `tell` hears what became of each command, and `refuse` gets
+    the records that are none."""
 
-    def __init__(self, charter: Charter, agent: AgentConfig, tell: Callable[[dict[str, Any]], object]) -> None:
+    def __init__(
+        self,
+        charter: Charter,
+        agent: AgentConfig,
+        tell: Callable[[dict[str, Any]], object],
+        refuse: Refuse = lambda message, reason: None,
+    ) -> None:
         self._run, self._tell, self._vetting = charter.run, tell, Vetting(charter, agent)
+        self._refuse = refuse
         self.asked = dict.fromkeys(KINDS, RUN)
         self.heard_from = 0  # the offset of the first command that was given while this process was there
         self._settings: list[tuple[int, dict[str, Any]]] = []
@@ -215,11 +263,17 @@ class Commands:
         """Carry out what is for this run and still good. What is older than this process is known to have been told."""
         if headers_of(message).get("run") != self._run.encode():
             return
-        record, old = record_of(message) or {}, message.offset() < self.heard_from
-        if record.get("command") == CHARTER:
-            self.asked |= dict.fromkeys(KINDS, RUN)
-            self._vetting.generation = record["charter"]["generation"]
-        if record.get("command") in (CHARTER, PLAN):
+        old = message.offset() < self.heard_from
+        try:
+            record = checked(COMMANDS, message.value())
+            if record["command"] == CHARTER:
+                self._vetting.generation = charter_of(record, self._run).generation
+                self.asked |= dict.fromkeys(KINDS, RUN)
+        except DamagedFile as error:
+            if not old:
+                self._refuse(message, str(error))
+            return
+        if record["command"] in (CHARTER, PLAN):
             return
         reason = self._vetting.refusal(record, message.timestamp()[1] / 1000 if old else time.time())
         if reason is None:

@@ -26,6 +26,7 @@ from steppe.runtimes.order import build_roles
 from steppe.runtimes.place import Order
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.turns import Turns, prepare_torch
+from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import Feed, ends, partitions_of, reading
 from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet
@@ -56,7 +57,9 @@ class Links:
 
     def __init__(self, charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> None:
         self.connection = connection = charter.connection(plan.config.kafka)
-        self.board = KafkaBoard(connection)
+        self.letters = DeadLetters(connection, place, self._tell)
+        self.board = KafkaBoard(connection, refuse=self.letters.refuse, num_actors=plan.num_writers)
+        self._run, self._place = directory.id, place
         kind, _, index = place.partition("-")
         self.feed = Feed(connection, group=f"steppe-{charter.run}" if kind == "learner" else None)
         claims = (plan.config.kafka.claims or Path(charter.order.directory) / "claims") / charter.run
@@ -67,10 +70,11 @@ class Links:
             self.press = Press(connection, inlet, claims)
             self.weights = KafkaWeights(connection, None, claims, self.press)
         else:
-            self.weights = KafkaWeights(connection, self.feed, claims)
+            self.weights = KafkaWeights(connection, self.feed, claims, letters=self.letters)
         if kind == "actor":
             slots, partitions = plan.slots_per_actor, partitions_of(connection)
-            self.channel = KafkaOutlet(connection, self.feed, plan.segment, int(index), slots, partitions)
+            outlet = (plan.segment, int(index), slots, partitions, self.letters)
+            self.channel = KafkaOutlet(connection, self.feed, *outlet)
 
     def _inlet(self, charter: Charter, plan: Plan, directory: RunDirectory) -> KafkaInlet | None:
         """Where actor and learner share a place, segments never leave its memory."""
@@ -83,7 +87,7 @@ class Links:
                 prime(self.channel, plan, directory)
             return None
         marks, lives = charter.marks_from(plan, directory, self.connection)
-        inlet = KafkaInlet(self.connection, self.feed, plan.segment, actors, slots, marks, lives)
+        inlet = KafkaInlet(self.connection, self.feed, plan.segment, actors, slots, marks, lives, self.letters)
         self.channel = inlet
         return inlet
 
@@ -96,6 +100,7 @@ class Links:
 
     def rest(self, timeout_s: float) -> None:
         """Wait for something to come. What comes for the learner waits until it asks for it."""
+        self.letters.progress()
         if self.press is not None:
             self.press.require()
             if not isinstance(self.channel, KafkaInlet):
@@ -112,8 +117,14 @@ class Links:
             if self.press is not None:
                 self.press.close(DELIVER_S)
         finally:
+            self.letters.close()
             self.board.close(DELIVER_S)
             self.feed.close()
+
+    def _tell(self, details: dict[str, Any]) -> None:
+        """Put what was refused into the event log."""
+        event = EventReport(run=self._run, kind="warning", role=self._place, details=details)
+        self.board.post(EVENTS, event.record())
 
 
 @contextlib.contextmanager
@@ -145,7 +156,8 @@ class Stay:
             board: Board = links.board
             if self.asked is not None:
                 board = PostedAndRead(links.board, self.directory.store)
-            commands = Commands(self.charter, self.plan.config.agent, self._teller(links.board))
+            refuse = links.letters.refuse if self.place == "learner" else _pass_over  # each once, not by every role
+            commands = Commands(self.charter, self.plan.config.agent, self._teller(links.board), refuse)
             asked = _Catching(self.asked or self._told_by(commands), links)
             order, ends_of = self.charter.here(), (links.channel, links.weights)
             roles = build_roles(
@@ -195,6 +207,10 @@ class Stay:
             board.post(EVENTS, event.record())
 
         return tell
+
+
+def _pass_over(message: object, reason: str) -> None:
+    """The learner parks it."""
 
 
 def _show_life(roles: list[Role]) -> None:

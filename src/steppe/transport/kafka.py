@@ -2,7 +2,7 @@
 
     experiences           16 partitions   key run/actor    a segment is one message; an actor stays in one partition
     experiences.progress  1, compacted    key run/actor    how far the learner has read each actor: the actor's credit
-    experiences.rejected  1               key run/actor    messages that were not what they claimed, with the reason
+    dead_letters          1               records that failed validation, with the reason (dead_letters.py)
     model_updates         1, compacted    key run/policy   weights; written in transactions with the offsets behind them
     metrics.* events commands.control     1 partition each: a Board (kafka_board.py)
 
@@ -26,7 +26,7 @@ from steppe.core.config import KafkaConfig
 from steppe.core.errors import ConfigError, MissingExtra, RunFailed, Unreachable
 from steppe.core.links import TOPICS
 
-EXPERIENCES, PROGRESS, REJECTED = "experiences", "experiences.progress", "experiences.rejected"
+EXPERIENCES, PROGRESS, DEAD_LETTERS = "experiences", "experiences.progress", "dead_letters"
 UPDATES = "model_updates"
 WORD = struct.Struct("<q")  # a number in a header
 REACH_S = 10.0
@@ -34,6 +34,8 @@ SILENT_S = 5.0  # after which a reader looks whether its topics are still there
 ALLOWED = "docs/kafka.md (Security) lists what each role must be allowed"
 GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted
 HOUR_MS = 3_600_000
+DEAD_BYTES = 64 << 20  # of the dead-letter topic that are kept
+TURN_S = 0.25  # how long one call may hand on messages that keep coming
 QUEUE_KB = 64 << 10  # of messages that have come and were not asked for yet
 MESSAGE_TIMEOUT_MS = 600_000  # how long a message waits for a broker that does not answer
 Message: TypeAlias = Any  # confluent_kafka.Message
@@ -200,7 +202,14 @@ def _wanted(connection: Connection) -> dict[str, tuple[int, dict[str, str]]]:
             },
         ),
         PROGRESS: (1, compact),
-        REJECTED: (1, {**kept, **most}),
+        DEAD_LETTERS: (
+            1,
+            {
+                **kept,
+                "retention.bytes": str(DEAD_BYTES),
+                "segment.bytes": str(DEAD_BYTES >> 2),  # only whole files of the log are deleted
+            },
+        ),
         UPDATES: (1, compact),
     }
     for name in TOPICS:
@@ -275,8 +284,11 @@ def home_of(run: str, actor: int, partitions: int) -> int:
 
 
 def headers_of(message: Message) -> dict[str, bytes]:
-    """Name → bytes; of a name that occurs twice the last."""
-    return {name: value or b"" for name, value in message.headers() or ()}
+    """Name → bytes; of a name that occurs twice the last. Nothing where a name is not text."""
+    try:
+        return {name: value or b"" for name, value in message.headers() or ()}
+    except (UnicodeDecodeError, SystemError):
+        return {}
 
 
 def ends(consumer: Any, topic: str, partition: int = 0) -> tuple[int, int]:
@@ -309,12 +321,17 @@ def _not_yet(errors: Any) -> tuple[int, ...]:
 
 
 def newest(
-    connection: Connection, topic: str, partition: int, wanted: Callable[[Message], bool], before: int | None = None
+    connection: Connection,
+    topic: str,
+    partition: int,
+    wanted: Callable[[Message], bool],
+    before: int | None = None,
+    since: int = 0,
 ) -> tuple[Message | None, int]:
-    """The last message of a partition that is wanted, and the partition's end (or `before`)."""
+    """The last message of a partition that is wanted, from `since` on, and the partition's end (or `before`)."""
     with reading(connection) as consumer:
         low, high = connection.ends(consumer, topic, partition)
-        high = high if before is None else before
+        low, high = max(low, since), high if before is None else before
         for messages in backwards(consumer, topic, partition, low, high):
             found = [message for message in messages if wanted(message)]
             if found:
@@ -401,10 +418,11 @@ class Feed:
         return True
 
     def progress(self, timeout_s: float = 0.0) -> bool:
-        """Hand on all that is here, waiting for the first if asked to; whether there was something."""
+        """Hand on what is here, for a bounded time, waiting for the first if asked to; whether there was something."""
         if not self.one(timeout_s):
             return False
-        while self.one():
+        until = time.monotonic() + TURN_S
+        while time.monotonic() < until and self.one():
             pass
         return True
 

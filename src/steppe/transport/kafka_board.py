@@ -7,29 +7,47 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
-from steppe.core.errors import RunFailed
+from steppe.core.checking import checked, parsed
+from steppe.core.errors import DamagedFile, RunFailed
 from steppe.transport.kafka import Connection, Message, denied, ends, headers_of, library, said, span, writing
 
 POST_S = 5.0  # how long a post waits to hear its number
 
 
+Refuse = Callable[[Message, str], object]
+
+
 def record_of(message: Message) -> dict[str, Any] | None:
-    """What a message says; None where it is none of a Board's."""
+    """The JSON object in a message, bounded but of any schema; None where there is none."""
     try:
-        record = json.loads(message.value() or b"")
-    except ValueError:
+        return parsed(message.value())
+    except DamagedFile:
         return None
-    return record if isinstance(record, dict) else None
 
 
 class KafkaBoard:
     """The records of one run; those of others on the same topics are passed over. Not for several threads at once."""
 
-    def __init__(self, connection: Connection, origin: str = "role") -> None:
-        """`origin` goes with every record, for those who copy records from one Board to another."""
+    def __init__(
+        self,
+        connection: Connection,
+        origin: str = "role",
+        refuse: Refuse | None = None,
+        num_actors: int | None = None,
+    ) -> None:
+        """`origin` goes with every record, for those who copy records from one Board to another.
+
+        With `refuse`, only records of their topic's schema, this run and one of `num_actors` are read; it gets the others, once.
+        """
         self._connection, self._kafka, self._origin = connection, library(), origin.encode()
+        self._refuse, self._num_actors = refuse, num_actors
+        self._refused_to: dict[
+            str, int
+        ] = {}  # topic → the offset in front of which everything was refused that had to be
+        self._passed: dict[str, tuple[int, int]] = {}  # topic → behind this number there is nothing up to that offset
         self._producer = connection.producer(**{"queue.buffering.max.kbytes": 16 << 10})
         self._consumer: Any = None
         self._late = False  # the broker did not answer the last post in time: further ones do not wait
@@ -70,15 +88,31 @@ class KafkaBoard:
         name, run = self._connection.topic(topic), self._connection.run.encode()
         low, high = ends(self._consumer, name)
         start = max(low, after if after <= high else 0)  # beyond its end: the topic was made anew
+        since, passed = self._passed.get(topic, (-1, 0))
+        if since == after and passed <= high:
+            start = max(start, passed)
         found: list[tuple[int, dict[str, Any]]] = []
         while start < high and len(found) < limit:
             stop = min(high, start + limit)
             messages = span(self._consumer, name, 0, start, stop)
             own = [message for message in messages if headers_of(message).get("run") == run]
-            told = [(message.offset() + 1, record_of(message)) for message in own]
+            told = [(message.offset() + 1, self._record(topic, message)) for message in own]
             found += [(number, record) for number, record in told if record is not None]
             start = stop
+        if len(found) <= limit:
+            self._passed[topic] = (found[-1][0] if found else after, start)
         return found[:limit]
+
+    def _record(self, topic: str, message: Message) -> dict[str, Any] | None:
+        if self._refuse is None:
+            return record_of(message)
+        try:
+            return checked(topic, message.value(), self._connection.name, self._num_actors)
+        except DamagedFile as error:
+            if message.offset() >= self._refused_to.get(topic, 0):  # a reader may come by again
+                self._refused_to[topic] = message.offset() + 1
+                self._refuse(message, str(error))
+            return None
 
     def end(self, topic: str) -> int:
         """The number of the newest record, of whichever run."""

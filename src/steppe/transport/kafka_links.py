@@ -27,14 +27,15 @@ from steppe.core.codec import (
     SEGMENT_SCHEMA,
     decode_segment,
     encode_segment,
+    segment_header,
 )
 from steppe.core.errors import DamagedFile, Overtaken, RunFailed
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
+from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import (
     EXPERIENCES,
     PROGRESS,
-    REJECTED,
     WORD,
     Connection,
     Feed,
@@ -47,6 +48,7 @@ from steppe.transport.kafka import (
     newest,
     reading,
     said,
+    span,
     topic_id,
     writing,
 )
@@ -55,6 +57,7 @@ SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in expe
 ACK_S = 60.0  # how long a message that must arrive before anything else may take
 LEAST_HELD = 16  # segments of a partition that the reader may have in memory, at the least
 LOOK_BACK = 16  # messages
+AT_ONCE = 1_000  # messages that one poll looks at
 Last = tuple[int, bytes | None]
 Marks = dict[int, tuple[int, list[int]]]  # partition → its low mark, and what was learned from behind that
 
@@ -126,14 +129,24 @@ class KafkaOutlet:
     """A Channel as its one writer holds it."""
 
     def __init__(
-        self, connection: Connection, feed: Feed, spec: SegmentSpec, actor: int, slots: int, partitions: int
+        self,
+        connection: Connection,
+        feed: Feed,
+        spec: SegmentSpec,
+        actor: int,
+        slots: int,
+        partitions: int,
+        letters: DeadLetters | None = None,
     ) -> None:
+        """`letters` is where records of experiences.progress go that are not valid."""
         self._connection, self._actor = connection, actor
+        self._letters = letters or DeadLetters(connection, f"actor-{actor}")
         self._topic, self._home = connection.topic(EXPERIENCES), home_of(connection.run, actor, partitions)
         self._key, self._run = connection.key(actor), connection.run.encode()
         self._sender = Sender(connection)
         self._blank, self._given = Segment.blank(spec), False  # one is enough: a message is a copy
         self._refused: tuple[int, str] | None = None
+        self._lives: dict[int, bool] = {}  # the last life that a message named behind this one, and whether it began
         self._feed, self._slots, self.shift = feed, slots, 0
         about = {"kind": BEGIN, "run": self._run, "actor": WORD.pack(actor)}
         self.life = self._sender.post(self._topic, None, self._key, self._home, about)
@@ -145,6 +158,7 @@ class KafkaOutlet:
     def blank(self, actor: int) -> Segment | None:
         self._feed.progress()
         self._sender.progress()
+        self._letters.progress()
         self._require_accepted()
         self._given = self._given or len(self._outstanding) < self._slots
         return self._blank if self._given else None
@@ -189,22 +203,48 @@ class KafkaOutlet:
 
     def _begin_reading(self) -> Read:
         connection, topic, key = self._connection, self._connection.topic(PROGRESS), self._key
-        told, end = newest(connection, topic, 0, lambda message: message.key() == key)
-        found, _ = newest(connection, topic, 0, lambda message: message.key() == key and _read(message).next >= 0, end)
+
+        def own(message: Message) -> Read | None:
+            return self._genuine(message) if message.key() == key else None
+
+        told, end = newest(connection, topic, 0, lambda message: own(message) is not None)
+        found, _ = newest(connection, topic, 0, lambda message: (own(message) or Read(-1)).next >= 0, end)
         self._feed.follow(topic, 0, end, self._take)
-        if told is not None:  # perhaps of this very life: a reader may be quicker than this
-            self._require_place(_read(told))
-            self.shift = _read(told).shift
-        return Read(0) if found is None else _read(found)
+        if (
+            told is not None and (read := own(told)) is not None
+        ):  # perhaps of this life: a reader may be quicker than this
+            self._require_place(read)
+            self.shift = read.shift
+        return (own(found) if found is not None else None) or Read(0)
 
     def _require_place(self, read: Read) -> None:
         if read.life > self.life:
             raise Overtaken(f"another process has taken the place of actor-{self._actor} in {self._connection.run}")
 
+    def _genuine(self, message: Message) -> Read | None:
+        """What a message says of this actor; None where it is not valid, or names a life that never began."""
+        read = _read(message)
+        if read is None or read.life <= self.life:
+            return read
+        if read.life not in self._lives:
+            self._lives = {read.life: self._began(read.life)}
+        return read if self._lives[read.life] else None
+
+    def _began(self, life: int) -> bool:
+        """Whether a writer of this actor announced itself at that offset."""
+        with reading(self._connection) as consumer:
+            _, high = ends(consumer, self._topic, self._home)
+            there = span(consumer, self._topic, self._home, life, life + 1) if life < high else []
+        about = [(message.key(), headers_of(message).get("kind")) for message in there if message.offset() == life]
+        return about == [(self._key, BEGIN)]
+
     def _take(self, message: Message) -> None:
         if message.key() != self._key:
             return
-        read = _read(message)
+        read = self._genuine(message)
+        if read is None:
+            self._letters.refuse(message, "it does not say how far the learner has read")
+            return
         self._require_place(read)
         self._refused, self.shift = read.refused, read.shift
         if read.next < 0:
@@ -219,12 +259,14 @@ class KafkaOutlet:
             raise RunFailed(f"the learner refused a segment of actor-{self._actor}: {refused[1]}")
 
 
-def _read(message: Message) -> Read:
-    """What a message of experiences.progress says."""
+def _read(message: Message) -> Read | None:
+    """What a message of experiences.progress says; None where it is not valid."""
     try:
-        return msgspec.msgpack.decode(message.value() or b"", type=Read)
-    except msgspec.MsgspecError:
-        return Read(-1)
+        read = msgspec.msgpack.decode(message.value() or b"", type=Read)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    numbers = (read.next, read.life, *read.held)
+    return read if all(-1 <= number < 1 << 62 for number in numbers) and abs(read.shift) < 1 << 62 else None
 
 
 def last_of(connection: Connection, actor: int, home: int, before: int | None = None) -> Last | None:
@@ -233,8 +275,8 @@ def last_of(connection: Connection, actor: int, home: int, before: int | None = 
     with reading(connection) as consumer:
         low, high = connection.ends(consumer, topic, home)
         for messages in backwards(consumer, topic, home, low, high if before is None else before):
-            own = [(message.offset(), headers_of(message)) for message in messages if message.key() == key]
-            seen[:0] = own
+            own = [(message.offset(), message) for message in messages if message.key() == key]
+            seen[:0] = [(offset, headers_of(message)) for offset, message in own if _whole(message, connection.name)]
             last = _last_valid(seen)
             if last is not None and last >= LOOK_BACK:  # no life began so shortly before that a killed one still sends
                 break
@@ -243,6 +285,18 @@ def last_of(connection: Connection, actor: int, home: int, before: int | None = 
             return None
         about = seen[last][1]
         return WORD.unpack(about["sequence"])[0], about.get("state")
+
+
+def _whole(message: Message, run: str) -> bool:
+    """Whether a message is a beginning, or a segment of this run whose contents are what its headers say."""
+    about = headers_of(message)
+    if about.get("kind") != SEGMENT:
+        return about.get("kind") in (BEGIN, PRIME)
+    try:
+        header = segment_header(message.value() or b"")
+        return header.run == run and header.sequence == _word(about, "sequence")
+    except DamagedFile:
+        return False
 
 
 def _last_valid(seen: Sequence[tuple[int, Mapping[str, bytes]]]) -> int | None:
@@ -286,6 +340,8 @@ class _Account:
     """One actor, as the reader keeps account of it: what a Read tells."""
 
     next: int = -1
+    due: int | None = None  # the number of this life's next segment, once it has sent one
+    unsure: bool = True  # whether a life may have begun that was not read of
     held: dict[int, None] = field(default_factory=dict)  # sequence numbers
     life: int = -1
     refused: tuple[int, str] | None = None
@@ -309,14 +365,16 @@ class KafkaInlet:
         slots: int,
         marks: Marks,
         lives: Mapping[int, int] | None = None,
+        letters: DeadLetters | None = None,
     ) -> None:
         """`marks` says for each partition where to begin: its low mark, and what was learned from behind that; `lives`, who had
-        begun until then."""
+        begun until then; `letters` is where messages go that are not valid."""
         self._connection, self._feed, self._spec = connection, feed, spec
         self._num_actors = num_actors
         self._topic, self._run, self._id = connection.topic(EXPERIENCES), connection.run, topic_id(connection)
         self._own = connection.run.encode()
         self._sender = Sender(connection)
+        self._letters = letters or DeadLetters(connection, "learner")
         self.metadata = feed.metadata()  # whose offsets these are; without subscriptions it never changes
         self._ready: deque[Segment] = deque()
         self._spare: deque[Segment] = deque(maxlen=LEAST_HELD)  # fresh memory for each would cost as much as reading it
@@ -343,9 +401,11 @@ class KafkaInlet:
         return False
 
     def poll(self) -> Segment | None:
-        while not self._ready and self._feed.one():
-            pass
+        for _ in range(AT_ONCE):
+            if self._ready or not self._feed.one():
+                break
         self._sender.progress()
+        self._letters.progress()
         return self._ready.popleft() if self._ready else None
 
     def release(self, segment: Segment) -> None:
@@ -404,6 +464,7 @@ class KafkaInlet:
     def close(self, timeout_s: float = 10.0) -> bool:
         """Wait for what is under way; whether all of it was written down."""
         self._tell_all()
+        self._letters.close(timeout_s)
         return self._sender.flush(timeout_s) == 0
 
     def _home(self, actor: int) -> int:
@@ -411,8 +472,11 @@ class KafkaInlet:
 
     def _take(self, message: Message) -> None:
         home, offset = self.homes[message.partition()], message.offset()
+        if offset > home.next:  # the topic no longer has what was between
+            self._expect_anything(message.partition(), unsure=True)
         home.next = offset + 1
         if offset in home.done:
+            self._expect_anything(message.partition())
             return
         about = headers_of(message)
         try:
@@ -422,14 +486,28 @@ class KafkaInlet:
                 return
             actor = _word(about, "actor", self._num_actors)
             if about["kind"] == BEGIN:
-                self._begin(actor, offset)
+                self._begin(message, actor)
             elif about["kind"] == SEGMENT:
                 self._receive(message, about, actor)
         except DamagedFile as error:
             self._reject(message, about, str(error))
 
-    def _begin(self, actor: int, life: int) -> None:
-        account = self._accounts[actor]
+    def _expect_anything(self, partition: int, *, unsure: bool = False) -> None:
+        """Some of a partition's messages were not looked at: with `unsure`, beginnings perhaps among them."""
+        for actor, account in self._accounts.items():
+            if self._home(actor) == partition:
+                account.due, account.unsure = None, account.unsure or unsure
+
+    def _require_home(self, message: Message, actor: int) -> None:
+        if message.partition() != self._home(actor):
+            raise DamagedFile(f"it is in partition {message.partition()}, which is not that of actor-{actor}")
+
+    def _begin(self, message: Message, actor: int) -> None:
+        self._require_home(message, actor)
+        if message.key() != self._connection.key(actor) or message.value() is not None:
+            raise DamagedFile(f"it is not how actor-{actor} announces itself")
+        account, life = self._accounts[actor], message.offset()
+        account.due, account.unsure = None, False
         if life > account.life:  # otherwise it was read by the reader before
             self.joined.append((actor, account.life >= 0))
             account.life = life
@@ -442,11 +520,15 @@ class KafkaInlet:
             self.dropped["overtaken"] += 1
             return
         segment = self._decoded(message, about, actor)
-        if life >= message.offset():
+        self._require_home(message, actor)
+        if life >= message.offset() or (life > account.life and not account.unsure):
             raise DamagedFile(f"its header 'life' is {life}, and no life began there before offset {message.offset()}")
         assert segment.header is not None
+        if account.due is not None and segment.header.sequence > account.due:
+            raise DamagedFile(f"its sequence number is {segment.header.sequence}, and {account.due} is due")
         account.life = max(life, account.life)  # not before: a forged one would end the actor's own
-        account.next, account.refused = segment.header.sequence + 1, None
+        account.due = max(account.due or 0, segment.header.sequence + 1)
+        account.next, account.refused = max(account.next, segment.header.sequence + 1), None
         account.held[segment.header.sequence] = None
         partition, home = message.partition(), self.homes[message.partition()]
         segment.slot, self._next_slot = self._next_slot, self._next_slot + 1
@@ -484,11 +566,7 @@ class KafkaInlet:
     def _reject(self, message: Message, about: Mapping[str, bytes], reason: str) -> None:
         """Put it aside with the reason, and let its writer know, if it is one of ours."""
         self.dropped["rejected"] += 1
-        where = {"partition": WORD.pack(message.partition()), "offset": WORD.pack(message.offset())}
-        parked = {**about, "reason": reason.encode(), **where}
-        value = (message.value() or b"")[: self._connection.max_bytes]
-        key = message.key() or self._connection.key("unknown")
-        self._sender.send(self._connection.topic(REJECTED), value, key, 0, parked)
+        self._letters.refuse(message, reason)
         for actor in range(self._num_actors):
             named = about.get("run") == self._own and about.get("actor") == WORD.pack(actor)
             if named and message.partition() == self._home(actor):  # nowhere else has it written anything

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from steppe.core.codec import WEIGHTS_SCHEMA, decode_weights, encode_weights
 from steppe.core.durable import write_atomic
 from steppe.core.errors import DamagedFile, Overtaken, RunFailed, Unreachable
 from steppe.core.weights import Layout, Weights
+from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import (
     UPDATES,
     WORD,
@@ -39,16 +41,26 @@ from steppe.transport.kafka_links import KafkaInlet
 UNREADABLE_S = 30.0  # how long a reader without any weights tries to read some
 KEPT_CLAIMS = 4  # files of weights that are left for readers who are late
 PRESS = "learner"  # the key of the newest press's name in model_updates
+WAITING = 32  # messages of a policy that are kept undecoded
 TRY_S = 30.0  # how long one call of a transaction may take before it is repeated
 
 
 class KafkaWeights:
     """A WeightStore, as a reader holds it; the learner's has a press, which writes."""
 
-    def __init__(self, connection: Connection, feed: Feed | None, claims: Path, press: Press | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        feed: Feed | None,
+        claims: Path,
+        press: Press | None = None,
+        letters: DeadLetters | None = None,
+    ) -> None:
+        """`letters` is where messages go that are not valid weights."""
         self._connection, self._claims, self._press = connection, claims, press
+        self._letters = letters or DeadLetters(connection, "weights")
         self._newest: dict[str, Weights] = {}
-        self._came: dict[str, Message] = {}
+        self._came: defaultdict[str, list[Message]] = defaultdict(list)  # oldest first, decoded if somebody wants them
         self.damaged: str | None = None  # why the newest message was not taken
         self._damaged_s = math.inf  # since when
         self._sought: set[str] = set()
@@ -75,8 +87,8 @@ class KafkaWeights:
         if self._feed is not None:
             self._feed.progress()
             self._seek(policy)
-        if policy in self._came:
-            self._decode(policy, self._came.pop(policy))
+        self._decode_newest(policy)
+        self._letters.progress()
         found = self._newest.get(policy)
         if found is None and time.monotonic() - self._damaged_s > UNREADABLE_S:
             raise RunFailed(f"no weights can be read: {self.damaged}")
@@ -85,40 +97,64 @@ class KafkaWeights:
     def earlier(self, policy: str) -> int:
         """The newest version that an earlier learner of this run has published; -1 when there was none."""
         found = self._before(policy)
-        word = b"" if found is None else headers_of(found).get("version", b"")
-        return int(WORD.unpack(word)[0]) if len(word) == WORD.size else -1
+        return -1 if found is None else self._decoded(policy, found).version
 
     def _seek(self, policy: str) -> None:
         """The first time that somebody asks for a policy: what was published before this reader came."""
         if policy in self._sought:
             return
         self._sought.add(policy)
-        if policy not in self._came and (found := self._before(policy)) is not None:
-            self._take(found)
+        if not self._came[policy] and (found := self._before(policy)) is not None:
+            self._came[policy].append(found)
 
     def _before(self, policy: str) -> Message | None:
-        key = self._connection.key(policy)
-        wanted = lambda message: message.key() == key  # noqa: E731
+        def wanted(message: Message) -> bool:
+            try:
+                return message.key() == self._connection.key(policy) and bool(self._decoded(policy, message))
+            except DamagedFile as error:
+                self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
+                return False
+
         return newest(self._connection, self._connection.topic(UPDATES), 0, wanted, self._begun)[0]
 
     def _take(self, message: Message) -> None:
         about = headers_of(message)
-        if about.get("run") == self._connection.run.encode() and "policy" in about and "version" in about:
-            self._came[about["policy"].decode(errors="replace")] = message  # read only if somebody wants it
+        if about.get("run") != self._connection.run.encode() or "press" in about:
+            return
+        policy = about.get("policy", b"").decode(errors="replace")
+        if message.key() != self._connection.key(policy):
+            self._letters.refuse(message, "its key and its headers name different policies")
+            return
+        self._came[policy].append(message)
+        if len(self._came[policy]) > WAITING:
+            self._decode_newest(policy)
 
-    def _decode(self, policy: str, message: Message) -> None:
-        """Keep the old weights where the new ones are not what they claim."""
+    def _decode_newest(self, policy: str) -> None:
+        """Take the valid weights of the highest version; keep the old ones where none that came are what they claim."""
+        known = self._newest.get(policy)
+        for message in sorted(self._came.pop(policy, []), key=_version, reverse=True):
+            try:
+                found = self._decoded(policy, message)
+                self._newest[policy] = found if known is None or found.version > known.version else known
+                self.damaged, self._damaged_s = None, math.inf
+                return
+            except DamagedFile as error:
+                self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
+                self._letters.refuse(message, str(error))
+
+    def _decoded(self, policy: str, message: Message) -> Weights:
+        """The weights of a message, with the version that its header names and the layout of those before."""
         about = headers_of(message)
-        try:
-            if len(about.get("schema", b"")) != WORD.size or WORD.unpack(about["schema"])[0] > WEIGHTS_SCHEMA:
-                raise DamagedFile("weights of a schema that is not known here")
-            data = message.value() or b""
-            if "sha256" in about:
-                data = self._claimed(about)
-            self._newest[policy] = decode_weights(data)
-            self.damaged, self._damaged_s = None, math.inf
-        except DamagedFile as error:
-            self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
+        schema = about.get("schema", b"")
+        if len(schema) != WORD.size or WORD.unpack(schema)[0] > WEIGHTS_SCHEMA:
+            raise DamagedFile("weights of a schema that is not known here")
+        data = self._claimed(about) if "sha256" in about else message.value() or b""
+        weights, known = decode_weights(data), self._newest.get(policy)
+        if weights.version != _version(message):
+            raise DamagedFile("the weights' header and contents name different versions")
+        if known is not None and weights.layout != known.layout:
+            raise DamagedFile("the weights have another layout than those before")
+        return weights
 
     def _claimed(self, about: Mapping[str, bytes]) -> bytes:
         name = about["sha256"].hex()
@@ -129,6 +165,12 @@ class KafkaWeights:
         if hashlib.sha256(data).digest() != about["sha256"]:
             raise DamagedFile(f"the weights' file {name} does not match its name")
         return data
+
+
+def _version(message: Message) -> int:
+    """As the header says; -1 where it does not."""
+    word = headers_of(message).get("version", b"")
+    return int(WORD.unpack(word)[0]) if len(word) == WORD.size else -1
 
 
 class Press:
@@ -245,9 +287,10 @@ class Press:
     def _require_newest(self, why: str) -> None:
         """Overtaken when the newest word in the topic is another's."""
         key = self._connection.key(PRESS)
+        wanted = lambda message: message.key() == key and len(headers_of(message).get("press", b"")) == 32  # noqa: E731
         while True:
             try:
-                found, _ = newest(self._connection, self._topic, 0, lambda message: message.key() == key)
+                found, _ = newest(self._connection, self._topic, 0, wanted)
                 break
             except Unreachable:
                 if self._closed:
