@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,10 @@ def test_up_status_down(kafka, tmp_path, monkeypatch):
         assert first["running"]
         assert json.loads(say("status").stdout)["address"] == first["address"]
         assert json.loads(say("down").stdout) == {"stopped": True}
-        assert kafka_broker._started(first["pid"]) is None
+        assert not json.loads(say("status").stdout)["running"]
+        host, _, port = first["address"].rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=60).close()
         assert json.loads(say("down").stdout) == {"stopped": False}
     finally:
         say("down")
