@@ -176,3 +176,30 @@ def test_columns_of_the_agent_are_those_of_the_first_step():
 def test_who_collected_a_segment_must_be_known():
     with pytest.raises(UsageError, match="header"):
         Windows(spec_of(2, 1), 1, GAMMA).transitions(Segment.blank(spec_of(2, 1)))
+
+
+@pytest.mark.parametrize("n_step", [2, 3, 6])
+def test_open_windows_are_restored(n_step):
+    """With segments shorter and longer than a window, another one goes on from the state as the first does."""
+    spec = spec_of(4, 3)
+    actors = [ScriptedActor(spec, actor) for actor in (0, 1)]
+    first = Windows(spec, n_step, GAMMA)
+    for _ in range(5):
+        for actor in actors:
+            first.transitions(actor.segment())
+    state = first.state()
+    assert sorted(state) == ["0", "1"]
+    for saved in state.values():
+        assert {len(rows) for rows in saved["columns"].values()} == {n_step - 1}
+    again = Windows(spec, n_step, GAMMA)
+    again.restore(state)
+    for saved, same in zip(state.values(), again.state().values(), strict=True):
+        assert saved["sequence"] == same["sequence"] == 4
+        np.testing.assert_array_equal(saved["last_obs"], same["last_obs"])
+        for name, rows in saved["columns"].items():
+            np.testing.assert_array_equal(rows, same["columns"][name])
+    for actor in actors:
+        segment = actor.segment()
+        require_same(rows_of(again.transitions(segment)), rows_of(first.transitions(segment)))
+    for saved in again.state().values():
+        assert {len(rows) for rows in saved["columns"].values()} == {n_step - 1}
