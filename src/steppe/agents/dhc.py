@@ -8,6 +8,7 @@ counts, or the first agent's only. What the actors need besides the weights, whi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,6 +132,10 @@ class DHC(TorchAgent):
 
     # Learning.
 
+    def retune(self, values: Mapping[str, Any]) -> None:
+        super().retune(values)
+        self._target.every_steps = self.config.target_every
+
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Count the episodes that ended, by lesson: they succeed when they come to an end of their own."""
         self.env_steps = progress.env_steps
@@ -162,7 +167,8 @@ class DHC(TorchAgent):
         self.learning_rate = (config.learning_rate or 0.0) * 0.5 ** sum(self.updates >= at for at in config.halve_at)
 
     def gradients(self, batch: Batch) -> np.ndarray:
-        """The gradient of the loss on one draw, unclipped."""
+        """The gradient of the loss on one draw, unclipped; others take the steps, so the target network follows theirs."""
+        self._target.follow(self.updates)
         self._backward(batch)
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient

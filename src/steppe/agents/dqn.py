@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numba
 import numpy as np
@@ -48,6 +49,10 @@ class DQN(TorchAgent):
         if explore:
             action = wander(action, self.num_actions, self.epsilon, self._stream)
         return {"action": action}
+
+    def retune(self, values: Mapping[str, Any]) -> None:
+        super().retune(values)
+        self._target.every_steps = self.config.target_every
 
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Running statistics, epsilon, and the target network every `target_every` environment steps."""

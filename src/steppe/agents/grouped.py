@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from steppe.core import seeding
-from steppe.core.agent import Agent, Learned, Progress, Tree
+from steppe.core.agent import Agent, Learned, Progress, Tree, Tunable
 from steppe.core.algorithms import AgentConfig, implementation
 from steppe.core.errors import ConfigError
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import AgentSpec, EnvSpec, SegmentSpec
+from steppe.core.tuning import checked_changes
 from steppe.core.weights import Weights
 
 _NARROWED = ("obs", "final_obs", "action")
@@ -127,6 +128,26 @@ class Grouped:
         """Show every group its rows."""
         for group in self.groups:
             group.agent.observe(self._segment(group, segment), progress)
+
+    def retune(self, values: Mapping[str, Any]) -> None:
+        """Let every group learn with other hyperparameters; ConfigError, and no change, if one of them cannot."""
+        alone = {"policies": "shared"}
+        for group in self.groups:
+            if not isinstance(group.agent, Tunable):
+                raise ConfigError(f"the policy {group.name!r} takes over no hyperparameters while it learns")
+        changes = checked_changes(self.config.model_copy(update=alone), values)
+        before = {name: getattr(self.config, name) for name in changes}
+        try:
+            self._retune(changes)
+        except ConfigError:
+            self._retune(before)
+            raise
+        self.config = self.config.model_copy(update=changes)
+
+    def _retune(self, values: Mapping[str, Any]) -> None:
+        for group in self.groups:
+            assert isinstance(group.agent, Tunable)
+            group.agent.retune(values)
 
     def learn(self, batch: Batch) -> Learned:
         """Every group learns from its rows; statistics are named by group."""

@@ -4,6 +4,7 @@ are in the algorithms' own files."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class OnPolicy(TorchAgent):
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, seed: int, device: str) -> None:
         """`config` is fitted to the world."""
-        self.config = config
+        self.config, self._spec = config, spec
         self.choices = distribution_for(spec.action)
         self.network = build_seeded(seed, lambda: build_network(config, spec, self.choices.width))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
@@ -57,6 +58,17 @@ class OnPolicy(TorchAgent):
             if progress.total_steps is None:
                 raise ConfigError("anneal=true needs a run with a number of steps: give --steps, or set anneal=false")
             self.learning_rate = (self.config.learning_rate or 0.0) * (1.0 - progress.fraction)
+
+    def retune(self, values: Mapping[str, Any]) -> None:
+        if values.get("bounds_coef"):
+            self.config.model_copy(update={"bounds_coef": values["bounds_coef"]}).require(self._spec, "this algorithm")
+        super().retune(values)
+        if self.network.reward_normalizer is not None:
+            self.network.reward_normalizer.gamma = self.config.gamma
+
+    def _set_rate(self) -> None:
+        if not self.config.anneal:  # otherwise the next segment says how far the run is
+            super()._set_rate()
 
     def apply(self, gradient: np.ndarray) -> None:
         super().apply(gradient)

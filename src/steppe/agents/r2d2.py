@@ -5,6 +5,7 @@ targets in rescaled units, priorities per sequence, a ladder of exploration over
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -52,6 +53,10 @@ class R2D2(TorchAgent):
         if explore:
             action = wander(action, self.num_actions, self._shares(len(obs)), self._stream)
         return {"action": action, "hidden": hidden, "q_val": values[0]}
+
+    def retune(self, values: Mapping[str, Any]) -> None:
+        super().retune(values)
+        self._target.every_steps = self.config.target_every
 
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Running statistics, and the target network every `target_every` environment steps."""

@@ -15,6 +15,7 @@ from steppe.core import seeding
 from steppe.core.agent import Tree
 from steppe.core.algorithms import AgentConfig
 from steppe.core.errors import ConfigError
+from steppe.core.tuning import checked_changes
 from steppe.core.validating import validated
 from steppe.core.weights import Weights
 
@@ -73,9 +74,15 @@ class TorchAgent:
         return self.flat.weights(self.version, self.updates, self.env_steps)
 
     def retune(self, values: Mapping[str, Any]) -> None:
-        """Learn with other hyperparameters from the next update on."""
-        self.config = validated(type(self.config), self.config.model_dump() | dict(values), "agent.")
-        self.learning_rate = float(values.get("learning_rate", self.learning_rate))
+        """Learn with other hyperparameters from the next update on; ConfigError, and no change, if one does not fit."""
+        changes = checked_changes(self.config, values)
+        self.config = validated(type(self.config), self.config.model_dump() | changes, "agent.")
+        if "learning_rate" in changes:
+            self._set_rate()
+
+    def _set_rate(self) -> None:
+        """Step as far as the configuration says."""
+        self.learning_rate = float(self.config.learning_rate or 0.0)
 
     def apply(self, gradient: np.ndarray) -> None:
         """One optimizer step with a flat gradient, clipped like the agent's own."""

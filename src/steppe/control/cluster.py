@@ -21,6 +21,7 @@ from steppe.core.config import Resolved, flat_keys, flatten, resolve
 from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
 from steppe.core.links import EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
+from steppe.core.tuning import checked_changes
 from steppe.records.directory import RECORD, RunDirectory
 from steppe.records.store import HEARTBEAT_S, NOBODY, PENDING, RUNNING, STARTING, STOPPED, STOPPING, SUCCEEDED, Status
 
@@ -159,7 +160,7 @@ class ClusterService(Service):
             current = self._look()
             agent = current.resolved.config.agent
             before = agent.model_dump(mode="json")
-            changed = describing.checked(type(agent), before, values)
+            changed = checked_changes(agent, values)
             effects = describing.effects(before, changed, ())
             if dry_run:
                 return model.Effects(effects=effects, operation=None)

@@ -15,10 +15,8 @@ from steppe.control.ledger import Asked
 from steppe.control.settling import READY_S
 from steppe.core.algorithms import ALGORITHMS, AgentConfig
 from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, nearest
 from steppe.core.links import COMMANDS, EVALUATIONS, SCALE
 from steppe.core.reports import ActorReport
-from steppe.core.validating import validated
 from steppe.records.checkpoints import CheckpointInfo
 from steppe.records.diagnosis import Measured, diagnose, measure
 from steppe.records.directory import RunDirectory, RunInfo
@@ -131,8 +129,11 @@ def algorithm(name: str) -> model.Algorithm:
     )
 
 
-def hyperparameters(kind: type[AgentConfig], values: Mapping[str, Any]) -> list[model.Hyperparameter]:
-    """With their ranges, and when a change takes effect."""
+def hyperparameters(
+    kind: type[AgentConfig], values: Mapping[str, Any], live: Iterable[str] | None = None
+) -> list[model.Hyperparameter]:
+    """With their ranges, and when a change takes effect; `live` are a run's, the algorithm's if absent."""
+    now = set(kind.live if live is None else live)
     schemas = kind.model_json_schema()["properties"]
     return [
         model.Hyperparameter(
@@ -140,23 +141,10 @@ def hyperparameters(kind: type[AgentConfig], values: Mapping[str, Any]) -> list[
             description=field.description or "",
             schema={key: value for key, value in schemas[name].items() if key not in ("title", "description")},
             value=values[name],
-            effect="live" if name in kind.live else "fixed" if name in kind.fixed else "restart",
+            effect="live" if name in now else "fixed" if name in kind.fixed else "restart",
         )
         for name, field in kind.model_fields.items()
     ]
-
-
-def checked(kind: type[AgentConfig], before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as the algorithm takes them; ConfigError for one that it does not know, cannot change or would refuse."""
-    for name in values:
-        if name not in kind.model_fields:
-            raise ConfigError(f"there is no hyperparameter {name[:100]!r}.{nearest(name, kind.model_fields)}")
-        if name in kind.fixed:
-            raise ConfigError(f"{name} cannot change in a run that has begun to be what it is: make a new run")
-        if values[name] is None and before[name] is not None:
-            raise ConfigError(f"{name} has been chosen: give a number")
-    made = validated(kind, {**before, **values}, "agent.").model_dump(mode="json")
-    return {name: made[name] for name in values}
 
 
 def effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[str]) -> list[model.Effect]:

@@ -17,6 +17,7 @@ from steppe.core.config import KafkaConfig, unflatten
 from steppe.core.errors import Conflict, RunNotFound, SteppeError, UsageError
 from steppe.core.links import COMMANDS
 from steppe.core.reports import TrainingReport
+from steppe.core.tuning import live_fields
 from steppe.records.directory import RECORD, RunDirectory
 from steppe.records.store import LOST, LOST_AFTER_S, PAUSED, RUNNING, STARTING, STOPPED, SUCCEEDED, Status
 from steppe.records.view import ENDED
@@ -101,7 +102,7 @@ class FollowedService(Service):
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
     ) -> model.Effects:
         """Change settings with the next update; others are in the file that the learner is started with."""
-        live = type(self._config(self._directory(run)).agent).live
+        live = live_fields(self._config(self._directory(run)))
         fixed = sorted(set(values) - set(live))
         if fixed:
             raise UsageError(

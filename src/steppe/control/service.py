@@ -31,6 +31,7 @@ from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config import KafkaConfig, RunConfig, flatten, resolve
 from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, Unreachable, UsageError, nearest
 from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
+from steppe.core.tuning import checked_changes, live_fields
 from steppe.loops.resuming import COMPLETE, tuned
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
@@ -272,7 +273,8 @@ class Service:
     def get_hyperparameters(self, run: str) -> model.Hyperparameters:
         """The algorithm's settings with ranges, values, and when a change takes effect."""
         config = self._config(self._directory(run))
-        found = describing.hyperparameters(type(config.agent), config.agent.model_dump(mode="json"))
+        values = config.agent.model_dump(mode="json")
+        found = describing.hyperparameters(type(config.agent), values, live_fields(config))
         return model.Hyperparameters(algo=config.algo, hyperparameters=found)
 
     @operation("control")
@@ -283,11 +285,11 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             config = self._config(directory)
-            changed = describing.checked(type(config.agent), config.agent.model_dump(mode="json"), values)
+            changed = checked_changes(config.agent, values)
             status = directory.store.status()
             if status.state == SUCCEEDED:
                 raise Conflict(f"{run} is complete: its hyperparameters have no effect any more")
-            live = type(config.agent).live if status.live else ()
+            live = live_fields(config) if status.live else ()
             effects = describing.effects(config.agent.model_dump(mode="json"), changed, live)
             if dry_run:
                 return model.Effects(effects=effects, operation=None)

@@ -21,7 +21,8 @@ def settle(record: Record, run: RunDirectory) -> Record:
     """The operation as it is now."""
     status = run.store.status()
     verdict = _JUDGES.get(record["kind"], _acknowledged)(record, run, status)
-    if verdict is None and time.time() - record["created_s"] > record["details"].get("deadline_s", 60.0):
+    rests = record["kind"] == SET and status.state == PAUSED  # workers take values over with the next weights
+    if verdict is None and not rests and time.time() - record["created_s"] > record["details"].get("deadline_s", 60.0):
         if record["kind"] in ("stop", "kill"):
             return _escalated(record, status)
         verdict = "failed", f"nobody has carried it out within {record['details'].get('deadline_s', 60.0):g} s"
@@ -89,7 +90,11 @@ def _acknowledged(record: Record, run: RunDirectory, status: Status) -> Verdict:
 def _words(details: Record) -> str | None:
     if details.get("command") != SET:
         return None
-    return f"taken over at version {details.get('version')}" if details.get("live") else "takes effect on restart"
+    later = sorted(set(details.get("values", ())) - set(details.get("live", ())))
+    if not details.get("live"):
+        return "takes effect on restart"
+    rest = f"; {', '.join(later)} on restart" if later else ""
+    return f"taken over at version {details.get('version')}{rest}"
 
 
 def _too_late(status: Status) -> Verdict:

@@ -276,8 +276,10 @@ class RunConfig(Frozen):
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
         None, description="How they take turns; sync if absent, but workers for a3c."
     )
-    actors: Positive = Field(1, description="Actors that collect experience, or workers; auto tries what suits.")
-    envs: Positive | None = Field(
+    actors: Annotated[int, Field(gt=0, le=100_000)] = Field(
+        1, description="Actors that collect experience, or workers; auto tries what suits."
+    )
+    envs: Annotated[int, Field(gt=0, le=10**7)] | None = Field(
         None, description="Environments per actor; chosen to fit if absent, auto tries what suits."
     )
     steps: Positive | None = Field(

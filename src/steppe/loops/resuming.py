@@ -20,8 +20,11 @@ COMPLETE = ("steps_done", "episodes_done", "target_reached")
 
 
 def tuned(config: RunConfig, directory: RunDirectory) -> RunConfig:
-    """A run's configuration with the hyperparameters that were set since it was made."""
+    """A run's configuration with the hyperparameters that were set since it was made, but for those that it refused."""
     commands = [command for _, command in directory.store.read(COMMANDS) if command.get("command") == SET]
+    if commands:
+        refused = directory.store.refused_commands()
+        commands = [command for command in commands if command.get("id") not in refused]
     changes = {f"agent.{key}": value for command in commands for key, value in command["values"].items()}
     return unflatten(flatten(config) | changes) if changes else config
 

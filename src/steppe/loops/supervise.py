@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from steppe.core.config import RunConfig
+from steppe.core.config import RUNTIMES, RunConfig
 from steppe.core.errors import DiskFull, UsageError
 from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
@@ -27,8 +27,6 @@ STOP_S = 4.0  # how long all roles together have to end in good order when the u
 KILL_S = 0.2  # what they have when that time is used up
 BEAT_S = 2.0
 FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
-
-HEARING = ("inline", "processes", "kafka")  # runtimes whose learner reads commands itself
 
 Observer = Callable[[RunView], object]
 
@@ -284,7 +282,7 @@ class Supervisor:
         for number, command in self.directory.store.read(COMMANDS, self.commands_after):
             self.commands_after = number
             word = str(command.get("command"))
-            if word == SET and self.config.runtime in HEARING:
+            if word == SET and self.config.runtime in RUNTIMES:
                 continue  # the learner says itself what it took over, and when
             refusal = self._carry_out(word, command)
             details = {"id": command.get("id"), "command": word, "obeyed": refusal is None, "message": refusal}

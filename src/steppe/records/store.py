@@ -24,6 +24,7 @@ import msgspec
 
 from steppe.core.durable import free_bytes
 from steppe.core.errors import Conflict, DamagedFile, DiskFull, RunNotFound
+from steppe.core.links import EVENTS
 
 PENDING, STARTING, RUNNING, PAUSED, STOPPING = "PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING"
 SUCCEEDED, FAILED, STOPPED, LOST = "SUCCEEDED", "FAILED", "STOPPED", "LOST"
@@ -100,6 +101,14 @@ class Store:
         with self._connection() as database:
             rows = database.execute(query, (topic, after, limit)).fetchall()
         return [(number, _decoded(text)) for number, text in rows]
+
+    def refused_commands(self) -> frozenset[str]:
+        """The ids of the commands that the event log says were not obeyed."""
+        query = "SELECT record FROM records WHERE topic = ? AND record LIKE '%\"obeyed\":false%'"
+        with self._connection() as database:
+            rows = database.execute(query, (EVENTS,)).fetchall()
+        found = [_decoded(text).get("details", {}) for (text,) in rows]
+        return frozenset(str(details["id"]) for details in found if details.get("obeyed") is False and "id" in details)
 
     def newest(self, topic: str) -> int:
         """The number of a topic's newest record; 0 when there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 from steppe.agents.tabular.agent import TabularAgent
 from steppe.core.agent import Progress, Tree
 from steppe.core.errors import DiskFull
-from steppe.core.links import TRAINING, Table, Totals
+from steppe.core.links import SET, TRAINING, Table, Totals
 from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
 from steppe.core.timing import Phases
 from steppe.core.weights import Weights
 from steppe.roles.context import POLICY, Context
-from steppe.roles.learner import REPORT_EVERY_S, Limits, Save
+from steppe.roles.learner import LISTEN_EVERY_S, REPORT_EVERY_S, Limits, Save
+from steppe.roles.tuning import Tuning
 
 PUBLISH_EVERY_S = 0.1
 PUBLISH_SHARE = 0.05  # of the time, at most, goes into copies of large tables
@@ -34,6 +36,8 @@ class Keeper:
         self.phases = Phases("wait", "publish", "other")
         self._train_base_s = 0.0
         self._created = False
+        self.tuning = Tuning(agent, ())
+        self._heard, self._listened_s = 0, -math.inf
         self._publish_s = 0.0  # when the next publication may be
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
@@ -51,6 +55,7 @@ class Keeper:
             self.done = True
             return False
         now = self.context.clock()
+        self._listen_if_due(now)
         due = totals.steps > self.totals.steps and now >= self._publish_s
         if due:
             self._look()
@@ -58,6 +63,18 @@ class Keeper:
             self._write_if_due(now)
         self.phases.switch("wait")
         return due
+
+    def _listen_if_due(self, now: float) -> None:
+        """Answer changes of hyperparameters: workers with a common table read them when the run is started again."""
+        if now - self._listened_s < LISTEN_EVERY_S:
+            return
+        self._listened_s = now
+        for number, command in self.context.commands(self._heard):
+            self._heard = number
+            if command.get("command") == SET and self.tuning.is_new(command):
+                steps = self.totals.steps
+                counts = {"version": self.version, "updates": steps, "env_steps": steps}
+                self.tuning.answer(self.context, command, {}, counts)
 
     def announce(self) -> None:
         """Let the workers begin, and publish what they begin with."""
@@ -102,6 +119,7 @@ class Keeper:
         """Go on from a checkpoint; the workers begin new episodes."""
         self.agent.load(weights)
         self.agent.restore(state["agent"])
+        self.tuning.restore(state.get("tuning"))
         self.version = int(counters["version"]) - 1  # announced under the version that it had
         self.totals = Totals(int(counters["env_steps"]), int(counters["episodes"]), 0.0, 0.0)
         self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.totals.episodes
@@ -141,6 +159,7 @@ class Keeper:
             "version": self.version, "updates": steps, "env_steps": steps, "episodes": episodes, "train_s": self.train_s,
         }  # fmt: skip
         state: Tree = {"agent": self.agent.state(), "ledger": {"actors": [], "dropped": {}}}
+        state["tuning"] = self.tuning.state()
         self.save(self.stamped(), state, counters)
 
     def _report(self, *, final: bool) -> None:

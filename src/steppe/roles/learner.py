@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from steppe.core import codec
-from steppe.core.agent import Agent, Learned, Memory, Progress, Tree, Tunable
+from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.array_checks import empty_segment, require_segment
 from steppe.core.errors import DiskFull, NotFinite, RunFailed, SteppeError
 from steppe.core.experience import Batch, Segment
@@ -23,6 +23,7 @@ from steppe.core.timing import Phases
 from steppe.core.weights import Weights
 from steppe.roles.context import PAUSE, POLICY, Context, live
 from steppe.roles.gates import Intake
+from steppe.roles.tuning import Tuning
 
 REPORT_EVERY_S = 0.5
 LISTEN_EVERY_S = 0.2
@@ -77,6 +78,7 @@ class Learner:
         self._stats: defaultdict[str, list[float]] = defaultdict(list)
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
+        self.tuning = Tuning(agent)
         self._heard, self._listened_s = 0, -math.inf  # the newest command that was looked at, and when
         self._refused_intakes, self._warned_s = 0, -math.inf
 
@@ -297,6 +299,7 @@ class Learner:
             "ledger": self.intake.ledger.state(),
             "lags": [[lag, count] for lag, count in self.lags.items()],
             "agent_steps": self.agent_steps,
+            "tuning": self.tuning.state(),
         }
         if self._acting is not None:
             state["acting"] = {"weights": codec.encode_weights(self._acting), "owed": self._owed}
@@ -306,6 +309,7 @@ class Learner:
         """Go on exactly from a checkpoint."""
         self.agent.load(weights)
         self.agent.restore(state["agent"])
+        self.tuning.restore(state.get("tuning"))
         self.memory.restore(state["memory"])
         self.intake.ledger.restore(state["ledger"])
         self.lags, self.agent_steps = Counter(dict(state["lags"])), state.get("agent_steps")
@@ -331,23 +335,22 @@ class Learner:
         )
 
     def _listen_if_due(self) -> None:
-        """Take over hyperparameters that were set since the last look. A resumed run hears again what its agent forgot."""
+        """Take over hyperparameters that were set since the last look, or since the checkpoint that the run goes on from."""
         if self.context.clock() - self._listened_s < LISTEN_EVERY_S:
             return
         self._listened_s = self.context.clock()
         for number, command in self.context.commands(self._heard):
             self._heard = number
-            if command.get("command") == SET:
-                self._retune(command)
+            if command.get("command") == SET and self.tuning.is_new(command):
+                self._set(command)
 
-    def _retune(self, command: Mapping[str, Any]) -> None:
-        live = {name: value for name, value in command["values"].items() if name in command.get("live", ())}
-        able = isinstance(self.agent, Tunable)
-        if live and isinstance(self.agent, Tunable):
-            self.agent.retune(live)
-        counts = {"version": self.version, "updates": self.updates, "env_steps": self.env_steps}
-        about = {"id": command.get("id"), "command": SET, "values": command["values"], "live": sorted(live)}
-        self.context.event("command", **about, **counts, obeyed=able or not live)
+    def _set(self, command: Mapping[str, Any]) -> None:
+        """Learn with a command's values from the next update on."""
+        live = self.tuning.wanted(command)
+        self.tuning.answer(self.context, command, live, self._counts(), refusal=self.tuning.take(live))
+
+    def _counts(self) -> dict[str, int]:
+        return {"version": self.version, "updates": self.updates, "env_steps": self.env_steps}
 
     def _report_if_due(self) -> None:
         now = self.context.clock()

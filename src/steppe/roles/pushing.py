@@ -20,6 +20,7 @@ from steppe.roles.actor import Actor
 from steppe.roles.context import Context
 from steppe.roles.gates import Gate, Lockstep
 from steppe.roles.trail import KeepFault
+from steppe.roles.tuning import SETTINGS, adopt_settings
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,17 @@ class GradientWorker(Actor):
         self._made: _Made | None = None
         self._segments = self._new_steps = self._new_episodes = 0
         self._seen_steps = self._updates = 0  # everyone's, behind the weights
+        self._settings = -1  # the version of the newest hyperparameters that were published
 
     def adopt(self, weights: Weights) -> None:
         super().adopt(weights)
         self._seen_steps, self._updates = weights.env_steps, weights.updates
+        settings = self.context.weights.newer_than(
+            SETTINGS, self._settings
+        )  # published before the weights they are for
+        if settings is not None:
+            adopt_settings(self.making.agent, settings)
+            self._settings = settings.version
 
     def collect(self) -> Segment | None:
         """The next push; None while there is no memory for it, or when asked to stop on the way.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError, RunFailed, UsageError
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import PushSpec, SegmentSpec
+from steppe.core.weights import Weights
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
@@ -23,9 +26,11 @@ from steppe.params.server import ParameterServer
 from steppe.roles.context import Context
 from steppe.roles.gates import Intake
 from steppe.roles.learner import Learner, Limits, Save
+from steppe.roles.tuning import SETTINGS
 
 NOTHING = Batch({})
 NEVER = 2**62  # pushes: a store says itself when they are enough
+CONFIRM_S = 10.0  # how long a worker that pushes nothing is waited for before hyperparameters count as taken over
 
 
 class Store:
@@ -148,6 +153,16 @@ class Store:
         return {entry.name: gradient[first : first + entry.nbytes // 4].reshape(entry.shape) for entry, first in parts}
 
 
+@dataclass(frozen=True)
+class _Awaited:
+    """A command whose values gradients are made with from `version` of the weights on."""
+
+    command: Mapping[str, Any]
+    live: Mapping[str, Any]
+    version: int
+    since_s: float
+
+
 class GradientLearner(Learner):
     """A learner whose batches are workers' gradients; counts, checkpoints, publications and the end are as everywhere."""
 
@@ -159,6 +174,10 @@ class GradientLearner(Learner):
         super().__init__(store.agent, store, intake, limits, save, context)
         self._nothing = Segment.blank(segment)  # no valid row: only schedules follow it
         self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # of one push
+        self._settings = -1  # how often live hyperparameters were published, less one
+        self._set_next: list[Mapping[str, Any]] = []  # commands that take effect with the next publication
+        self._unconfirmed: list[_Awaited] = []
+        self._made_with: dict[int, int] = {}  # worker → version of the weights that its newest gradient was made with
 
     def _require(self, segment: Segment) -> None:
         """The counts of a push; its gradient is for the parameter server to check."""
@@ -170,8 +189,47 @@ class GradientLearner(Learner):
                 f"{self._most_steps} steps with as many episodes or fewer are possible"
             )
 
+    def _set(self, command: Mapping[str, Any]) -> None:
+        """Let a command take effect with the next publication: until then workers make gradients with what they have."""
+        self._set_next.append(command)
+
+    def announce(self) -> None:
+        """Publish what the run begins with; what was set before then takes effect with it."""
+        self._listen_if_due()
+        super().announce()
+
+    def _put_out(self, weights: Weights) -> None:
+        """Publish weights, and before them the hyperparameters that gradients are to be made with, if those are new."""
+        commands, self._set_next = self._set_next, []
+        for command in commands:
+            live = self.tuning.wanted(command)
+            refusal = self.tuning.take(live)
+            if refusal is not None or not live:
+                self.tuning.answer(self.context, command, live, self._counts(), refusal)
+            else:
+                self._unconfirmed.append(_Awaited(command, live, weights.version, self.context.clock()))
+        if commands or self._settings < 0:
+            self._settings += 1
+            self.context.weights.publish(SETTINGS, self.tuning.record(self._settings))
+        super()._put_out(weights)
+
+    def _confirm(self) -> None:
+        """Answer commands whose values are behind an update, and behind every worker's gradients from now on.
+
+        A worker that shows no gradient for CONFIRM_S is not waited for: it hears of the values when it comes back.
+        """
+        newest, now = self._made_with.values(), self.context.clock()
+        for awaited in list(self._unconfirmed):
+            done = [version >= awaited.version for version in newest]
+            if all(done) or (any(done) and now - awaited.since_s > CONFIRM_S):
+                counts = self._counts() | {"version": awaited.version}
+                self.tuning.answer(self.context, awaited.command, awaited.live, counts)
+                self._unconfirmed.remove(awaited)
+
     def _observe(self, segment: Segment) -> None:
         _, steps, episodes, _ = segment["counts"][0, 0].tolist()
+        if segment.header is not None:
+            self._made_with[segment.header.actor] = segment.header.version
         self.env_steps += steps
         self.episodes += episodes
         self._nothing.header = segment.header
@@ -182,7 +240,9 @@ class GradientLearner(Learner):
         return self.limits.episodes is None or any(push["counts"][0, 0, counts].any() for push in segments)
 
     def _improve(self, batch: Batch) -> Learned:
-        return self.memory.show()
+        learned = self.memory.show()
+        self._confirm()
+        return learned
 
     def _dropped(self, *, final: bool) -> dict[str, int]:
         return super()._dropped(final=final) | dict(self.memory.refused)

@@ -19,7 +19,7 @@ from steppe.core.checking import checked
 from steppe.core.config import KafkaConfig
 from steppe.core.errors import ConfigError, DamagedFile
 from steppe.core.links import COMMANDS, SCALE, SET, START
-from steppe.core.validating import validated
+from steppe.core.tuning import checked_changes
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP
@@ -220,7 +220,7 @@ class Vetting:
             if name not in self._agent.live:
                 return f"{name} cannot change while a run is under way; these can: {', '.join(self._agent.live)}"
         try:
-            validated(type(self._agent), self._agent.model_dump() | values, "agent.")
+            checked_changes(self._agent, values)
         except ConfigError as error:
             return str(error)
         return None

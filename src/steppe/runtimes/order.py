@@ -17,7 +17,7 @@ import msgspec
 from steppe.core import factory
 from steppe.core.config import flatten, unflatten
 from steppe.core.errors import DiskFull, RunNotFound
-from steppe.core.links import EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
+from steppe.core.links import COMMANDS, EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
 from steppe.core.reports import EventReport
 from steppe.core.specs import EnvSpec
 from steppe.core.timing import RunClock
@@ -89,14 +89,18 @@ def build_roles(
     shelves: Sequence[Line] = (),
     desk: Desk | None = None,
     board: Board | None = None,
-    commands: Commands = lambda after: (),
+    commands: Commands | None = None,
 ) -> list[Role]:
-    """The roles of one place; `asked` says what a kind of role is to do, `board` takes the place of the directory's."""
+    """The roles of one place; `asked` says what a kind of role is to do, `board` takes the place of the directory's.
+
+    Without `commands`, those that were posted in the run's directory.
+    """
     from steppe.runtimes.wiring import build_role
 
     prepare_torch(plan.config)
     clock, spans = order.clock(), plan.config.flow.trace_spans
     roles = []
+    commands = commands or (lambda after: run.board.read(COMMANDS, after))
     for spec in plan.places()[place]:
         about = (run.id, spec.name, *links, board or run.board, _asker(asked, spec.kind), clock, spans)
         context = Context(*about, epoch=epoch, beat=beat, table=table, shelves=shelves, desk=desk, commands=commands)

@@ -13,6 +13,7 @@ from steppe.core.algorithms import ClassicConfig
 from steppe.core.durable import noticing_full_disk
 from steppe.core.links import Channel, Marked, Role, Shifted
 from steppe.core.specs import PushSpec, SegmentSpec
+from steppe.core.tuning import live_fields
 from steppe.core.weights import Weights
 from steppe.core.world import World
 from steppe.envs import make_world
@@ -32,6 +33,7 @@ from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
 from steppe.roles.quota import EpisodeQuota
 from steppe.roles.scripting import Follower, Script, Scripted
+from steppe.roles.tuning import Tuning
 from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
 if TYPE_CHECKING:
@@ -171,6 +173,7 @@ def _store(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) 
     save = _saver(checkpoints, directory, context, None)
     intake = _intake(plan, None, context, None)
     learner = GradientLearner(store, intake, _limits(plan, None), save, context, segment=plan.segment)
+    learner.tuning = Tuning(agent, live_fields(config))
     if plan.resume is not None:
         checkpoint = checkpoints.at(plan.resume)
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
@@ -225,6 +228,7 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
     intake = _intake(plan, parts.script, context, log)
     made = (agent, memory, intake, _limits(plan, parts.script), save, context)
     learner = _node(plan, *made) if config.cluster.joined else Learner(*made)
+    learner.tuning = Tuning(agent, live_fields(config))
     if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
     return learner

@@ -23,6 +23,8 @@ from steppe.core.algorithms import SCHEDULE_STEPS, ClassicConfig
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.experience import Batch, Segment
 from steppe.core.specs import EnvSpec
+from steppe.core.tuning import checked_changes
+from steppe.core.validating import validated
 from steppe.core.weights import Layout, Weights
 
 
@@ -119,6 +121,12 @@ class TabularAgent:
         self.algorithm.step_count = progress.env_steps
         self.algorithm.learning_rate = rate + (end - rate) * done
         self.explore_at(config.epsilon + (config.epsilon_end - config.epsilon) * begun)
+
+    def retune(self, values: Mapping[str, Any]) -> None:
+        """Learn with other rates from the next rollout on; ConfigError, and no change, if one does not fit."""
+        changes = checked_changes(self.config, values)
+        self.config = validated(type(self.config), self.config.model_dump() | changes, "agent.")
+        self.algorithm.discount_factor = self.config.gamma
 
     def explore_at(self, epsilon: float) -> None:
         """Take this share of random actions, here and in whoever adopts the weights."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms.kinds import AgentConfig, Fraction, Positive, PositiveFloat, fitting_cell, state_column
+from steppe.core.algorithms.kinds import AgentConfig, Coefficient, Fraction, Rows, Width, fitting_cell, state_column
 from steppe.core.errors import ConfigError
 from steppe.core.specs import EnvSpec, FieldSpec
 
@@ -16,15 +16,19 @@ class ActorCriticConfig(AgentConfig):
     """What every algorithm with a policy and a value beside it has."""
 
     memory = "rollout"
-    live = (
-        *("learning_rate", "gamma", "gae_lambda", "epochs", "minibatch_size"),
-        *("clip", "value_coef", "entropy_coef", "bounds_coef", "target_kl"),
+    live: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "gamma",
+        "gae_lambda",
+        "value_coef",
+        "entropy_coef",
+        "bounds_coef",
     )
 
     gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
-    value_coef: Annotated[float, Field(ge=0)] = Field(0.5, description="Weight of the value loss.")
-    entropy_coef: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight of the entropy bonus.")
-    bounds_coef: Annotated[float, Field(ge=0)] | None = Field(
+    value_coef: Coefficient = Field(0.5, description="Weight of the value loss.")
+    entropy_coef: Coefficient = Field(0.0, description="Weight of the entropy bonus.")
+    bounds_coef: Coefficient | None = Field(
         None,
         description="Weight of the penalty on means beyond the bounds of continuous actions, where worlds cut actions off and "
         "nothing says which way is better; chosen to fit if absent.",
@@ -34,7 +38,7 @@ class ActorCriticConfig(AgentConfig):
     cell: Literal["lstm", "gru"] | None = Field(
         None, description="What carries the state along (recurrent); lstm if absent."
     )
-    cell_size: Positive | None = Field(
+    cell_size: Width | None = Field(
         None, description="Numbers that the cell puts out (recurrent); chosen to fit if absent."
     )
 
@@ -65,12 +69,28 @@ class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization: clipped updates on fresh rollouts (Schulman et al. 2017)."""
 
     implementation = "steppe.agents.ppo:PPO"
+    own_steps = ("epochs", "minibatch_size", "clip", "target_kl")
+    live = (*ActorCriticConfig.live, *own_steps)
 
-    epochs: Positive | None = Field(None, description="Passes over each rollout; chosen to fit if absent.")
-    minibatch_size: Positive | None = Field(None, description="Rows per optimizer step; chosen to fit if absent.")
-    clip: PositiveFloat = Field(0.2, description="How far the probability ratio may move before its gradient stops.")
-    target_kl: PositiveFloat | None = Field(None, description="End a rollout's epochs early beyond this divergence.")
+    epochs: Annotated[int, Field(gt=0, le=1_000)] | None = Field(
+        None, description="Passes over each rollout; chosen to fit if absent."
+    )
+    minibatch_size: Rows | None = Field(None, description="Rows per optimizer step; chosen to fit if absent.")
+    clip: Annotated[float, Field(gt=0, le=10)] = Field(
+        0.2, description="How far the probability ratio may move before its gradient stops."
+    )
+    target_kl: Annotated[float, Field(gt=0, le=1_000)] | None = Field(
+        None, description="End a rollout's epochs early beyond this divergence."
+    )
     normalize_advantage: bool = Field(True, description="Bring each minibatch's advantages to mean 0 and deviation 1.")
+
+    def model_post_init(self, _: Any) -> None:
+        super().model_post_init(_)
+        if self.recurrent and self.segment_steps and self.minibatch_size and self.minibatch_size < self.segment_steps:
+            raise ConfigError(
+                f"minibatch_size={self.minibatch_size} holds no whole sequence of {self.segment_steps} steps, which "
+                "recurrent=true learns from: raise it, or lower segment_steps"
+            )
 
     def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), large

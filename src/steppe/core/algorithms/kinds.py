@@ -11,9 +11,15 @@ from steppe.core.checked import plain_number
 from steppe.core.errors import ConfigError, WorldError
 from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
 
-Positive = Annotated[int, Field(gt=0)]
+# Every number has an upper bound: beyond it a value is a mistake, and some would overflow or fill the memory.
+Positive = Annotated[int, Field(gt=0, le=10**15)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Rows = Annotated[int, Field(gt=0, le=10**8)]  # of a batch, or steps of a segment: what lies in memory at once
+Width = Annotated[int, Field(gt=0, le=65_536)]  # of a layer
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e12)]
+StepSize = Annotated[float, Field(gt=0.0, le=10.0)]
+Coefficient = Annotated[float, Field(ge=0.0, le=1e6)]
 SCHEDULE_STEPS = 100_000  # what schedules run over where a run has no fixed number of steps
 
 
@@ -43,6 +49,7 @@ class AgentConfig(Frozen):
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
     observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
     live: ClassVar[tuple[str, ...]] = ()  # fields that a running learner takes over (core/agent.py, Tunable)
+    own_steps: ClassVar[tuple[str, ...]] = ()  # those of them that a gradient pushed by a worker does not depend on
     fixed: ClassVar[tuple[str, ...]] = ("network", "hidden", "normalize_obs", "normalize_reward", "segment_steps")
     in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
     usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # where a run does not say
@@ -51,18 +58,18 @@ class AgentConfig(Frozen):
     )
     publish_every: ClassVar[int] = 50  # updates from replay between publications, unless the flow says otherwise
 
-    learning_rate: PositiveFloat | None = Field(
+    learning_rate: StepSize | None = Field(
         None, description="Adam's step size at the start of the run; chosen to fit if absent."
     )
     gamma: Fraction = Field(0.99, description="Discount per step.")
-    segment_steps: Positive | None = Field(
+    segment_steps: Rows | None = Field(
         None, description="Steps an actor takes before it hands over, or a worker before it merges; chosen if absent."
     )
     max_grad_norm: PositiveFloat = Field(0.5, description="Gradients longer than this are scaled back to it.")
     network: str = Field(
         "auto", description="`auto`, `mlp`, `cnn`, or `module:function` that builds a torch module from an EnvSpec."
     )
-    hidden: tuple[Positive, ...] | None = Field(
+    hidden: Annotated[tuple[Width, ...], Field(max_length=64)] | None = Field(
         None, description="Width of each hidden layer. Chosen to fit if absent; a network of your own has its own."
     )
     normalize_obs: bool | None = Field(

@@ -9,9 +9,12 @@ from pydantic import Field
 from steppe.core.algorithms.kinds import (
     SCHEDULE_STEPS,
     AgentConfig,
+    Coefficient,
+    Count,
     Fraction,
     Positive,
     PositiveFloat,
+    Width,
     fitting_cell,
     state_column,
 )
@@ -19,25 +22,26 @@ from steppe.core.errors import ConfigError, WorldError
 from steppe.core.guidance import advises
 from steppe.core.specs import EnvSpec, FieldSpec
 
+Batch = Annotated[int, Field(gt=0, le=10**6)]
+Window = Annotated[int, Field(gt=0, le=10_000)]  # consecutive steps that are learned from together
+
 
 class ReplayConfig(AgentConfig):
     """What every algorithm has that learns action values from replay, with a target network."""
 
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "replay"
     actions = ("discrete",)
-    live = ("learning_rate", "target_every", "epsilon_start", "epsilon_end")
+    live: ClassVar[tuple[str, ...]] = ("learning_rate", "target_every")
     fixed = (*AgentConfig.fixed, "dueling", "buffer_size", "buffer_storage", "n_step", "prioritized", "alpha")
 
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
-    batch_size: Positive = Field(64, description="Transitions per update.")
+    batch_size: Batch = Field(64, description="Transitions per update.")
     buffer_size: Positive = Field(100_000, description="Transitions kept.")
     buffer_storage: Literal["memory", "disk"] = Field(
         "memory", description="Where transitions lie; disk: in the run's directory, for more of them than memory holds."
     )
-    learning_starts: Annotated[int, Field(ge=0)] = Field(
-        1_000, description="Transitions to gather before the first update."
-    )
-    samples_per_insert: PositiveFloat = Field(
+    learning_starts: Count = Field(1_000, description="Transitions to gather before the first update.")
+    samples_per_insert: Annotated[float, Field(gt=0, le=1e6)] = Field(
         32.0, description="Transitions learned from per transition gathered: batch_size × updates per step."
     )
     target_every: Positive | None = Field(
@@ -45,7 +49,7 @@ class ReplayConfig(AgentConfig):
     )
     double: bool = Field(True, description="Choose with the online network, judge with the target network.")
     dueling: bool = Field(False, description="Separate value and advantage streams.")
-    n_step: Positive = Field(3, description="Rewards summed before bootstrapping.")
+    n_step: Window = Field(3, description="Rewards summed before bootstrapping.")
     prioritized: bool = Field(False, description="Draw transitions in proportion to their error.")
     alpha: Fraction = Field(0.6, description="How strongly errors shape the draw (prioritized).")
     beta: Fraction = Field(
@@ -57,10 +61,11 @@ class DQNConfig(ReplayConfig):
     """Deep Q-learning with double targets and optional prioritized replay (Mnih et al. 2015, van Hasselt et al. 2016)."""
 
     implementation = "steppe.agents.dqn:DQN"
+    live = (*ReplayConfig.live, "epsilon_start", "epsilon_end")
 
     epsilon_start: Fraction = Field(1.0, description="Share of random actions at the start.")
     epsilon_end: Fraction = Field(0.04, description="Share of random actions after the exploration phase.")
-    exploration_fraction: PositiveFloat | None = Field(
+    exploration_fraction: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
         None,
         description="Part of the run over which the share falls (of 100,000 steps where a run has no fixed number). "
         "If absent 0.16, but over 8,000 steps at most, or 250,000 with images.",
@@ -98,23 +103,23 @@ class SequenceConfig(ReplayConfig):
     memory = "sequences"
     normalize_reward: ClassVar[bool | None] = False  # type: ignore[misc]  # rewards are kept as they were
 
-    batch_size: Positive = Field(32, description="Sequences per update.")
+    batch_size: Batch = Field(32, description="Sequences per update.")
     buffer_size: Positive = Field(100_000, description="Steps kept.")
-    learning_starts: Annotated[int, Field(ge=0)] = Field(1_000, description="Steps to gather before the first update.")
-    samples_per_insert: PositiveFloat = Field(
+    learning_starts: Count = Field(1_000, description="Steps to gather before the first update.")
+    samples_per_insert: Annotated[float, Field(gt=0, le=1e6)] = Field(
         16.0, description="Steps learned from per step gathered: batch_size × sequence_length × updates per step."
     )
-    sequence_length: Positive = Field(16, description="Steps of a sequence that are learned from.")
-    sequence_stride: Positive | None = Field(
+    sequence_length: Window = Field(16, description="Steps of a sequence that are learned from.")
+    sequence_stride: Window | None = Field(
         None, description="Steps from the start of one sequence to the next, which overlap; half a sequence if absent."
     )
-    burn_in: Annotated[int, Field(ge=0)] = Field(
+    burn_in: Annotated[int, Field(ge=0, le=10_000)] = Field(
         8, description="Steps before a sequence that only bring the stored state up to date."
     )
     prioritized: bool = Field(True, description="Draw sequences in proportion to their errors.")
     value_rescaling: bool = Field(False, description="Learn values in a scale that brings large ones near each other.")
     epsilon_base: Fraction = Field(0.4, description="Share of random actions in the environment that explores most.")
-    epsilon_power: Annotated[float, Field(ge=0)] = Field(
+    epsilon_power: Annotated[float, Field(ge=0, le=1_000)] = Field(
         7.0,
         description="From there the share falls to epsilon_base ** (1 + this) over all actors' environments.",
     )
@@ -135,7 +140,7 @@ class R2D2Config(SequenceConfig):
     dueling: bool = Field(True, description="Separate value and advantage streams.")
     value_rescaling: bool = Field(True, description="Learn values in a scale that brings large ones near each other.")
     cell: Literal["lstm", "gru"] = Field("lstm", description="What carries the state along.")
-    cell_size: Positive | None = Field(None, description="Numbers that the cell puts out; chosen to fit if absent.")
+    cell_size: Width | None = Field(None, description="Numbers that the cell puts out; chosen to fit if absent.")
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         hidden = state_column(self.cell, self.cell_size or fitting_cell(spec))
@@ -171,18 +176,18 @@ class DHCConfig(SequenceConfig):
     normalize_obs: ClassVar[bool | None] = False  # type: ignore[misc]
     dueling: ClassVar[bool] = True  # type: ignore[misc]
 
-    channels: Annotated[int, Field(ge=8, multiple_of=8)] = Field(
+    channels: Annotated[int, Field(ge=8, le=4_096, multiple_of=8)] = Field(
         32, description="Width of the convolutions; all else is in proportion. 128: the published network."
     )
     max_grad_norm: PositiveFloat = Field(40.0, description="Gradients longer than this are scaled back to it.")
-    batch_size: Positive = Field(16, description="Sequences per update, each of all agents of an environment.")
-    samples_per_insert: PositiveFloat = Field(
+    batch_size: Batch = Field(16, description="Sequences per update, each of all agents of an environment.")
+    samples_per_insert: Annotated[float, Field(gt=0, le=1e6)] = Field(
         4.0, description="Steps learned from per step gathered: batch_size × sequence_length × updates per step."
     )
-    burn_in: Annotated[int, Field(ge=0)] = Field(
+    burn_in: Annotated[int, Field(ge=0, le=10_000)] = Field(
         4, description="Steps before a sequence that only bring the stored state up to date."
     )
-    n_step: Positive = Field(2, description="Rewards summed before bootstrapping.")
+    n_step: Window = Field(2, description="Rewards summed before bootstrapping.")
     target_every: Positive | None = Field(500, description="Updates between copies into the target network.")
     halve_at: tuple[Positive, ...] = Field(
         (200_000, 400_000), description="Updates after which the learning rate is halved."
@@ -190,12 +195,12 @@ class DHCConfig(SequenceConfig):
     learn_from: Literal["all", "first"] = Field(
         "all", description="Whose experience counts: everyone's, or the first agent's, which then alone explores."
     )
-    temperature: Annotated[float, Field(ge=0)] = Field(
+    temperature: Coefficient = Field(
         0.0,
         description="Agents act by softmax(values / this), also when judged, so that two who block each other do not for ever; "
         "0: the best actions.",
     )
-    advice: Annotated[float, Field(ge=0)] = Field(
+    advice: Coefficient = Field(
         0.0,
         description="Weight of a second loss, by which what an observation advises is to be worth more than all else by "
         "`advice_margin`: to move nearer, and to make way for who is beside.",

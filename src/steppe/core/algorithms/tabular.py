@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms.kinds import AgentConfig, Fraction, Positive
+from steppe.core.algorithms.kinds import AgentConfig, Fraction
 from steppe.core.specs import EnvSpec, FieldSpec
 
 
@@ -17,6 +17,10 @@ class TabularConfig(AgentConfig):
     actions = ("discrete",)
     observations = "index"
     in_table = True
+    live: ClassVar[tuple[str, ...]] = (
+        *("learning_rate", "learning_rate_end", "gamma"),
+        *("epsilon", "epsilon_end", "exploration_fraction"),
+    )
 
     # What only networks have is no field here, so setting it is an error.
     max_grad_norm: ClassVar[float] = 0.5  # type: ignore[misc]
@@ -76,7 +80,7 @@ class NStepQConfig(TabularConfig):
 
     implementation = "steppe.agents.tabular.agent:NStepQAgent"
 
-    n_step: Positive = Field(3, description="Rewards summed before bootstrapping.")
+    n_step: Annotated[int, Field(gt=0, le=10_000)] = Field(3, description="Rewards summed before bootstrapping.")
 
 
 class QLambdaConfig(TabularConfig):
@@ -84,12 +88,15 @@ class QLambdaConfig(TabularConfig):
 
     implementation = "steppe.agents.tabular.agent:QLambdaAgent"
 
+    live = tuple(name for name in TabularConfig.live if name != "gamma")  # how long traces are depends on it
+
     trace_decay: Fraction = Field(0.9, description="λ: what is left of an error one step further back, besides gamma.")
 
 
 class ClassicConfig(TabularConfig):
     """A learner of `steppe.classic` by its class, with the constructor's own options: its rates are its own business."""
 
+    live = ()
     learning_rate: ClassVar[float | None] = 0.1  # type: ignore[misc]
     learning_rate_end: ClassVar[float | None] = None  # type: ignore[misc]
     gamma: ClassVar[float] = 0.99  # type: ignore[misc]

@@ -1,0 +1,50 @@
+"""Which hyperparameters of a run can change while it goes on, and which values it takes. Command line, service and Kafka ask
+here before a change is accepted, and the learner asks again before it takes one over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steppe.core.algorithms import AgentConfig
+from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError, nearest
+from steppe.core.validating import validated
+
+
+def live_fields(config: RunConfig) -> tuple[str, ...]:
+    """The hyperparameters that take effect while this run goes on; all others that may change wait for a restart.
+
+    Workers that share a table read their configuration once. Workers that push gradients take no optimizer steps, and a step
+    size that the parameter server or the cluster has of its own is not the agent's to change.
+    """
+    agent = config.agent
+    if config.mode == "workers" and agent.in_table:
+        return ()
+    without: set[str] = set()
+    if config.by_gradients:
+        without |= set(agent.own_steps)
+        if config.params.learning_rate is not None:
+            without.add("learning_rate")
+    if config.cluster.joined and config.cluster.exchange == "gradients":
+        without |= {"learning_rate", *agent.own_steps}  # every node takes the same steps
+    return tuple(name for name in agent.live if name not in without)
+
+
+def checked_changes(agent: AgentConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as the algorithm takes them; ConfigError for one that it does not know, cannot change or would refuse."""
+    kind = type(agent)
+    for name, value in values.items():
+        if name not in kind.model_fields:
+            raise ConfigError(f"there is no hyperparameter {name[:100]!r}.{nearest(name, kind.model_fields)}")
+        if name in kind.fixed:
+            raise ConfigError(f"{name} cannot change in a run that has begun to be what it is: make a new run")
+        if value is None and getattr(agent, name) is not None and not _may_be_absent(kind, name):
+            raise ConfigError(f"{name} has been chosen: give a number")
+    made = validated(kind, {**agent.model_dump(mode="json"), **values}, "agent.").model_dump(mode="json")
+    return {name: made[name] for name in values}
+
+
+def _may_be_absent(kind: type[AgentConfig], name: str) -> bool:
+    """Whether None is a value of this field, and not only the word for a choice that is still to be made."""
+    return name in ("target_kl", "learning_rate_end") and kind.model_fields[name].default is None

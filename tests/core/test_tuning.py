@@ -1,0 +1,93 @@
+"""Which hyperparameters can change while a run goes on, and which values are taken at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config import resolve
+from steppe.core.errors import ConfigError
+from steppe.core.tuning import checked_changes, live_fields
+
+pytestmark = pytest.mark.unit
+
+
+def config_of(algo, **more):
+    return resolve(("call", {"env": "CartPole-v1", "algo": algo, **more})).config
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_live_name_is_a_field_that_may_change(algo):
+    kind = ALGORITHMS[algo]
+    assert set(kind.live) <= set(kind.model_fields)
+    assert set(kind.own_steps) <= set(kind.live)
+    assert not set(kind.live) & set(kind.fixed)
+
+
+def test_workers_take_no_optimizer_steps_of_their_own():
+    alone, pushing = config_of("ppo"), config_of("ppo", mode="workers", actors=2)
+    assert set(live_fields(alone)) - set(live_fields(pushing)) == {"epochs", "minibatch_size", "clip", "target_kl"}
+    assert "learning_rate" not in live_fields(config_of("a3c", **{"params.learning_rate": 0.1}))
+    assert live_fields(config_of("q-learning", mode="workers")) == ()
+    assert "learning_rate" in live_fields(config_of("q-learning"))
+
+
+@pytest.mark.parametrize(
+    ("algo", "key", "value"),
+    [
+        ("ppo", "clip", 1e308),
+        ("ppo", "hidden", [1_000_000_000]),
+        ("ppo", "hidden", [8] * 65),
+        ("ppo", "entropy_coef", 1e300),
+        ("ppo", "learning_rate", 1e9),
+        ("ppo", "epochs", 10**9),
+        ("ppo", "segment_steps", 10**12),
+        ("ppo", "max_grad_norm", 1e300),
+        ("dqn", "batch_size", 10**9),
+        ("dqn", "n_step", 10**9),
+        ("dqn", "buffer_size", 10**18),
+        ("r2d2", "cell_size", 10**9),
+        ("dhc", "channels", 8 * 10**9),
+        ("ppo", "steps", 10**18),
+        ("ppo", "envs", 10**9),
+        ("ppo", "actors", 10**9),
+    ],
+)
+def test_a_value_beyond_all_measure_is_refused_in_one_sentence(algo, key, value):
+    with pytest.raises(ConfigError, match=r"less than or equal to|at most"):
+        config_of(algo, **{key: value})
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_number_has_an_upper_bound(algo):
+    for name, schema in ALGORITHMS[algo].model_json_schema()["properties"].items():
+        for part in _numbers(schema):
+            assert "maximum" in part, f"{algo}: {name}"
+
+
+def _numbers(schema):
+    if schema.get("type") in ("number", "integer"):
+        yield schema
+    for inner in (*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else [])):
+        yield from _numbers(inner)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"clip": 1e308}, "less than or equal to 10"),
+        ({"learning_rate": None}, "has been chosen"),
+        ({"hidden": [8]}, "cannot change"),
+        ({"learning_rat": 1.0}, "Did you mean 'learning_rate'"),
+        ({"minibatch_size": 8, "recurrent": True}, "no whole sequence of 16 steps"),
+    ],
+)
+def test_changes_that_would_be_refused_at_the_start_are_refused_later(values, words):
+    agent = config_of("ppo", learning_rate=1e-3, segment_steps=16).agent
+    with pytest.raises(ConfigError, match=words):
+        checked_changes(agent, values)
+
+
+def test_no_limit_on_divergence_is_a_value_too():
+    agent = config_of("ppo", target_kl=0.1).agent
+    assert checked_changes(agent, {"target_kl": None}) == {"target_kl": None}

@@ -1,0 +1,133 @@
+"""Small runs whose hyperparameters are changed on the way, stepped by hand in this process."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+
+from steppe.core.config import resolve
+from steppe.core.links import COMMANDS, EVENTS
+from steppe.envs.making import probe
+from steppe.loops.resuming import tuned
+from steppe.records.checkpoints import Checkpoints
+from steppe.records.directory import RunDirectory
+from steppe.runtimes import inline
+from steppe.runtimes.plan import make_plan
+
+SMALL = {
+    "env": "CartPole-v1", "environment.vector": "loop", "actors": 1, "envs": 2, "seed": 5, "mode": "sync",
+    "runtime": "inline", "steps": 10_000, "checkpoint.every_s": 1e9, "evaluation.every_steps": 10**9,
+    "evaluation.episodes": 1, "evaluation.max_episode_steps": 10,
+}  # fmt: skip
+ROLLOUT = {"segment_steps": 16, "hidden": (8,)}
+REPLAY = {"segment_steps": 8, "batch_size": 8, "learning_starts": 32, "samples_per_insert": 1.0, "hidden": (8,)}
+REPLAY |= {"buffer_size": 1_000}
+SEQUENCES = REPLAY | {"batch_size": 2, "sequence_length": 5, "burn_in": 2}
+TABLE = {"env": "Taxi-v4", "segment_steps": 16, "exploration_fraction": 0.05}
+ALGORITHMS = {
+    "ppo": ROLLOUT | {"minibatch_size": 16, "epochs": 2, "learning_rate": 0.003},
+    "a2c": ROLLOUT | {"learning_rate": 0.003},
+    "a3c": ROLLOUT | {"learning_rate": 0.003},
+    "dqn": REPLAY | {"target_every": 10_000, "exploration_fraction": 0.02, "environment.reward_scale": 0.05},
+    "r2d2": SEQUENCES | {"target_every": 10_000, "cell_size": 8},
+    "dhc": {name: value for name, value in SEQUENCES.items() if name != "hidden"}
+    | {"env": "steppe/Pathfinding-v0", "environment.kwargs": {"num_agents": 2, "size": 4, "max_steps": 16}}
+    | {"environment.vector": "auto", "channels": 8, "target_every": 10_000, "lesson_agents": (), "lesson_sizes": ()},
+    **dict.fromkeys(("q-learning", "sarsa", "expected-sarsa", "double-q", "n-step-q", "q-lambda"), TABLE),
+}
+CHANGES = {
+    "learning_rate": 0.02, "learning_rate_end": 0.9, "gamma": 0.5, "gae_lambda": 0.3, "value_coef": 2.0,
+    "entropy_coef": 0.3, "bounds_coef": 5.0, "epochs": 3, "minibatch_size": 32, "clip": 1e-4, "target_kl": 1e-9,
+    "target_every": 5, "epsilon_start": 0.1, "epsilon_end": 0.9, "epsilon": 0.1, "exploration_fraction": 0.9,
+}  # fmt: skip
+
+
+class Upwards(gym.Env):
+    """Continuous actions of which the greatest is the best: with large steps, means soon lie beyond the bounds."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), float(action[0]), False, False, {}
+
+
+def settings(algo, field=None):
+    """The keys of a small run of an algorithm, in which that field has an effect."""
+    more = {"env": "tests.support.tuning:Upwards", "learning_rate": 0.3} if field == "bounds_coef" else {}
+    return SMALL | {"algo": algo} | ALGORITHMS[algo] | more
+
+
+def plan_of(config):
+    """A plan for a configuration."""
+    return make_plan(config, probe(config.env, config.environment))
+
+
+def command_of(values, live=(), identity="change"):
+    """A command as the service posts it; nothing is live in a run that is stopped."""
+    return {"command": "set", "id": identity, "issuer": "test", "values": dict(values), "live": list(live)}
+
+
+class Life:
+    """One life of a run, stepped by hand."""
+
+    def __init__(self, plan, directory):
+        self.plan, self.directory = plan, directory
+        self.handle = inline.launch(plan, directory)
+        (self.learner,) = self.handle._roles["learner"]
+
+    @classmethod
+    def begin(cls, path, layer):
+        """A new run."""
+        config = resolve(("call", {**layer, "run_dir": path})).config
+        plan = plan_of(config)
+        return cls(plan, RunDirectory.create(plan.config, {}))
+
+    @classmethod
+    def resume(cls, path):
+        """What a stopped run is when it goes on from its newest checkpoint, with what was set meanwhile."""
+        directory = RunDirectory.open(path)
+        plan = plan_of(tuned(directory.config(), directory))
+        newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
+        return cls(replace(plan, resume=newest.number), directory)
+
+    def set(self, values):
+        """Ask the run to change these hyperparameters."""
+        self.directory.store.post(COMMANDS, command_of(values, values))
+
+    def learn(self, rounds):
+        """The hash of the weights after each of the next publications."""
+        hashes, version = [], self.learner.version
+        for _ in range(100_000):
+            if len(hashes) == rounds:
+                return hashes
+            self.handle.await_segment(0.0)
+            if self.learner.version > version:
+                version = self.learner.version
+                hashes.append(self.learner.agent.weights().sha256())
+        raise AssertionError("the run does not go on")
+
+    def stop(self):
+        """Write a checkpoint and end."""
+        self.handle.close(0.0)
+        self.directory.release()
+        assert not self.handle.faults()
+        self.directory.store.close()
+
+    def answers(self):
+        """What the event log says of changes of hyperparameters."""
+        events = [record for _, record in self.directory.store.read(EVENTS)]
+        return [event["details"] for event in events if event["kind"] == "command"]
+
+
+def copy_of(path, into):
+    """The same run in another directory."""
+    shutil.copytree(path, into)
+    return into
