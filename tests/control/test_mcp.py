@@ -18,6 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.subscriptions import ResourceUpdated
 from mcp.types import CallToolResult, ElicitResult
 
+from steppe.control.mcp import CANNOT_ASK, plain_words
 from steppe.control.resources import cleaned
 from steppe.control.service import operations
 from tests.support.cases import rest_slow
@@ -144,16 +145,32 @@ def test_a_run_from_its_beginning_to_its_removal(served: Served, door: str) -> N
 
 @pytest.mark.integration
 @pytest.mark.parametrize("door", DOORS)
-def test_where_nobody_can_be_asked_nothing_is_ended(served: Served, api: httpx.Client, door: str) -> None:
-    run = make(api, SHORT, start=False)
+def test_where_nobody_can_be_asked_the_caller_confirms_by_name(served: Served, api: httpx.Client, door: str) -> None:
+    run, other = make(api, SHORT, start=False), make(api, SHORT, start=False)
 
     async def scenario() -> None:
-        async with connected(served, door, "admin") as client:
-            with pytest.raises(MCPError, match="elicitation"):
-                await client.call_tool("delete_run", {"run": run})
+        async with connected(served, door, "control") as client:
+            for tool, given in (("stop_run", {"run": run}), ("scale_learner", {"run": run, "count": 0})):
+                refused = await client.call_tool(tool, given)
+                assert refused.is_error
+                assert said(refused) == CANNOT_ASK
+                wrong = await client.call_tool(tool, {**given, "confirm": other})
+                assert wrong.is_error
+                assert "nothing was changed" in said(wrong)
+            assert run_of(api, run)["state"] == "PENDING"
+            assert (await told(client, "stop_run", run=run, confirm=run))["state"] == "succeeded"
+            assert (await told(client, "scale_learner", run=other, count=0, confirm=other))["state"] == "succeeded"
+            for given in ({"run": 3}, {"run": run, "count": "many"}, {}):
+                words = said(await client.call_tool("scale_actors", given))
+                assert not any(name in words for name in ("Arguments", "pydantic", "steppe.", "type="))
+        async with connected(served, door, "read") as client:
+            assert "needs the scope control" in said(await client.call_tool("stop_run", {"run": run, "confirm": run}))
 
     anyio.run(scenario)
-    assert run_of(api, run)["state"] == "PENDING"
+    assert [run_of(api, one)["state"] for one in (run, other)] == ["STOPPED", "STOPPED"]
+    outcomes = [one["outcome"] for one in api.get("/api/v1/audit").json()["entries"]]
+    assert outcomes.count("done, confirmed by the caller") == 2
+    assert f"refused: {CANNOT_ASK}" in outcomes
 
 
 @pytest.mark.integration
@@ -169,8 +186,7 @@ def test_clients_of_the_protocol_before(served: Served, api: httpx.Client, door:
             if door == "stdio":
                 await told(client, "delete_run", run=run)
             else:
-                with pytest.raises(MCPError):
-                    await client.call_tool("delete_run", {"run": run})
+                assert said(await client.call_tool("delete_run", {"run": run})) == CANNOT_ASK
 
     anyio.run(scenario)
     assert len(person.questions) == (1 if door == "stdio" else 0)
@@ -245,6 +261,16 @@ def test_http_passes_the_same_gate(served: Served) -> None:
         assert page.post("/mcp", json=body).status_code == 403, (
             "a page of another tab has the cookie, but not its token"
         )
+
+
+@pytest.mark.unit
+def test_errors_name_nothing_of_the_inside() -> None:
+    found = plain_words(
+        "Error executing tool stop_run: 1 validation error for stop_runArguments\nrun\n  Field required [type=missing, "
+        "input_value={}, input_type=dict]\n    For further information visit https://errors.pydantic.dev/2/v/missing"
+    )
+    assert found == "the arguments are not valid: run\n  Field required"
+    assert plain_words("required by resolver 'steppe.control.mcp:ask'") == "required by the question to the person"
 
 
 @pytest.mark.unit

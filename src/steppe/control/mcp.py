@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
+from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import Context, Elicit, ElicitationResult, Resolve
@@ -46,6 +48,17 @@ DESTRUCTIVE = {
     "delete_run": "Delete the run {run} with its checkpoints, curves and logs? This cannot be undone.",
     "scale_learner": "Stop the learner of the run {run}? It writes a checkpoint and can be started again from there.",
 }
+CANNOT_ASK = (
+    "this client cannot ask its person: call again with confirm, which repeats the id of the run; nothing was changed"
+)
+_INTERNAL = (
+    (re.compile(r"^Error executing tool \w+: "), ""),
+    (re.compile(r"\d+ validation errors? for \S+\s*"), "the arguments are not valid: "),
+    (re.compile(r"\s*\[type=[^\n]*\]"), ""),
+    (re.compile(r"\s*For further information visit \S+"), ""),
+    (re.compile(r"[Rr]esolver '[^']*'"), "the question to the person"),
+    (re.compile(r"steppe\.[\w.:<>]+"), "the service"),
+)
 _MARKED = ("get_logs", "get_metrics", "get_events")
 _ARGUMENTS: dict[str, Any] = {
     "run": Annotated[str, Field(pattern=model.RUN_ID, description="A run's id, as list_runs gives it.")],
@@ -63,6 +76,14 @@ _ARGUMENTS: dict[str, Any] = {
     "expected": Annotated[int | None, Field(ge=0, description="Only if the run is still at this generation.")],
 }
 _DEFAULTS = {"max_points": 100, "max_bytes": 16_384, "limit": 50}
+_CONFIRM = Annotated[
+    str | None,
+    Field(
+        max_length=100,
+        description="Where nobody can be asked: the run's id once more, which says that this is meant. Without it the "
+        "person is asked.",
+    ),
+]
 _WAIT = Annotated[float, Field(ge=0, le=170, description="Wait so many seconds for it to be carried out.")]
 
 
@@ -130,7 +151,9 @@ class Mcp:
         answer, waits = signature.return_annotation, signature.return_annotation in (model.Operation, model.Effects)
         told = _marked(answer) if name in _MARKED else answer
 
-        async def call(ctx: Context, wait_s: float = 0.0, answered: Any = None, **given: Any) -> Any:
+        async def call(
+            ctx: Context, wait_s: float = 0.0, answered: Any = None, confirm: str | None = None, **given: Any
+        ) -> Any:
             if answered is not None and not (answered.action == "accept" and answered.data.confirm):
                 raise ToolError("the person did not agree: nothing was changed")
             if "issuer" in signature.parameters:
@@ -144,6 +167,9 @@ class Mcp:
         if waits:
             wanted.append(inspect.Parameter("wait_s", inspect.Parameter.KEYWORD_ONLY, default=WAIT_S, annotation=_WAIT))
         if name in DESTRUCTIVE:
+            wanted.append(
+                inspect.Parameter("confirm", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_CONFIRM)
+            )
             asked = Annotated[ElicitationResult[Confirm], Resolve(self._asker(name))]
             wanted.append(inspect.Parameter("answered", inspect.Parameter.KEYWORD_ONLY, annotation=asked))
         wanted.append(inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=Context))
@@ -153,14 +179,19 @@ class Mcp:
         return call
 
     def _asker(self, name: str) -> Callable[..., Any]:
-        """What asks the person, not the model. Its words must not change between the rounds of one question."""
+        """What asks the person, unless the caller confirms by the run's id. Its words must not change between the rounds of
+        one question."""
 
-        async def ask(run: str) -> Confirm | Elicit[Confirm]:
+        async def ask(run: str, confirm: str | None) -> Confirm | Elicit[Confirm]:
             await self._ask(functools.partial(self.service.get_run, run))  # nobody is asked about what is not there
-            return Elicit(DESTRUCTIVE[name].format(run=run), Confirm)
+            if confirm is None:
+                return Elicit(DESTRUCTIVE[name].format(run=run), Confirm)
+            if confirm != run:
+                raise ToolError("confirm must be the id of the run, as in run: nothing was changed")
+            return Confirm(confirm=True)
 
-        async def ask_if_none(run: str, count: int) -> Confirm | Elicit[Confirm]:
-            return Confirm(confirm=True) if count else await ask(run)
+        async def ask_if_none(run: str, count: int, confirm: str | None) -> Confirm | Elicit[Confirm]:
+            return Confirm(confirm=True) if count else await ask(run, confirm)
 
         return ask_if_none if name == "scale_learner" else ask
 
@@ -199,6 +230,10 @@ class Mcp:
         name = str((ctx.params or {}).get("name"))
         if ctx.method != "tools/call" or name not in operations():
             return await call_next(ctx)
+        return await self._call(ctx, name, call_next)
+
+    async def _call(self, ctx: ServerRequestContext[Any, Any], name: str, call_next: CallNext) -> HandlerResult:
+        """One call of a tool: who may, what came of it, and errors without names of this program's inside."""
         caller, scope = self.caller(ctx), operations()[name]
         arguments = (ctx.params or {}).get("arguments")
         run = arguments.get("run") if isinstance(arguments, dict) else None
@@ -206,15 +241,23 @@ class Mcp:
         if not caller.may(scope):
             words = f"{name} needs the scope {scope}; this caller has {caller.scope}"
             await self._audit(*about, f"refused: {words}")
-            return CallToolResult(content=[TextContent(type="text", text=words)], is_error=True)
-        if scope == "read":
-            return await call_next(ctx)
+            return _refusal(words)
+        confirmed = isinstance(arguments, dict) and arguments.get("confirm") is not None
         try:
-            result = await call_next(ctx)
+            result = _plainly(await call_next(ctx))
+        except MCPError as error:
+            cannot_ask = name in DESTRUCTIVE and not confirmed
+            words = CANNOT_ASK if cannot_ask else plain_words(error.error.message)
+            await self._audit(*about, f"refused: {words}")
+            if not cannot_ask:
+                raise MCPError(code=error.error.code, message=words) from error
+            return _refusal(words)
         except Exception as error:
             await self._audit(*about, f"refused: {error}")
             raise
-        await self._audit(*about, _outcome(result))
+        if scope != "read":
+            outcome = _outcome(result)
+            await self._audit(*about, f"{outcome}, confirmed by the caller" if confirmed else outcome)
         return result
 
     async def _audit(self, *entry: Any) -> None:
@@ -226,6 +269,28 @@ class Mcp:
             return listed
         scopes = operations()
         return listed | {"tools": [tool for tool in listed["tools"] if caller.may(scopes[tool["name"]])]}
+
+
+def _refusal(words: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=words)], is_error=True)
+
+
+def _plainly(result: HandlerResult) -> HandlerResult:
+    """The same result, an error in words that its reader can use."""
+    if not isinstance(result, dict) or not result.get("isError"):
+        return result
+    content = [
+        part | {"text": plain_words(part["text"])} if isinstance(part.get("text"), str) else part
+        for part in result.get("content", ())
+    ]
+    return result | {"content": content}
+
+
+def plain_words(text: str) -> str:
+    """An error's text without the names of classes, functions and libraries inside this program."""
+    for pattern, words in _INTERNAL:
+        text = pattern.sub(words, text)
+    return text.strip()
 
 
 def _outcome(result: HandlerResult) -> str:
