@@ -32,6 +32,7 @@ from steppe.records.profile import write_profile
 from steppe.records.store import PENDING
 from steppe.records.view import RunView
 from steppe.runtimes import mpi, processes
+from steppe.runtimes.memory_need import require_memory
 from steppe.runtimes.plan import Plan, make_plan
 
 if (
@@ -344,6 +345,7 @@ class MainLoop:
         spec = self._parts()[0].spec
         limit = config.environment.time_limit or spec.max_episode_steps
         plan = make_plan(config, replace(spec, max_episode_steps=limit))
+        require_memory(plan.config, plan.spec, replay=self.replay_buffer is None)
         if config.runtime in ("mpi", "ray", "kafka"):
             importlib.import_module(f"steppe.runtimes.{config.runtime}").require(plan)
         return plan
