@@ -37,6 +37,7 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
 from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from steppe.records.view import ENDED, RunView
+from steppe.runtimes.memory_need import least_spec, require_memory
 from steppe.transport.kafka import Connection
 
 SCOPES = ("read", "control", "admin")
@@ -286,6 +287,8 @@ class Service:
         with self._lock:
             config = self._config(directory)
             changed = checked_changes(config.agent, values)
+            asked = config.model_copy(update={"agent": config.agent.model_copy(update=changed)})
+            require_memory(asked, least_spec(asked))
             status = directory.store.status()
             if status.state == SUCCEEDED:
                 raise Conflict(f"{run} is complete: its hyperparameters have no effect any more")
@@ -468,6 +471,7 @@ class Service:
         if settings.get("mode") == "async" and settings.get("runtime") != "inline":
             settings.setdefault("flow.max_actors", self.bounds.actors)
         resolved = resolve(("service", carried), ("request", settings))
+        require_memory(resolved.config, least_spec(resolved.config))
         return resolved.config, resolved.sources
 
     def _carried(self, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steppe.loops.environment import DistributedEnvironment
     from steppe.replay.pool import ReplayBufferPool
 
-NEVER = 2**62  # steps between evaluations where episodes are what counts
+NEVER = 10**15  # steps between evaluations where episodes are what counts; the most that a setting may be
 DEFAULTS = {"runtime": "inline"}  # where parts of the caller's are at work, they work in his process
 BY_GRADIENTS = {"mode": "workers"}  # what a parameter server decides
 

@@ -33,6 +33,7 @@ from steppe.records.store import PENDING
 from steppe.records.view import RunView
 from steppe.roles.context import POLICY
 from steppe.runtimes import mpi, processes
+from steppe.runtimes.memory_need import require_memory
 from steppe.runtimes.plan import Plan, make_plan
 
 if (
@@ -377,6 +378,7 @@ class MainLoop:
                 f"a parameter server works in this process, and runtime {config.runtime!r} has its own: use 'inline' or "
                 "'processes', or DistributedMainLoop for several machines"
             )
+        require_memory(plan.config, plan.spec, replay=self.replay_buffer is None)
         if config.runtime in ("mpi", "ray", "kafka"):
             importlib.import_module(f"steppe.runtimes.{config.runtime}").require(plan)
         return plan

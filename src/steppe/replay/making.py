@@ -125,10 +125,7 @@ def _pool(
     num_buffers: int,
 ) -> ReplayBufferPool:
     """The caller's pool, if it will do, or a new one, if there is room for it."""
-    from steppe.replay.columns import bytes_per_row
-    from steppe.replay.nstep import transition_fields
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.replay.sequences import step_fields
 
     missing = [name for name in ("buffer_size", "batch_size") if name not in given]
     if missing:
@@ -138,21 +135,44 @@ def _pool(
     prioritized = bool(given.get("prioritized", False))
     if pool is not None and prioritized and not pool.use_prioritized:
         raise ConfigError("prioritized=true needs a pool made with use_prioritized=True")
-    size = int(given["buffer_size"]) if pool is None else pool.num_buffers * pool.buffer_capacity
-    sequences = agent.memory == "sequences"
-    fields = step_fields(spec) if sequences else transition_fields(spec)
-    tree = prioritized or sequences
-    row_bytes = bytes_per_row(fields, side_by_side=tree) + TREE_BYTES * tree
-    open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
+    given_size = None if pool is None else pool.num_buffers * pool.buffer_capacity
     if pool is None or not pool.store.fields:
-        _require_room(size, row_bytes, (size + open_rows) * row_bytes, disk)
+        _require_room(*_need(agent, given, spec, num_actors, given_size), disk)
     if pool is not None and num_buffers > 1:
         raise ConfigError("the pool that was given says how many buffers there are: leave flow.replay_roles out")
     if pool is not None:
         return pool
     alpha = _alpha(agent, given)
     share = _share(given, num_buffers)
+    tree = prioritized or agent.memory == "sequences"
     return ReplayBufferPool(num_buffers, share, use_prioritized=tree, alpha=alpha or 0.0, disk_path=disk)
+
+
+def replay_need(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> tuple[int, int, int]:
+    """Transitions (or steps) that an agent's replay keeps, the bytes of each, and the bytes of all with those under way."""
+    return _need(agent, {name: getattr(agent, name) for name in type(agent).model_fields}, spec, num_actors)
+
+
+def require_replay_room(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> None:
+    """Raise ConfigError unless the memory that is available now holds the agent's replay; one on disk is checked there."""
+    if getattr(agent, "buffer_size", None) is not None and getattr(agent, "buffer_storage", "memory") == "memory":
+        _require_room(*replay_need(agent, spec, num_actors), None)
+
+
+def _need(
+    agent: AgentConfig, given: dict[str, Any], spec: SegmentSpec, num_actors: int, size: int | None = None
+) -> tuple[int, int, int]:
+    from steppe.replay.columns import bytes_per_row
+    from steppe.replay.nstep import transition_fields
+    from steppe.replay.sequences import step_fields
+
+    size = int(given["buffer_size"]) if size is None else size
+    sequences = agent.memory == "sequences"
+    fields = step_fields(spec) if sequences else transition_fields(spec)
+    tree = bool(given.get("prioritized", False)) or sequences
+    row_bytes = bytes_per_row(fields, side_by_side=tree) + TREE_BYTES * tree
+    open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
+    return size, row_bytes, (size + open_rows) * row_bytes
 
 
 def available_bytes() -> int:

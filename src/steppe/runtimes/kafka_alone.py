@@ -30,6 +30,7 @@ from steppe.roles.context import STOP
 from steppe.runtimes import kafka
 from steppe.runtimes.kafka_charter import Charter, command, find_charter, wire_name
 from steppe.runtimes.kafka_seat import Stay
+from steppe.runtimes.memory_need import require_memory
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
 from steppe.transport.kafka import Connection, ensure_topics
@@ -198,6 +199,7 @@ def _founded(config: KafkaConfig, run: str, resolved: Resolved) -> Charter:
     """A new run, known to everybody from now on."""
     settings = resolved.config.model_copy(update={"kafka": config, "runtime": "kafka", "name": run})
     plan = make_plan(settings, probe(settings.env, settings.environment))
+    require_memory(plan.config, plan.spec)
     kafka.require(plan)
     ensure_topics(Connection(config, run))
     directory = RunDirectory.create(plan.config, resolved.sources)

@@ -1,0 +1,104 @@
+"""How much memory a run needs, estimated before anything is made of it, and refused where the machine has less.
+
+The command line, the Python API and the service ask here. The service does not open environments: it asks with the smallest
+world that a request may be about (`least_spec`), and the run's own process asks again with the real one.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from steppe.core.algorithms import AgentConfig
+from steppe.core.config import RunConfig
+from steppe.core.errors import ConfigError
+from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.replay import making
+from steppe.runtimes.plan import segment_spec
+
+_NUMBER = 4  # bytes of a weight
+_LEARNER_COPIES = 9  # parameters, gradient, two moments, a target network with its gradient, three publications
+_ACTOR_COPIES = 2  # parameters and gradient
+
+
+def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> None:
+    """Raise ConfigError, with the estimate and what the machine has, unless the run fits into its memory.
+
+    `replay` is False where the caller has one already.
+    """
+    if config.ray.address is not None:
+        return  # other machines' memory
+    agent, envs = config.agent.fitted(spec, config.actors, config.envs)
+    segment = segment_spec(agent, spec, envs)
+    seats = config.flow.max_actors or config.actors
+    if replay and agent.memory != "rollout":
+        making.require_replay_room(agent, segment, config.actors)
+    needs = {
+        "networks (hidden)": _network_bytes(agent, spec, config.actors),
+        "replay (buffer_size)": _replay_bytes(agent, segment, config.actors) if replay else 0,
+        "segments (actors × envs × segment_steps)": _segment_bytes(config, segment, seats),
+        "a batch": _batch_bytes(agent, segment),
+    }
+    total, available = sum(needs.values()), making.available_bytes()
+    if total > making.SHARE * available:
+        most = max(needs, key=lambda name: needs[name])
+        raise ConfigError(
+            f"the run needs about {_gib(total)} of memory, of which {most} {_gib(needs[most])}, but {_gib(available)} are "
+            "available here: lower what needs most"
+        )
+
+
+def least_spec(config: RunConfig) -> EnvSpec:
+    """The smallest world that an environment may be, by its name alone: images where they are resized, else one number."""
+    world = config.environment.fitted(config.env)
+    obs = FieldSpec("obs", (1,), "float32")
+    if world.resize:
+        channels = (world.frame_stack or 1) * (1 if world.grayscale else 3)
+        obs = FieldSpec("obs", (channels, world.resize, world.resize), "uint8", frames=world.frame_stack or 1)
+    action = ActionSpec("box", (1,), (-1.0,), (1.0,)) if "discrete" not in config.agent.actions else None
+    states = 1 if config.agent.observations == "index" else None
+    return EnvSpec(config.env, obs, action or ActionSpec("discrete", (2,)), num_states=states)
+
+
+def _network_bytes(agent: AgentConfig, spec: EnvSpec, num_actors: int) -> int:
+    if agent.in_table:
+        return 0
+    layers = [_inputs(spec), *(agent.hidden or ())]
+    count = sum(inputs * outputs + outputs for inputs, outputs in pairwise(layers))
+    cell = getattr(agent, "cell_size", None) or 0
+    count += 4 * cell * (layers[-1] + cell)
+    channels = getattr(agent, "channels", 0)
+    count += 200 * channels * channels  # convolutions, memory and messages of dhc
+    towers = 2 if agent.memory == "rollout" and not spec.is_image else 1
+    return _NUMBER * towers * count * (_LEARNER_COPIES + _ACTOR_COPIES * (num_actors + 1))
+
+
+def _inputs(spec: EnvSpec) -> int:
+    """The width of what the first layer sees; images come through convolutions that leave a twelfth of each side."""
+    if not spec.is_image:
+        return math.prod(spec.obs.shape)
+    return 64 * math.prod(max(1, side // 12) for side in spec.obs.shape[1:])
+
+
+def _replay_bytes(agent: AgentConfig, segment: SegmentSpec, num_actors: int) -> int:
+    kept = getattr(agent, "buffer_size", None)
+    if agent.memory == "rollout" or kept is None or getattr(agent, "buffer_storage", "memory") == "disk":
+        return 0
+    return making.replay_need(agent, segment, num_actors)[2]
+
+
+def _segment_bytes(config: RunConfig, segment: SegmentSpec, seats: int) -> int:
+    """Those under way, and one more of each writer: where it is collected, or what it is copied into."""
+    slots = 0 if config.by_gradients else config.flow.slots_per_actor or 1
+    return segment.nbytes * (slots * seats + config.actors)
+
+
+def _batch_bytes(agent: AgentConfig, segment: SegmentSpec) -> int:
+    """The rows of one update with what every layer makes of them."""
+    rows = getattr(agent, "batch_size", 0) * (getattr(agent, "sequence_length", 1) + getattr(agent, "burn_in", 0))
+    widths = sum(agent.hidden or ()) + (getattr(agent, "cell_size", None) or 0)
+    return int(rows) * (2 * segment.obs.nbytes + 2 * _NUMBER * widths)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"

@@ -1,0 +1,67 @@
+"""What the service accepts of hyperparameters: REST, page and MCP all go through these operations."""
+
+from __future__ import annotations
+
+import pytest
+
+from steppe.control import model
+from steppe.control.service import Service
+from steppe.core.errors import ConfigError
+from steppe.core.links import COMMANDS, EVENTS
+from steppe.core.reports import EventReport
+from steppe.replay import making
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def service():
+    made = Service()
+    yield made
+    made.close()
+
+
+def request(algo="ppo", **more):
+    return model.RunRequest(env="CartPole-v1", algo=algo, start=False, **more)
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ({"clip": 1e308}, "less than or equal to 10"),
+        ({"hidden": [1_000_000_000]}, "less than or equal to 65536"),
+        ({"hidden": [65_536, 65_536]}, r"needs about .* GiB of memory"),
+    ],
+)
+def test_a_request_that_no_machine_could_carry_out_makes_no_run(service, monkeypatch, agent, words):
+    monkeypatch.setattr(making, "available_bytes", lambda: 8 * 2**30)
+    with pytest.raises(ConfigError, match=words):
+        service.create_run(request(agent=agent), "test")
+    assert service.list_runs().runs == []
+
+
+def test_a_change_that_would_not_fit_is_refused(service, monkeypatch):
+    run = service.create_run(request("dqn"), "test").id
+    monkeypatch.setattr(making, "available_bytes", lambda: 2**29)
+    with pytest.raises(ConfigError, match="a batch"):
+        service.set_hyperparameters(run, {"batch_size": 1_000_000, "double": False}, "test")
+    with pytest.raises(ConfigError, match="less than or equal to"):
+        service.set_hyperparameters(run, {"learning_rate": 1e308}, "test")
+
+
+def test_what_workers_cannot_take_over_waits_for_a_restart(service):
+    run = service.create_run(request(mode="workers", actors=2), "test").id
+    effects = {one.name: one.effect for one in service.get_hyperparameters(run).hyperparameters}
+    assert (effects["entropy_coef"], effects["clip"], effects["hidden"]) == ("live", "restart", "fixed")
+
+
+def test_a_change_that_the_run_refused_is_none_when_it_is_resumed(service):
+    run = service.create_run(request(), "test").id
+    for gamma, obeyed in ((0.5, True), (0.25, False)):
+        done = service.set_hyperparameters(run, {"gamma": gamma}, "test").operation
+        details = {"id": done.id, "command": "set", "obeyed": obeyed, "live": ["gamma"]}
+        store = service._directory(run).store
+        store.post(EVENTS, EventReport(run=run, kind="command", role="learner", details=details).record())
+    assert len(store.read(COMMANDS)) == 2
+    values = {one.name: one.value for one in service.get_hyperparameters(run).hyperparameters}
+    assert values["gamma"] == 0.5
