@@ -106,7 +106,14 @@ class DistributedAgent:
         return agent
 
     def bind(self, environment_or_spec: DistributedEnvironment | EnvSpec) -> Self:
-        """Meet the world to act in. The agent is built with its first use; then its world cannot change any more."""
+        """Meet the world to act in. The agent is built with its first use; then its world cannot change any more.
+
+        An environment that says nothing about observations shows them as the agent takes them: tables get numbered states.
+        """
+        if isinstance(environment_or_spec, DistributedEnvironment):
+            world = environment_or_spec.config
+            if world.observations is None and self.config.observations != "values":
+                environment_or_spec.settle(world.model_copy(update={"observations": self.config.observations}))
         if self._world is not None and self.built and _spec(environment_or_spec) != self.spec:
             raise UsageError(
                 f"this agent was built for {self.spec.id}: make another DistributedAgent for another world"
