@@ -185,3 +185,22 @@ def test_a_built_agent_keeps_to_its_world(environment: DistributedEnvironment) -
         agent.bind(DistributedEnvironment("CartPole-v1", 1))
     with pytest.raises(UsageError, match="bound to a DistributedEnvironment"):
         DistributedAgent("ppo").bind(environment.spec).evaluate_policy(1)
+
+
+@pytest.mark.parametrize("algo", ["q-learning", "sarsa", "double-q", "n-step-q", "q-lambda"])
+def test_tables_learn_by_hand(algo: str) -> None:
+    """The environment numbers its states for an agent with a table, without being told to."""
+    with DistributedEnvironment("FrozenLake-v1", 2, runtime="inline", seed=1) as environment:
+        agent = DistributedAgent(algo, learning_rate=0.5, seed=0).bind(environment)
+        assert environment.spec.num_states == 16
+        before = agent.get_policy_parameters()
+        for _ in range(8):
+            steps = environment.generate_experiences(agent, 50)
+            if any(step["reward"] for step in steps):
+                break
+        assert agent.update_policy(steps)["updates"] == len(steps)
+        assert agent.learn_from_batch(environment.generate_batch_experiences(agent, 32))["updates"] == 32
+        after = agent.get_policy_parameters()
+        assert any(not np.array_equal(before[name], after[name]) for name in before)
+        with pytest.raises(UsageError, match="a table is learned without gradients"):
+            agent.compute_gradients(environment.generate_batch_experiences(agent, 32))

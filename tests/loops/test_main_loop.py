@@ -249,3 +249,23 @@ def test_what_the_configuration_adds_reaches_the_parts() -> None:
     assert world.spec.max_episode_steps == 7
     assert loop.sources["agent.gamma"] == "config"
     assert loop.sources["agent.learning_rate"] == "parts"
+
+
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_statistics_of_the_parts_count_a_loops_runs(runtime: str) -> None:
+    world, agent = environment(2, runtime=runtime), DistributedAgent("dqn", seed=0)
+    pool = ReplayBufferPool(1, 600)
+    loop = MainLoop(world, pool, agent, config={"learning_starts": 50, **SHORT})
+    seen: list[dict[str, Any]] = []
+    told = loop.run_training(6, callbacks=[lambda view: seen.append(world.get_environment_stats())])
+    after, learned = world.get_environment_stats(), agent.get_training_stats()
+    assert [stats["steps"] for stats in seen] == sorted(stats["steps"] for stats in seen)
+    assert (after["steps"], after["episodes"]) == (told["env_steps"], 6)
+    assert after["length_mean"] == 16
+    assert (learned["updates"], learned["env_steps"]) == (told["updates"], told["env_steps"])
+    assert pool.get_buffer_stats()["total_experiences"] == told["env_steps"]
+    loop.run_training(4)
+    assert world.get_environment_stats()["episodes"] == 10
+    world.generate_experiences(agent, 2)
+    assert world.get_environment_stats()["episodes"] == 12
+    world.shutdown()

@@ -366,3 +366,30 @@ def test_episodes_that_do_not_fit():
     with pytest.raises(UsageError, match="without a step"):
         LocalBuffer(np.zeros((2, 3))).finish(terminated=True)
     assert len(buffer) == 11
+
+
+def test_batches_unpack_and_numbers_may_have_an_axis() -> None:
+    plain, axes = (GlobalBuffer(500, Windowing(length=4), batch_size=8, seed=0) for _ in range(2))
+    for buffer, number in ((plain, float), (axes, lambda value: [value])):
+        local = LocalBuffer(np.zeros((2, 3), np.float32))
+        for step in range(6):
+            obs, hidden, mask = np.full((2, 3), step, np.float32), np.zeros((2, 4), np.float32), np.ones((2, 2), bool)
+            local.add(np.array(number(1)).astype(int), number(step), obs, hidden, mask, np.zeros(5, np.float32))
+        buffer.add(local.finish(terminated=True))
+    obs, action, reward, terminated, *_ = plain.get_batch()
+    other = axes.get_batch()
+    assert obs.shape[1:] == (8, 2, 3) or obs.shape[0] == 8
+    for mine, theirs in zip((obs, action, reward, terminated), other, strict=False):
+        np.testing.assert_array_equal(mine, theirs)
+    assert len(list(other)) == len(other.columns)
+
+
+def test_an_episode_with_nan_is_refused() -> None:
+    local = LocalBuffer(np.zeros((1, 3), np.float32))
+    good = (1, 0.5, np.zeros((1, 3)), np.zeros((1, 4)), np.ones((1, 1), bool), np.zeros(5))
+    for place, name in ((1, "reward"), (2, "next_obs"), (3, "hidden"), (5, "q_val")):
+        bad = [value if index != place else np.full(np.shape(value), np.nan) for index, value in enumerate(good)]
+        with pytest.raises(UsageError, match=f"{name} of step 0 has NaN"):
+            local.add(*bad)
+    local.add(*good)
+    assert len(local) == 1

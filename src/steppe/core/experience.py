@@ -7,7 +7,7 @@ not there: they belong to no trajectory, no loss, no replay and no count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -125,3 +125,7 @@ class Batch:
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """The columns in their order, so that a batch can be unpacked: `obs, action, reward, … = batch`."""
+        return iter(self.columns.values())

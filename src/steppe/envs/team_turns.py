@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from steppe.core.errors import MissingExtra
 from steppe.envs.images import is_image
+from steppe.envs.masked_numbers import MaskedNumbers
 
 Told = dict[Any, Any]  # by agent
 
@@ -43,6 +44,10 @@ class Turns:
         self.possible_agents = list(env.possible_agents)
         self.agents: list[Any] = []
         self._spaces: Told = {}
+        self._numbers = {
+            agent: MaskedNumbers.of(env.observation_space(agent)) if numbered else None
+            for agent in self.possible_agents
+        }
         self._plain = {agent: numbered or is_image(env.observation_space(agent)) for agent in self.possible_agents}
 
     @property
@@ -56,7 +61,8 @@ class Turns:
     def observation_space(self, agent: Any) -> spaces.Space[Any]:
         """What the environment shows, and whether it is this agent's turn."""
         if agent not in self._spaces:
-            space = self.env.observation_space(agent)
+            numbers = self._numbers[agent]
+            space = self.env.observation_space(agent) if numbers is None else numbers.space
             self._spaces[agent] = space if self._plain[agent] else spaces.Tuple((space, spaces.MultiBinary(1)))
         return self._spaces[agent]  # type: ignore[no-any-return]
 
@@ -68,7 +74,7 @@ class Turns:
         """A new episode, before its first turn."""
         self.env.reset(seed=seed, options=options)
         self._bury()
-        return self._seen(self.agents), dict(self.env.infos)
+        return self._seen(self.agents), self._allowed(dict(self.env.infos))
 
     def step(self, actions: Told) -> tuple[Told, Told, Told, Told, Told]:
         """The turn of the one whose turn it is; the others' actions are nothing to the environment."""
@@ -80,13 +86,27 @@ class Turns:
         infos = {agent: env.infos.get(agent, {}) for agent in env.agents}
         last = self._seen([agent for agent in playing if terminated[agent] or truncated[agent]])
         self._bury()
-        return last | self._seen(self.agents), rewards, terminated, truncated, infos
+        return last | self._seen(self.agents), rewards, terminated, truncated, self._allowed(infos)
 
     def render(self) -> Any:
         return self.env.render()
 
     def close(self) -> None:
         self.env.close()
+
+    def _show(self, agent: Any, raw: Any) -> Any:
+        numbers = self._numbers[agent]
+        return raw if numbers is None else numbers.number(raw)
+
+    def _allowed(self, infos: Told) -> Told:
+        """The infos, with the masks that agents with numbered states have in their observations."""
+        found = dict(infos)
+        for agent in self.agents:
+            numbers = self._numbers[agent]
+            if numbers is not None:
+                mask = numbers.mask(self.env.observe(agent))
+                found[agent] = {**found.get(agent, {}), "action_mask": mask}
+        return found
 
     def _bury(self) -> None:
         """Let those go whose end has come: AEC environments want an empty step for each of them."""
@@ -98,6 +118,6 @@ class Turns:
 
     def _seen(self, agents: list[Any]) -> Told:
         env = self.env
-        shown = {agent: env.observe(agent) for agent in agents}
+        shown = {agent: self._show(agent, env.observe(agent)) for agent in agents}
         turn = env.agent_selection if env.agents else None
         return {agent: raw if self._plain[agent] else (raw, [agent == turn]) for agent, raw in shown.items()}

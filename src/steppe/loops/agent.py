@@ -95,6 +95,8 @@ class DistributedAgent:
         self._env_steps, self._paid_steps, self._shuffles = 0, 0.0, 0
         self._total_steps: int | None = None
         self._tally = _Tally()
+        self._run: Any = None  # the view of a loop's newest run
+        self._runs = {"updates": 0, "env_steps": 0}  # of the runs before it, since the last reset
 
     @classmethod
     def of(cls, config: RunConfig) -> DistributedAgent:
@@ -104,7 +106,14 @@ class DistributedAgent:
         return agent
 
     def bind(self, environment_or_spec: DistributedEnvironment | EnvSpec) -> Self:
-        """Meet the world to act in. The agent is built with its first use; then its world cannot change any more."""
+        """Meet the world to act in. The agent is built with its first use; then its world cannot change any more.
+
+        An environment that says nothing about observations shows them as the agent takes them: tables get numbered states.
+        """
+        if isinstance(environment_or_spec, DistributedEnvironment):
+            world = environment_or_spec.config
+            if world.observations is None and self.config.observations != "values":
+                environment_or_spec.settle(world.model_copy(update={"observations": self.config.observations}))
         if self._world is not None and self.built and _spec(environment_or_spec) != self.spec:
             raise UsageError(
                 f"this agent was built for {self.spec.id}: make another DistributedAgent for another world"
@@ -259,25 +268,35 @@ class DistributedAgent:
         counters = found.counters
         self._env_steps, self._paid_steps, self._shuffles = (counters[name] for name in _COUNTERS)
 
-    def get_training_stats(self) -> dict[str, Any]:
-        """What was learned from by calls of this object: counts, means since the last reset, and the newest values.
+    def follow_run(self, run: Any) -> None:
+        """Count a loop's run in the statistics from now on, while it goes on and afterwards."""
+        self._runs = self._counted_runs()
+        self._run = run
 
-        A run of a MainLoop keeps its own records.
+    def _counted_runs(self) -> dict[str, int]:
+        if self._run is None:
+            return dict(self._runs)
+        return {name: count + getattr(self._run, name) for name, count in self._runs.items()}
+
+    def get_training_stats(self) -> dict[str, Any]:
+        """What was learned from: counts, means over batches since the last reset, and the newest values.
+
+        `updates` and `env_steps` include those of loops' runs, under way or ended; their curves are in the runs' own records.
         """
-        tally = self._tally
+        tally, runs = self._tally, self._counted_runs()
         return {
             "algorithm": self.algo,
             "batches": tally.batches,
-            "updates": tally.updates,
+            "updates": tally.updates + runs["updates"],
             "experiences": tally.experiences,
-            "env_steps": self._env_steps,
+            "env_steps": max(self._env_steps, runs["env_steps"]),
             "means": {name: total / tally.batches for name, total in tally.sums.items()} if tally.batches else {},
             "last": dict(tally.last),
         }
 
     def reset_training_stats(self) -> None:
         """Begin to count anew; what was learned stays."""
-        self._tally = _Tally()
+        self._tally, self._run, self._runs = _Tally(), None, {"updates": 0, "env_steps": 0}
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
         """Go on from where a run ended; its weights are read when they are first needed."""

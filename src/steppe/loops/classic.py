@@ -95,10 +95,20 @@ class _Shared:
                 "OptimalQLearning, or SingleThreadQLearning"
             )
         self.algorithm_class, self.kwargs = algorithm_class, dict(kwargs)
-        self.algorithm: Any = None  # the learner, once it has trained
+        self._learner: Any = None
+        self._trained = False
+        self._merges = 0  # of all workers, in the newest training
+        self._loop: MainLoop | None = None  # of the newest training
         self.training_stats = TrainingStatistics()
         self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the best actions)
         self.result: RunResult | None = None
+
+    @property
+    def algorithm(self) -> Any:
+        """The learner: with what was learned, or as it is at first; None before training where its sizes were not given."""
+        if self._learner is None and {"state_size", "action_size"} <= self.kwargs.keys():
+            self._learner = self.algorithm_class(**self.kwargs)
+        return self._learner
 
     @property
     def q_table(self) -> Any:
@@ -127,7 +137,7 @@ class _Shared:
             **settings,
         }
         try:
-            loop = MainLoop.of(resolve(("call", layer)))
+            loop = self._loop = MainLoop.of(resolve(("call", layer)))
             self._begin(loop, sizes)
             result = loop.run(observers)
             self._keep(loop, result)
@@ -143,7 +153,7 @@ class _Shared:
                 states = "states" if name == "state_size" else "actions"
                 have = getattr(made.algorithm, name)
                 raise ConfigError(f"{name}={size}, but the environment has {have} {states}: leave {name} out")
-        if self.algorithm is not None:
+        if self._trained:
             made.table[...] = storage_of(self.algorithm).reshape(made.table.shape)
             made.explore_at(self.algorithm.epsilon)
 
@@ -151,14 +161,17 @@ class _Shared:
         """Take over what the run learned and went through."""
         directory = RunDirectory.open(result.path)
         made: Any = loop.agent.agent
-        self.algorithm, self.result = made.algorithm, result
+        self._learner, self._trained, self.result = made.algorithm, True, result
         adopt(self.algorithm, storage_of(self.algorithm).copy())
         self.algorithm.step_count, self.algorithm.episode_count = result.summary["env_steps"], 0
+        merges: dict[int, int] = {}
         for report in _reports(directory, ACTORS, ActorReport):
+            merges[report.actor] = max(merges.get(report.actor, 0), report.sequence)
             self.algorithm.episode_count += report.num_episodes
             self.training_stats.count_unlisted(report.num_episodes - len(report.episodes))
             for score, length in report.episodes:
                 self.training_stats.record_episode(score, length)
+        self._merges = sum(merges.values())
         for verdict in _reports(directory, EVALUATIONS, EvaluationReport):
             self.validation.append((verdict.env_steps, verdict.return_mean))
             self.training_stats.record_metric("validation_return", verdict.return_mean)
@@ -182,6 +195,19 @@ class ParallelQLearning(_Shared):
             raise ConfigError(f"num_processes={num_processes}: there must be at least one")
         super().__init__(algorithm_class, kwargs)
         self.num_processes = num_processes or len(os.sched_getaffinity(0))
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes of the newest training, running or ended; empty before it, and on runtime inline."""
+        handle: Any = None if self._loop is None else self._loop.handle
+        return handle.workers() if hasattr(handle, "workers") else []
+
+    @property
+    def shared_q_table(self) -> np.ndarray | None:
+        """While it trains, the table in shared memory that all processes write; afterwards what was learned; None before."""
+        handle: Any = None if self._loop is None else self._loop.handle
+        shared: np.ndarray | None = handle.shared_values() if hasattr(handle, "shared_values") else None
+        return shared if shared is not None or not self._trained else self.q_table
 
     def train(
         self,
@@ -231,6 +257,15 @@ class DistAsyncQLearning(_Shared):
         mpi.require_library()
         super().__init__(algorithm_class, kwargs)
         self.batch_size, self.sync_frequency = batch_size, sync_frequency
+        self.update_buffer: list[Any] = []  # what was not sent yet: nothing outside `train`, which sends all it learns
+        self.sync_counter = 0  # messages that the ranks have sent
+
+    @property
+    def comm(self) -> Any:
+        """The communicator of everyone that mpiexec started: mpi4py's COMM_WORLD."""
+        from steppe.runtimes.mpi_world import world
+
+        return world()
 
     @property
     def rank(self) -> int:
@@ -268,6 +303,7 @@ class DistAsyncQLearning(_Shared):
             "evaluation.episodes": validation_episodes,
         }
         self._run(factory.reference(given_env), steps, self.size, settings, callbacks)
+        self.sync_counter += self._merges
         return self.training_stats
 
     def _world(self) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +41,20 @@ from steppe.roles.context import POLICY
 
 WORKERS = "environment"  # how a server knows the workers together
 RECENT = 100  # episodes that return_mean and length_mean look back on
+
+
+@runtime_checkable
+class RunCounts(Protocol):
+    """How far a run is, for whoever counts: a RunView."""
+
+    @property
+    def env_steps(self) -> int: ...
+
+    @property
+    def episodes(self) -> int: ...
+
+    @property
+    def recent(self) -> Sequence[tuple[float, int]]: ...
 
 
 class _Shutting:
@@ -99,6 +113,7 @@ class DistributedEnvironment:
         self._restart = True
         self._steps, self._episodes = 0, 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._run: RunCounts | None = None  # of the loop's newest run in this environment
 
     @cached_property
     def spec(self) -> EnvSpec:
@@ -161,9 +176,24 @@ class DistributedEnvironment:
         """Abandon every episode under way: the next experience begins with first steps."""
         self._restart = True
 
+    def follow_run(self, run: RunCounts) -> None:
+        """Count a loop's run in the statistics from now on, while it goes on and afterwards."""
+        self._settle_run()
+        self._run = run
+
+    def _settle_run(self) -> None:
+        """Take over the counts of a run that is not looked at any more."""
+        if self._run is not None:
+            self._steps, self._episodes = self._steps + self._run.env_steps, self._episodes + self._run.episodes
+            self._recent.extend(self._run.recent)
+            self._run = None
+
     def get_environment_stats(self) -> dict[str, Any]:
-        """Workers, steps and episodes so far, and the mean return and length of the newest whole episodes."""
-        returns, lengths = zip(*self._recent, strict=True) if self._recent else ((), ())
+        """Workers, steps and episodes so far, those of loops' runs included, and the mean return and length of the newest
+        whole episodes."""
+        run = self._run
+        recent = [*self._recent, *(run.recent if run is not None else ())][-RECENT:]
+        returns, lengths = zip(*recent, strict=True) if recent else ((), ())
         collector = self._workers[2] if self._workers else None
         return {
             "env": self.env,
@@ -172,8 +202,8 @@ class DistributedEnvironment:
             "running": collector is not None,
             "runtime": collector.plan.config.runtime if collector else self.runtime,
             "device": self.device,
-            "steps": self._steps,
-            "episodes": self._episodes,
+            "steps": self._steps + (run.env_steps if run is not None else 0),
+            "episodes": self._episodes + (run.episodes if run is not None else 0),
             "policy_version": self._pulled_version if self.parameter_server is not None else None,
             "return_mean": float(np.mean(returns)) if returns else None,
             "length_mean": float(np.mean(lengths)) if lengths else None,
@@ -244,6 +274,7 @@ class DistributedEnvironment:
         )
 
     def _book(self, steps: list[Experience]) -> None:
+        self._settle_run()
         self._steps += len(steps)
         self._episodes += 1
         self._recent.append((float(sum(float(step["reward"]) for step in steps)), len(steps)))

@@ -395,6 +395,8 @@ class MainLoop:
             self._supervisor = Supervisor(
                 handle, directory, plan.config, interrupts, commands_after=self._commands_after
             )
+            self._parts()[0].follow_run(self._supervisor.view)
+            self._parts()[1].follow_run(self._supervisor.view)
             return self._supervisor.run(observers), self._supervisor.view
         except KeyboardInterrupt:
             return Outcome("STOPPED", "interrupted", "stopped at once by a second signal"), RunView(directory)
@@ -403,6 +405,11 @@ class MainLoop:
             with contextlib.suppress(DiskFull):
                 directory.store.set_status("FAILED", "error", f"{type(error).__name__}: {error}")
             raise
+
+    @property
+    def handle(self) -> Any:
+        """The newest run's roles as its runtime has them (runtimes/turns.py), or None before there is one."""
+        return None if self._supervisor is None else self._supervisor.handle
 
     def _hosted(self, plan: Plan) -> bool:
         """Whether the learner is in this process while the actors are not; always where a parameter server was given."""

@@ -162,6 +162,11 @@ class RunView:
         return (end_steps - start_steps) / (end_s - start_s) if end_s > start_s else None
 
     @property
+    def recent(self) -> list[tuple[float, int]]:
+        """(return, length) of the last 100 training episodes of all actors."""
+        return list(self._recent)
+
+    @property
     def train_return_mean(self) -> float | None:
         """Over the last 100 training episodes of all actors."""
         return sum(score for score, _ in self._recent) / len(self._recent) if self._recent else None

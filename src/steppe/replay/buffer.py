@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -151,6 +151,7 @@ class ExperienceBuffer:
     def __init__(self, capacity: int = 10000, *, seed: int | None = None) -> None:
         self.capacity = capacity
         self._buffer = ReplayBuffer(capacity, self.KEYS)
+        self.buffer = Steps(self._buffer, self.KEYS)
         self._stream = np.random.default_rng(seed)
 
     @checked
@@ -161,15 +162,37 @@ class ExperienceBuffer:
     @checked
     def sample(self, batch_size: int) -> list[tuple[Any, ...]]:
         """`batch_size` different steps in random order, or every step, oldest first, when there are fewer."""
-        store = self._buffer.store
-        slots = store.ordered(0)
+        slots = self._buffer.store.ordered(0)
         if len(slots) >= batch_size:
             slots = self._stream.choice(slots, batch_size, replace=False)
-        if not len(slots):
-            return []
-        columns = store.gather(slots)
-        rows = [columns[key].tolist() if columns[key].ndim == 1 else list(columns[key]) for key in self.KEYS]
-        return list(zip(*rows, strict=True))
+        return self.buffer.rows(slots)
+
+    @property
+    def position(self) -> int:
+        """Where the next step goes in a ring of `capacity` places."""
+        return int(self._buffer.store.added[0]) % self.capacity
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+
+class Steps(Sequence[tuple[Any, ...]]):
+    """What an ExperienceBuffer holds, as a sequence of tuples, oldest first. Read only: `push` adds."""
+
+    def __init__(self, buffer: ReplayBuffer, keys: tuple[str, ...]) -> None:
+        self._store, self._keys, self.maxlen = buffer._store, keys, buffer.capacity
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._store.ordered(0)[index]
+        return self.rows(found) if isinstance(index, slice) else self.rows(np.array([found]))[0]
+
+    def rows(self, slots: np.ndarray) -> list[tuple[Any, ...]]:
+        """The steps at these places of the store."""
+        if not len(slots):
+            return []
+        columns = self._store.gather(slots)
+        rows = [columns[key].tolist() if columns[key].ndim == 1 else list(columns[key]) for key in self._keys]
+        return list(zip(*rows, strict=True))

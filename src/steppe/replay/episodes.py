@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe.core.arrays import as_array
 from steppe.core.checked import checked
 from steppe.core.errors import UsageError
 from steppe.core.experience import Batch
@@ -17,6 +18,7 @@ from steppe.replay.pool import ReplayBufferPool
 from steppe.replay.sequences import META, SequenceReplay, Windowing, Windows
 
 Episode = dict[str, np.ndarray]  # rows of steps, and one more row that has only the last observation
+FIRST = ("obs", "action", "reward", "terminated")  # in this order a batch is unpacked, and then the rest
 NAMES = ("action", "reward", "hidden", "comm_mask", "q_val")
 
 
@@ -24,7 +26,7 @@ class LocalBuffer:
     """The steps of one episode, from its first observation `obs` (num_agents, *obs_shape) to `finish`."""
 
     def __init__(self, obs: np.ndarray) -> None:
-        self._obs = [np.asarray(obs)]
+        self._obs = [as_array(obs, "obs")]
         self._rows: list[tuple[Any, ...]] = []
 
     def __len__(self) -> int:
@@ -32,8 +34,17 @@ class LocalBuffer:
 
     def add(self, action: Any, reward: float, next_obs: Any, hidden: Any, comm_mask: Any, q_val: Any) -> None:
         """Append a step; `hidden` is the state in which the policy saw the observation before it, q_val its values of that."""
-        self._rows.append((action, np.float32(reward), hidden, comm_mask, q_val))
-        self._obs.append(np.asarray(next_obs))
+        row = [
+            as_array(value, name) for name, value in zip(NAMES, (action, reward, hidden, comm_mask, q_val), strict=True)
+        ]
+        row[:2] = [value.reshape(()) if value.shape == (1,) else value for value in row[:2]]  # (1,) is one number too
+        row[1] = row[1].astype(np.float32)
+        seen = as_array(next_obs, "next_obs")
+        for name, value in zip((*NAMES, "next_obs"), (*row, seen), strict=True):
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                raise UsageError(f"{name} of step {len(self._rows)} has NaN or infinity: leave this episode out")
+        self._rows.append(tuple(row))
+        self._obs.append(seen)
 
     @checked
     def finish(self, *, terminated: bool) -> Episode:
@@ -52,7 +63,8 @@ class LocalBuffer:
 class GlobalBuffer:
     """Episodes of all actors, up to `capacity` steps; sequences are drawn by priority.
 
-    Batches are as sequences.py draws them: time first, `following` says which row is a step's next observation.
+    Batches are as sequences.py draws them: time first, `following` says which row is a step's next observation. They can be
+    unpacked: `obs, action, reward, terminated, *rest = buffer.get_batch()`.
     """
 
     @checked
@@ -95,13 +107,17 @@ class GlobalBuffer:
         return self.get_batch(self.batch_size)
 
     @checked
-    def get_batch(self, batch_size: int) -> Batch:
-        """A batch of sequences with weights and indices; its arrays are reused by the next one of the same size."""
+    def get_batch(self, batch_size: int | None = None) -> Batch:
+        """A batch of sequences with weights and indices, of `self.batch_size` if no other is given; its arrays are reused by
+        the next one of the same size."""
         if self._replay is None:
             raise UsageError("there is no episode yet: add one first")
+        batch_size = self.batch_size if batch_size is None else batch_size
         if batch_size not in self._rooms:
             self._rooms[batch_size] = self._replay.room(batch_size)
-        return self._replay.draw(self._stream, self._rooms[batch_size], self.beta)
+        drawn = self._replay.draw(self._stream, self._rooms[batch_size], self.beta)
+        first = {name: drawn.columns[name] for name in FIRST}
+        return Batch({**first, **drawn.columns}, drawn.weights, drawn.indices)
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Set the priorities of sequences by the indices of a batch."""

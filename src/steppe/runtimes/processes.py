@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from steppe.core import factory
 from steppe.core.config import flatten
@@ -129,6 +130,15 @@ class ProcessHandle:
         with _without_main():
             process.start()
         self._processes[place] = process
+
+    def workers(self) -> list[BaseProcess]:
+        """The processes of the workers, in their order, those that have ended included."""
+        return [process for place, process in self._processes.items() if place.startswith("worker-")]
+
+    def shared_values(self) -> np.ndarray | None:
+        """The table that workers share, in shared memory; None where there is none."""
+        table = table_in(self._room, self._plan)
+        return table.values if table is not None and table.made else None
 
     @property
     def channel(self) -> ShmChannel:

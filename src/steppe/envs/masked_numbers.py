@@ -1,0 +1,48 @@
+"""Numbered states from PettingZoo's usual Dict of an observation and an action mask, for agents with tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+MAX_STATES = 2**24  # more would be a table that nobody wants to wait for
+
+
+class MaskedNumbers:
+    """Numbers the `observation` of a Dict that also has an `action_mask`, where it is whole numbers within bounds."""
+
+    def __init__(self, low: np.ndarray, sizes: np.ndarray) -> None:
+        self._low = low.ravel().astype(np.int64)
+        self._weights = np.concatenate([[1], np.cumprod(sizes.ravel().astype(np.int64))[:-1]])
+        self._sizes = sizes.ravel().astype(np.int64)
+        self.space = spaces.Discrete(math.prod(self._sizes.tolist()))
+
+    @classmethod
+    def of(cls, space: spaces.Space[Any]) -> MaskedNumbers | None:
+        """The numbering of a space; None for one that is not such a Dict, or has too many states."""
+        if not isinstance(space, spaces.Dict) or set(space) != {"observation", "action_mask"}:
+            return None
+        seen = space["observation"]
+        if isinstance(seen, spaces.MultiBinary):
+            low, high = np.zeros(seen.shape, np.int64), np.ones(seen.shape, np.int64)
+        elif isinstance(seen, spaces.Box) and seen.dtype is not None and np.dtype(seen.dtype).kind in "iub":
+            low, high = seen.low.astype(np.int64), seen.high.astype(np.int64)
+        else:
+            return None
+        sizes = high - low + 1
+        return cls(low, sizes) if math.prod(sizes.ravel().tolist()) <= MAX_STATES else None
+
+    def number(self, raw: Any) -> int:
+        """The state of an observation; ValueError for one outside its bounds."""
+        digits = np.asarray(raw["observation"], np.int64).ravel() - self._low
+        if digits.shape != self._sizes.shape or ((digits < 0) | (digits >= self._sizes)).any():
+            raise ValueError(f"the observation {raw['observation']} is not within its space's bounds")
+        return int(digits @ self._weights)
+
+    def mask(self, raw: Any) -> np.ndarray:
+        """The actions that are allowed; all of them for an agent that is not asked, whose mask has none."""
+        mask = np.asarray(raw["action_mask"], np.bool_)
+        return mask if mask.any() else ~mask
