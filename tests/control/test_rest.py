@@ -14,11 +14,14 @@ from starlette.testclient import TestClient
 
 from steppe.control.api import make_app
 from steppe.control.auth import Gate, Keys
+from steppe.control.hearing import Hearing
+from steppe.control.repeating import Repeating
 from steppe.control.service import Service
+from steppe.core.errors import UsageError
 from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.records.directory import RunDirectory
-from tests.support.service import SHORT
+from tests.support.service import SHORT, until
 
 pytestmark = pytest.mark.unit
 
@@ -85,6 +88,34 @@ def test_a_new_run_says_where_it_is_and_its_tag_is_quoted(http: TestClient):
     assert http.patch(path, headers={"If-Match": str(int(bare) + 1)}, **change).status_code == 202
     assert http.patch(path, headers={"If-Match": "*"}, **change).status_code == 202
     assert http.patch(path, headers={"If-Match": '"x"'}, **change).status_code == 422
+
+
+def test_a_service_that_cannot_hear_commands_says_so(service: Service):
+    work = Repeating("hearing", 1.0)
+    app = make_app(service, Gate(Keys(service.private / "tokens.json")), [work])
+    probe = TestClient(app, base_url="http://127.0.0.1")
+    work.trouble = "commands.control cannot be read: not authorized"
+    assert probe.get("/readyz").status_code == 200, "other work does not matter here"
+    work.needed = True
+    answer = probe.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
+    assert "not authorized" in answer.json()["detail"]
+    assert Hearing.needed
+
+
+def test_work_that_fails_says_why_until_it_succeeds():
+    wrong = ["no right"]
+
+    def look() -> None:
+        if wrong:
+            raise UsageError(wrong[0])
+
+    work = Repeating("look", 0.001, look)
+    work.start()
+    until(lambda: work.trouble == "no right", "the failure is known")
+    wrong.clear()
+    until(lambda: work.trouble is None, "it is over")
+    work.stop()
 
 
 def test_a_wrong_method_is_told_the_right_ones(http: TestClient):
