@@ -133,6 +133,33 @@ def test_every_error_of_a_request_is_told_at_once(http: TestClient):
     assert "gamma" in wrong["detail"]
 
 
+def test_arguments_of_environments_are_checked_against_its_signature(http: TestClient, service: Service):
+    run = make(http, env="FrozenLake-v1", environment={"kwargs": {"map_name": "8x8", "is_slippery": False}})
+    assert directory_of(service, run).config().environment.kwargs == {"map_name": "8x8", "is_slippery": False}
+    for env, kwargs, words in (
+        ("FrozenLake-v1", {"no_such": 1, "is_slippery": "yes"}, ["no_such", "is_slippery", "map_name"]),
+        ("FrozenLake-v1", {"map_name": "../../etc/passwd"}, ["map_name"]),
+        ("FrozenLake-v1", {"map_name": "os:system"}, ["no path, module or code"]),
+        ("FrozenLake-v1", {"desc": ["SF", "__import__('os')"]}, ["desc"]),
+        ("FrozenLake-v1", {"render_mode": "human"}, ["render_mode"]),
+        ("CartPole-v1", {"sutton_barto_reward": 3}, ["sutton_barto_reward"]),
+    ):
+        answer = http.post(RUNS, json={**SHORT, "start": False, "env": env, "environment": {"kwargs": kwargs}})
+        assert answer.status_code == 422, (kwargs, answer.text)
+        assert all(word in answer.json()["detail"] for word in words), answer.text
+
+
+def test_every_runtime_of_the_machine_is_offered(http: TestClient, monkeypatch: pytest.MonkeyPatch):
+    there = http.get("/api/v1/version").json()["runtimes"]
+    assert {"inline", "processes"} <= set(there)
+    for runtime in there:
+        assert make(http, runtime=runtime)
+    monkeypatch.setattr(Service, "_runtimes", lambda self: ["inline", "processes"])
+    refused = http.post(RUNS, json={**SHORT, "start": False, "runtime": "ray"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "config_error")
+    assert "not installed" in refused.json()["detail"]
+
+
 def test_every_list_comes_in_pages(http: TestClient):
     for _ in range(3):
         run = make(http)
