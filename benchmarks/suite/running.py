@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from suite.measuring import Case, Row, measure
 from suite.pages import refresh
@@ -38,6 +40,7 @@ Measure = Callable[[Effort], Part]
 
 def benchmark(file: str, parts: Mapping[str, Measure], words: Sequence[str] | None = None) -> int:
     """Measure the parts that the command line names (all without one) and write the report after each."""
+    signal.signal(signal.SIGTERM, _end)
     path = Path(file)
     about = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).splitlines()[0].rstrip(".")
     given = _parse(path.stem, about, list(parts), words)
@@ -66,6 +69,12 @@ def _parse(name: str, about: str, parts: list[str], words: Sequence[str] | None)
     parser.add_argument("--into", type=Path, help="where the report goes, instead of reports/ and the docs")
     parser.add_argument("--rounds", type=int, help=f"runs of each case, {ROUNDS} unless given")
     return parser.parse_args(words)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End as on an error, so that every broker and process that a part started is stopped on the way out."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _say(text: str) -> None:

@@ -14,11 +14,14 @@ from starlette.testclient import TestClient
 
 from steppe.control.api import make_app
 from steppe.control.auth import Gate, Keys
+from steppe.control.hearing import Hearing
+from steppe.control.repeating import Repeating
 from steppe.control.service import Service
+from steppe.core.errors import UsageError
 from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.records.directory import RunDirectory
-from tests.support.service import SHORT
+from tests.support.service import SHORT, until
 
 pytestmark = pytest.mark.unit
 
@@ -87,6 +90,34 @@ def test_a_new_run_says_where_it_is_and_its_tag_is_quoted(http: TestClient):
     assert http.patch(path, headers={"If-Match": '"x"'}, **change).status_code == 422
 
 
+def test_a_service_that_cannot_hear_commands_says_so(service: Service):
+    work = Repeating("hearing", 1.0)
+    app = make_app(service, Gate(Keys(service.private / "tokens.json")), [work])
+    probe = TestClient(app, base_url="http://127.0.0.1")
+    work.trouble = "commands.control cannot be read: not authorized"
+    assert probe.get("/readyz").status_code == 200, "other work does not matter here"
+    work.needed = True
+    answer = probe.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
+    assert "not authorized" in answer.json()["detail"]
+    assert Hearing.needed
+
+
+def test_work_that_fails_says_why_until_it_succeeds():
+    wrong = ["no right"]
+
+    def look() -> None:
+        if wrong:
+            raise UsageError(wrong[0])
+
+    work = Repeating("look", 0.001, look)
+    work.start()
+    until(lambda: work.trouble == "no right", "the failure is known")
+    wrong.clear()
+    until(lambda: work.trouble is None, "it is over")
+    work.stop()
+
+
 def test_a_wrong_method_is_told_the_right_ones(http: TestClient):
     for path, methods in ((RUNS, "GET, POST"), (f"{RUNS}/x", "DELETE, GET"), (f"{RUNS}/x/actors", "GET, PUT")):
         answer = http.request("OPTIONS", path)
@@ -100,6 +131,33 @@ def test_every_error_of_a_request_is_told_at_once(http: TestClient):
     wrong = http.post(RUNS, json={**SHORT, "start": False, "agent": {"clip": -1, "gamma": 7}}).json()
     assert "clip" in wrong["detail"]
     assert "gamma" in wrong["detail"]
+
+
+def test_arguments_of_environments_are_checked_against_its_signature(http: TestClient, service: Service):
+    run = make(http, env="FrozenLake-v1", environment={"kwargs": {"map_name": "8x8", "is_slippery": False}})
+    assert directory_of(service, run).config().environment.kwargs == {"map_name": "8x8", "is_slippery": False}
+    for env, kwargs, words in (
+        ("FrozenLake-v1", {"no_such": 1, "is_slippery": "yes"}, ["no_such", "is_slippery", "map_name"]),
+        ("FrozenLake-v1", {"map_name": "../../etc/passwd"}, ["map_name"]),
+        ("FrozenLake-v1", {"map_name": "os:system"}, ["no path, module or code"]),
+        ("FrozenLake-v1", {"desc": ["SF", "__import__('os')"]}, ["desc"]),
+        ("FrozenLake-v1", {"render_mode": "human"}, ["render_mode"]),
+        ("CartPole-v1", {"sutton_barto_reward": 3}, ["sutton_barto_reward"]),
+    ):
+        answer = http.post(RUNS, json={**SHORT, "start": False, "env": env, "environment": {"kwargs": kwargs}})
+        assert answer.status_code == 422, (kwargs, answer.text)
+        assert all(word in answer.json()["detail"] for word in words), answer.text
+
+
+def test_every_runtime_of_the_machine_is_offered(http: TestClient, monkeypatch: pytest.MonkeyPatch):
+    there = http.get("/api/v1/version").json()["runtimes"]
+    assert {"inline", "processes"} <= set(there)
+    for runtime in there:
+        assert make(http, runtime=runtime)
+    monkeypatch.setattr(Service, "_runtimes", lambda self: ["inline", "processes"])
+    refused = http.post(RUNS, json={**SHORT, "start": False, "runtime": "ray"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "config_error")
+    assert "not installed" in refused.json()["detail"]
 
 
 def test_every_list_comes_in_pages(http: TestClient):

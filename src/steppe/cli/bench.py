@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,8 +49,15 @@ def bench(
     words = ["--quick"] * quick + [f"--part={key}" for key in part or ()]
     words += [f"--rounds={rounds}"] if rounds is not None else []
     words += [f"--into={into.resolve()}"] if into is not None else []
-    codes = [subprocess.run([sys.executable, str(known[one]), *words], check=False).returncode for one in chosen]
+    codes = [_run([sys.executable, str(known[one]), *words]) for one in chosen]
     raise typer.Exit(max(map(abs, codes)))
+
+
+def _run(command: list[str]) -> int:
+    """Run a benchmark; SIGTERM is passed on to it, and it stops what it started."""
+    with subprocess.Popen(command) as process:
+        signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
+        return process.wait()
 
 
 def benchmarks() -> dict[str, Path]:

@@ -33,12 +33,13 @@ class FieldHelp(TyperCommand):
     """A command whose flags take their help from the configuration's fields, at the moment help is shown."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        from steppe.core.algorithms import Frozen
         from steppe.core.config import FlowConfig, RunConfig
 
         for parameter in self.params:
             name = parameter.name or ""
             field = RunConfig.model_fields.get(name) or FlowConfig.model_fields.get(name)
-            if field is not None:
+            if field is not None and not isinstance(field.get_default(), Frozen):  # a flag never is a whole section
                 choices = _choices(field.annotation)
                 default = field.get_default()
                 hints = [f"One of {', '.join(choices)}."] if choices else []

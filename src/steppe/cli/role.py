@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -94,6 +95,7 @@ def _serve(
     env: str | None = None,
     index: int | None = None,
 ) -> NoReturn:
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # until the role itself takes care of signals
     if kind != "learner":
         _require_ways_in(kind, pairs or [])
     found, resolved = _settings(address, file, pairs or [], env)

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
@@ -424,7 +424,7 @@ def make_app(
     )
     router = Doors(service, hub, gate).router
     app.include_router(router)
-    _add_outside(app, service, hub, watcher)
+    _add_outside(app, service, hub, works)
     _add_sessions(app, service, gate)
     app.router.routes += mcp.routes(gate)
     add_page(app, service, PREFIX)
@@ -434,7 +434,7 @@ def make_app(
     return app
 
 
-def _add_outside(app: FastAPI, service: Service, hub: Hub, watcher: Watcher) -> None:
+def _add_outside(app: FastAPI, service: Service, hub: Hub, works: Sequence[Repeating]) -> None:
     """What is not an operation: probes, Prometheus."""
 
     @app.get("/healthz", include_in_schema=False)
@@ -444,6 +444,9 @@ def _add_outside(app: FastAPI, service: Service, hub: Hub, watcher: Watcher) -> 
     @app.get("/readyz", include_in_schema=False)
     def readyz() -> JSONResponse:
         found = service.get_readiness()
+        deaf = next((work.trouble for work in works if work.needed and work.trouble is not None), None)
+        if found.status == "ok" and deaf is not None:
+            found = model.Health(status="unavailable", detail=f"commands on Kafka cannot be heard: {deaf}"[:500])
         return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
 
     @app.get("/version", include_in_schema=False)
@@ -452,7 +455,7 @@ def _add_outside(app: FastAPI, service: Service, hub: Hub, watcher: Watcher) -> 
 
     @app.get("/metrics", include_in_schema=False)
     def metrics() -> PlainTextResponse:
-        text = exposition(service, clients=hub.clients, failures=watcher.failures)
+        text = exposition(service, clients=hub.clients, failures=works[0].failures)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

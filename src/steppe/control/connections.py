@@ -58,10 +58,10 @@ class Connections:
         """What uvicorn makes for every connection."""
         return functools.partial(BoundedHttp, self)
 
-    def listen(self, host: str, port: int) -> Listener:
+    def listen(self, host: str, port: int) -> BoundedListener:
         """Bind and listen; OSError where that cannot be."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = Listener(self, family, socket.SOCK_STREAM)
+        listener = BoundedListener(self, family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -121,7 +121,7 @@ class Accepted(socket.socket):
             self.connections.closed(self)
 
 
-class Listener(socket.socket):
+class BoundedListener(socket.socket):
     """A listening socket that accepts no more connections than there may be."""
 
     def __init__(self, connections: Connections, family: int, kind: int) -> None:

@@ -32,7 +32,9 @@ NAMED = 100  # characters of a run's name that a stranger may put into the audit
 
 
 class Hearing(Repeating):
-    """Between `start` and `stop`. While no broker answers, it waits."""
+    """Between `start` and `stop`. While no broker answers, or without the right to read commands, it waits."""
+
+    needed = True
 
     def __init__(self, service: Service, config: KafkaConfig) -> None:
         super().__init__("hearing", LOOK_S, self.look)

@@ -5,6 +5,7 @@ A RunRequest is a RunConfig without what belongs to the machine: paths, devices,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
@@ -37,13 +38,21 @@ def _open_part(kind: type[Frozen]) -> dict[str, Any]:
     return {name: (kind.model_fields[name].annotation, kind.model_fields[name]) for name in OPEN[kind]}
 
 
-def _section(name: str, kind: type[Frozen]) -> type[BaseModel]:
-    made: type[BaseModel] = create_model(name, __base__=Frozen, __doc__=kind.__doc__, **_open_part(kind))
+def _section(name: str, kind: type[Frozen], more: Mapping[str, Any] | None = None) -> type[BaseModel]:
+    fields = {**_open_part(kind), **(more or {})}
+    made: type[BaseModel] = create_model(name, __base__=Frozen, __doc__=kind.__doc__, **fields)
     return made
 
 
+Argument = Scalar | list[float] | list[str]
+_KWARGS: dict[str, Any] = {
+    "kwargs": (
+        dict[str, Argument],
+        Field({}, max_length=30, description="Arguments of the environment's constructor: numbers and plain words."),
+    )
+}
 _SECTIONS = {
-    "environment": _section("EnvironmentRequest", EnvConfig),
+    "environment": _section("EnvironmentRequest", EnvConfig, _KWARGS),
     "flow": _section("FlowRequest", FlowConfig),
     "evaluation": _section("EvaluationRequest", EvalConfig),
     "checkpoint": _section("CheckpointRequest", CheckpointConfig),
@@ -70,11 +79,12 @@ else:
                 Field(None, pattern=RUN_ID, description="Name of the run, which is its id; one is made if absent."),
             ),
             "runtime": (
-                Literal["inline", "processes", "kafka"] | None,
+                Literal["inline", "processes", "mpi", "ray", "kafka"] | None,
                 Field(
                     None,
-                    description="Where the roles live: in one process, each in its own, or each in its own with Kafka between "
-                    "them; if absent, kafka where the service has brokers (but for mode workers) and else processes.",
+                    description="Where the roles live: in one process, each in its own, in MPI ranks, in Ray actors, or each in "
+                    "its own process with Kafka between them; `runtimes` of the version says which of them this service has. "
+                    "If absent, kafka where the service has brokers (but for mode workers) and else processes.",
                 ),
             ),
             "start": (bool, Field(True, description="Start it at once.")),
@@ -387,6 +397,7 @@ class Version(Answer):
     version: str
     api: str
     broker: str
+    runtimes: list[str] = Field(description="Where roles can live here.")
 
 
 class Health(Answer):

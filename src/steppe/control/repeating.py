@@ -12,8 +12,11 @@ from steppe.core.errors import SteppeError
 class Repeating:
     """Does all of `works` every `every_s` seconds, between `start` and `stop`."""
 
+    needed = False  # whether the service is not ready while this fails
+
     def __init__(self, name: str, every_s: float, *works: Callable[[], None]) -> None:
         self.failures = 0
+        self.trouble: str | None = None  # why the last attempt of a work failed; None when none did
         self._every_s, self._works = every_s, works
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -27,15 +30,18 @@ class Repeating:
 
     def _loop(self) -> None:
         while not self._ended.wait(self._every_s):
-            for work in self._works:
-                self._attempt(work)
+            troubles = [self._attempt(work) for work in self._works]
+            self.trouble = next((trouble for trouble in troubles if trouble is not None), None)
 
-    def _attempt(self, work: Callable[[], None]) -> None:
+    def _attempt(self, work: Callable[[], None]) -> str | None:
         """One run that cannot be read must not end the care for the others: the next time tries again."""
         try:
             work()
-        except (SteppeError, OSError, ValueError, KeyError):
+        except (SteppeError, OSError, ValueError, KeyError) as error:
             self.failures += 1
-        except Exception:
+            return str(error) or type(error).__name__
+        except Exception as error:
             self.failures += 1
             logging.getLogger("steppe.service").exception("%s failed; it is tried again", self._thread.name)
+            return type(error).__name__
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -29,7 +30,16 @@ from steppe.control.settling import settle
 from steppe.control.watched import Known, Watched
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config import KafkaConfig, RunConfig, flatten, resolve
-from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunNotFound, Unreachable, UsageError, nearest
+from steppe.core.errors import (
+    ConfigError,
+    Conflict,
+    DamagedFile,
+    MissingExtra,
+    RunNotFound,
+    Unreachable,
+    UsageError,
+    nearest,
+)
 from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.core.tuning import checked_changes, live_fields
 from steppe.loops.resuming import COMPLETE, tuned
@@ -104,7 +114,10 @@ class Service:
     def get_version(self) -> model.Version:
         """Which version this is."""
         return model.Version(
-            version=importlib.metadata.version("steppe"), api=API, broker="embedded" if self.kafka is None else "kafka"
+            version=importlib.metadata.version("steppe"),
+            api=API,
+            broker="embedded" if self.kafka is None else "kafka",
+            runtimes=self._runtimes(),
         )
 
     @operation("read")
@@ -467,12 +480,29 @@ class Service:
         ):
             if settings.get(key, 0) > most:
                 raise ConfigError(f"{key}={settings[key]}: at most {most} here")
+        if settings.get("environment.kwargs"):
+            from steppe.envs.arguments import require_arguments
+
+            require_arguments(request.env, settings["environment.kwargs"])
+        if settings.get("runtime") not in (None, "kafka", *self._runtimes()):
+            raise ConfigError(
+                f"runtime={settings['runtime']!r} is not installed here; there are: {', '.join(self._runtimes())}"
+            )
         carried = self._carried(settings)
         if settings.get("mode") == "async" and settings.get("runtime") != "inline":
             settings.setdefault("flow.max_actors", self.bounds.actors)
         resolved = resolve(("service", carried), ("request", settings))
         require_memory(resolved.config, least_spec(resolved.config))
         return resolved.config, resolved.sources
+
+    def _runtimes(self) -> list[str]:
+        """Where roles can live here: what is installed, and kafka with brokers."""
+        found = ["inline", "processes"]
+        if importlib.util.find_spec("mpi4py") is not None and _has_mpiexec():
+            found.append("mpi")
+        if importlib.util.find_spec("ray") is not None:
+            found.append("ray")
+        return [*found, "kafka"] if self.kafka is not None else found
 
     def _carried(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the service decides for a request: where roles live if that says nothing, and how they reach brokers."""
@@ -526,6 +556,16 @@ class Service:
         if before is None or before[0] is not info or before[1] != asked:  # the same line is not made again and again
             before = self._lines[info.path.name] = (info, asked, describing.run(info, None, asked))
         return before[2]
+
+
+def _has_mpiexec() -> bool:
+    from steppe.runtimes.mpi import mpiexec
+
+    try:
+        mpiexec()
+    except MissingExtra:
+        return False
+    return True
 
 
 def operations() -> dict[str, str]:

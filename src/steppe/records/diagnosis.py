@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steppe.core.config import RunConfig
-from steppe.records.spent import Totals
+from steppe.records.spent import TimeTotals
 from steppe.records.view import RunView, time_shares_of
 
 LEAST_S = 2.0  # of measured time; starting up is most of what is shorter
@@ -100,7 +100,7 @@ def diagnose(measured: Measured) -> Diagnosis:
     return Diagnosis(rule.name, rule.says(measured))
 
 
-def measure(view: RunView, spent: Totals | None = None) -> Measured:
+def measure(view: RunView, spent: TimeTotals | None = None) -> Measured:
     """The shares of what was spent: so far over all of the run's lives, or lately (`view.lately`)."""
     spent, config = spent or view.totals, view.config
     shares, phases = time_shares_of(spent.phases), spent.phases
@@ -144,11 +144,11 @@ def _share(phases: dict[str, float], phase: str) -> float:
     return phases.get(phase, 0.0) / total if total else 1.0
 
 
-def _dropped(spent: Totals) -> float:
+def _dropped(spent: TimeTotals) -> float:
     return spent.too_old / (spent.too_old + sum(spent.lags.values())) if spent.too_old else 0.0
 
 
-def _used_cores(config: RunConfig, spent: Totals, seconds: float, judging: float) -> float | None:
+def _used_cores(config: RunConfig, spent: TimeTotals, seconds: float, judging: float) -> float | None:
     """Cores' worth of CPU time; roles that share a process say the same, and the manager's is what it judged for."""
     used = spent.cpu_s
     if config.runtime == "inline":

@@ -9,7 +9,7 @@ Seconds = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Totals:
+class TimeTotals:
     """What a run had spent at a moment, or between two of them."""
 
     time_s: float = 0.0
@@ -20,9 +20,9 @@ class Totals:
     too_old: int = 0  # segments dropped for lag
     lags: dict[int, int] = field(default_factory=dict)  # versions behind → segments learned from
 
-    def since(self, before: Totals) -> Totals:
+    def since(self, before: TimeTotals) -> TimeTotals:
         """What was spent since an earlier moment."""
-        return Totals(
+        return TimeTotals(
             self.time_s - before.time_s,
             {role: _minus(spent, before.phases.get(role, {})) for role, spent in self.phases.items()},
             _minus(self.cpu_s, before.cpu_s),

@@ -19,7 +19,7 @@ from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.records.directory import RunDirectory
-from steppe.records.spent import Seconds, Spent, Totals
+from steppe.records.spent import Seconds, Spent, TimeTotals
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
@@ -67,7 +67,7 @@ class RunView:
         self._room: int | None = None  # bytes left on the disk, while that matters
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
-        self._marks: deque[Totals] = deque()  # about one a second over the last DIAGNOSIS_S of training
+        self._marks: deque[TimeTotals] = deque()  # about one a second over the last DIAGNOSIS_S of training
         self._restarts: Counter[str] = Counter()
         self._cursors = dict.fromkeys(_KINDS, 0)
 
@@ -202,10 +202,10 @@ class RunView:
         return time_shares_of(self.spent.phases)
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> TimeTotals:
         """What the run has spent so far, over all of its lives."""
         training = self.training
-        return Totals(
+        return TimeTotals(
             time_s=training.time_s if training else 0.0,
             phases=self.spent.phases,
             cpu_s=self.spent.cpu_s,
@@ -216,7 +216,7 @@ class RunView:
         )
 
     @property
-    def lately(self) -> Totals:
+    def lately(self) -> TimeTotals:
         """What the run has spent over the last DIAGNOSIS_S seconds that its learner reported of."""
         now = self.totals
         return now.since(self._marks[0]) if self._marks else now
@@ -296,7 +296,7 @@ class RunView:
     def _mark(self, now_s: float) -> None:
         if self._marks and now_s - self._marks[-1].time_s < _MARK_S:
             return
-        self._marks.append(self.totals if self._marks else Totals(now_s))  # the first one: as of the beginning
+        self._marks.append(self.totals if self._marks else TimeTotals(now_s))  # the first one: as of the beginning
         while len(self._marks) > 1 and now_s - self._marks[1].time_s >= DIAGNOSIS_S:
             self._marks.popleft()
 

@@ -180,7 +180,7 @@ class Steps(Sequence[tuple[Any, ...]]):
     """What an ExperienceBuffer holds, as a sequence of tuples, oldest first. Read only: `push` adds."""
 
     def __init__(self, buffer: ReplayBuffer, keys: tuple[str, ...]) -> None:
-        self._store, self._keys, self.maxlen = buffer._store, keys, buffer.capacity
+        self._store, self._keys, self.maxlen = buffer.store, keys, buffer.capacity
 
     def __len__(self) -> int:
         return len(self._store)

@@ -52,10 +52,14 @@ OWN = (
 
 
 class Signals:
-    """SIGTERM and Ctrl-C ask for a good end; a second one ends at once."""
+    """SIGTERM and Ctrl-C ask for a good end; a second one ends at once.
+
+    While `nothing_to_lose`, as during the import of torch, which takes seconds, the first one ends the process at once too.
+    """
 
     def __init__(self) -> None:
         self.stopped = False
+        self.nothing_to_lose = True
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._heard)
 
@@ -63,6 +67,8 @@ class Signals:
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True
+        if self.nothing_to_lose:
+            os._exit(0)
 
 
 def serve(
@@ -87,8 +93,6 @@ def serve(
         changed = _changes(charter, resolved)
         charter = _retuned(charter, config, changed) if changed and kind == "learner" else charter
     while charter is None:
-        if signals.stopped:
-            return
         time.sleep(LOOK_S)
         charter = find_charter(config, run)
     _Alone(kind, config, charter, signals, showing).live(index)
@@ -112,6 +116,7 @@ class _Alone:
             newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
             self._plan = replace(self._plan, resume=newest.number if newest else None)
         prepare_torch(self._plan.config)
+        self._signals.nothing_to_lose = False
         try:
             while not self._once(directory, index):
                 pass

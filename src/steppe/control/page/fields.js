@@ -24,11 +24,28 @@ function wanted(kind) {
   return (kind.type === "integer" ? "A whole number" : "A number") + (bound && `, ${bound}`);
 }
 
+// One value of a list of arguments: a number, a truth value, a list, or a word.
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+// name=value pairs, with commas between them that are not inside a list.
+function pairs(text) {
+  const found = text.split(/,(?![^[]*\])/).map((one) => one.trim()).filter(Boolean).map((one) => one.match(/^(\w+)\s*=\s*(.+)$/));
+  if (found.includes(null)) throw new Error("name=value, with commas between several");
+  return Object.fromEntries(found.map(([, name, given]) => [name, parsed(given)]));
+}
+
 // undefined: left empty. Throws with the words for the reader.
 export function read(schema, text) {
   const kind = plain(schema);
   if (text === "" || text === undefined) return undefined;
   if (kind.type === "boolean") return text === true || text === "true";
+  if (kind.type === "object") return pairs(text);
   if (kind.type === "array") return text.split(/[,\s]+/).filter(Boolean).map(Number);
   if (kind.type !== "integer" && kind.type !== "number") return text;
   const value = Number(text.replaceAll(",", "").replaceAll("_", ""));
@@ -41,6 +58,7 @@ export function read(schema, text) {
 
 // What is taken where nothing is typed.
 function standard(kind, description = "") {
+  if (kind.type === "object") return "name=value, …";
   if (kind.default !== undefined && kind.default !== null) return shown(kind.default);
   return /if absent|likewise/.test(description) ? "auto" : "";
 }

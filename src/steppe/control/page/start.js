@@ -14,11 +14,12 @@ const SECTIONS = { environment: "Environment", flow: "Flow", evaluation: "Evalua
 const BEGIN = { env: "CartPole-v1", algo: "ppo", mode: "async", actors: "2", "evaluation.record": "true" };
 
 async function load() {
-  const asked = ["/openapi.json", "/environments", "/algorithms"].map(get);
-  const [contract, environments, algorithms] = await Promise.all(asked);
+  const asked = ["/openapi.json", "/environments", "/algorithms", "/version"].map(get);
+  const [contract, environments, algorithms, version] = await Promise.all(asked);
   const schemas = contract.components.schemas;
   const inner = (ref) => schemas[ref.split("/").pop()].properties;
-  const request = schemas.RunRequest.properties;
+  const request = { ...schemas.RunRequest.properties };
+  request.runtime = { ...request.runtime, anyOf: [{ type: "string", enum: version.runtimes }, { type: "null" }] };
   const sections = Object.keys(SECTIONS).map((name) => [name, inner(request[name].$ref)]);
   return { request, sections, environments: environments.environments, algorithms: algorithms.algorithms };
 }
