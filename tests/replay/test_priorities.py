@@ -71,6 +71,13 @@ def test_rows_that_are_gone_or_never_were_are_told_apart(written):
         assert ringing.prepare(rings, CAPACITY, SHIFT, 0.6, indices, np.ones(3), slots, values) == (1, 1.0, 0), index
 
 
+def test_what_follows_an_unknown_index_is_looked_at_too():
+    slots, values = np.empty(3, np.int64), np.empty(3, np.float32)
+    indices = np.array([index_of(6, 0), -1, index_of(1, 0)])
+    assert ringing.prepare(rings_of(7), CAPACITY, SHIFT, 0.6, indices, np.ones(3), slots, values) == (1, 1.0, 1)
+    assert slots[[0, 2]].tolist() == [1, -1]
+
+
 def test_priorities_become_leaves_that_can_be_drawn():
     tiny, huge = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
     priorities = np.array([0.0, 1e-320, 1e-200, 1.0, 2.0, 1e200])

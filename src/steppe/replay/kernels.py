@@ -29,7 +29,7 @@ def compiled(function: F) -> F:
 
 def _instruction(emitting: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
     """An instruction inside of compiled code, or its plain twin where compilation is off."""
-    return otherwise if numba.config.DISABLE_JIT else intrinsic(emitting)
+    return otherwise if getattr(numba.config, "DISABLE_JIT", False) else intrinsic(emitting)
 
 
 def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
