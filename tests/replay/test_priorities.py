@@ -172,6 +172,7 @@ def test_new_priorities_are_set_unless_one_is_wrong():
     np.testing.assert_allclose(store.tree.totals, [8.0, 5.0], rtol=1e-6)
     before = store.tree.leaves.copy()
     assert store.revise([index_of(5, 0), index_of(7, 0)], [1.0, 1.0]) == (1, 1.0, 0)
+    assert store.revise([index_of(7, 0), index_of(5, 0)], [1.0, 1.0]) == (0, 1.0, 0)
     assert store.revise([index_of(5, 0), index_of(6, 0)], [1.0, -1.0]) == (-1, -1.0, 0)
     np.testing.assert_array_equal(store.tree.leaves, before)
     assert store.revise([index_of(5, 0)], [0.0]) == (-1, 0.0, 0), "0 is a priority"
