@@ -183,7 +183,6 @@ def test_who_is_let_in(keys):
         {"cookie": f"other={cookie}"},
         {"cookie": "steppe_session=wrong"},
         {"cookie": "a]b=c; steppe_session"},
-        {"cookie": f"a,b=c; steppe_session={cookie}"},  # no cookie has such a name
     ):
         assert refusal(gate, "b", "GET", headers) == (401, "token"), headers
     assert gate.admit("c", "GET", {"cookie": f"x=y; steppe_session={cookie}"}).session is not None
