@@ -324,3 +324,33 @@ def test_no_broker_is_one_sentence(tmp_path):
     assert "no Kafka broker answers at 127.0.0.1:9" in done.stderr
     assert "steppe kafka up" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.regression
+def test_a_broker_that_is_away_ends_nobody(kafka, tmp_path, monkeypatch):
+    """Roles that are started while it is away wait for it; those at work when it is killed go on after its restart."""
+    broker, prefix = own_broker(tmp_path / "broker"), "away."
+    given = {**SMALL, **PPO, "steps": 3000, "mode": "sync", "actors": 1, "seed": 7, "kafka.partitions": 2}
+    try:
+        address = broker.up(0).address
+        broker.kill()
+        with ExitStack() as stack:
+            processes = {}
+            for name, more in (("actor", []), ("manager", []), ("learner", ["CartPole-v1", *described(given)])):
+                monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
+                processes[name] = stack.enter_context(under_way(alone(name, address, prefix, *more)))
+            broker.up(0)
+            learner = processes["learner"]
+            wait_until(lambda: (tmp_path / "learner" / "run" / "run.json").exists(), learner)
+            wait_until(lambda: reports(address, prefix), learner)
+            broker.kill()
+            broker.up(0)
+            for name, process in processes.items():
+                _, errors = process.communicate(timeout=PATIENCE_S)
+                assert process.returncode == 0, f"{name}: {errors}"
+    finally:
+        broker.down()
+    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "learner"))
+    plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
+    saved = Checkpoints(opened().checkpoints).latest()
+    assert saved.weights.sha256() == expected(tmp_path, plain).summary["weights_sha256"]

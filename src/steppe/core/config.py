@@ -231,6 +231,10 @@ class KafkaConfig(Frozen):
         description="How long a round of mode sync waits for an actor that shows no life before the others go on without "
         "it, until it shows up again; 0: for ever.",
     )
+    wait_s: PositiveFloat = Field(
+        120.0,
+        description="How long a role waits for brokers that do not answer, or do not know their topics yet, before it gives up.",
+    )
     security: Literal["plaintext", "tls", "sasl", "sasl-tls"] = Field(
         "plaintext", description="How brokers know whom they talk to: SASL/SCRAM, TLS, both, or not at all."
     )

@@ -69,6 +69,7 @@ class RunExists(UsageError):
 class Unreachable(SteppeError):
     """Nobody answers at an address, after trying for as long as was asked."""
 
+    reason = "unreachable"
     exit_code = 3
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from steppe.core.config import RUNTIMES, RunConfig
-from steppe.core.errors import DiskFull, UsageError
+from steppe.core.errors import DiskFull, Unreachable, UsageError
 from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
@@ -308,7 +308,10 @@ class Supervisor:
         if not isinstance(num_actors, int) or not 0 <= num_actors <= seats:
             return f"actors={num_actors!r}: must be from 0 to {seats}, the room that flow.max_actors made"
         assert isinstance(self.handle, Scaler)
-        self.handle.scale(num_actors)
+        try:
+            self.handle.scale(num_actors)
+        except Unreachable as error:
+            return str(error)
         return None
 
     def _scale_as_before(self) -> None:

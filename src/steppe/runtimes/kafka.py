@@ -20,10 +20,21 @@ from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.roles.context import FINISH
 from steppe.runtimes import kafka_seat
-from steppe.runtimes.kafka_charter import CHARTER, PLAN, WORDS, Charter, Vetting, answer, find_charter, taken, wire_name
+from steppe.runtimes.kafka_charter import (
+    CHARTER,
+    PLAN,
+    WORDS,
+    Charter,
+    Vetting,
+    answer,
+    find_charter,
+    taken,
+    wire_name,
+)
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.processes import ProcessHandle, warm_up
 from steppe.runtimes.resuming import prime
+from steppe.runtimes.turns import Fault
 from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import Connection, Feed, Message, ends, ensure_topics, headers_of, partitions_of, reading
 from steppe.transport.kafka_board import KafkaBoard
@@ -31,6 +42,7 @@ from steppe.transport.kafka_links import Primer
 from steppe.transport.shm import Control
 
 SUPERVISOR = "supervisor"
+SCALE_S = 5.0  # how long brokers have to answer before a run is not scaled
 SERVICE = (
     "service"  # the role of events that are in the store and on Kafka already: whoever started the run put them there
 )
@@ -92,6 +104,22 @@ class KafkaHandle(ProcessHandle):
         if kind not in self._caught and self._mirror.catch_up():
             self._caught.add(kind)
         return kind in self._caught
+
+    def scale(self, num_actors: int) -> None:
+        """Unreachable, and nothing changes, while no broker answers: an actor that is started could do nothing."""
+        if num_actors > self._num_actors:
+            try:
+                self._connection.reach(SCALE_S)
+            except Unreachable:
+                address = self._connection.config.address
+                raise Unreachable(f"no Kafka broker answers at {address}: ask again when one does") from None
+        super().scale(num_actors)
+
+    def _passing(self, place: str, fault: Fault) -> bool:
+        """One that could not reach a broker is started again for as long as the run goes on: that is no restart of its own."""
+        passing = fault.reason == Unreachable.reason
+        self._returns[place] += passing
+        return passing
 
     def ask(self, kind: str, what: int) -> None:
         if kind == "manager" and what == FINISH:  # it has all reports before it hears that there will be no more

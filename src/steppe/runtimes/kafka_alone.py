@@ -18,7 +18,7 @@ from typing import Any
 
 from steppe.core import factory
 from steppe.core.config import KafkaConfig, Resolved, flatten, unflatten
-from steppe.core.errors import ConfigError, Conflict, Overtaken, RunFailed, RunNotFound
+from steppe.core.errors import ConfigError, Conflict, Overtaken, RunFailed, RunNotFound, Unreachable
 from steppe.core.links import ACTORS, COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.core.validating import validated
@@ -33,7 +33,7 @@ from steppe.runtimes.kafka_seat import Stay
 from steppe.runtimes.memory_need import require_memory
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.turns import Fault, Turns, prepare_torch
-from steppe.transport.kafka import Connection, ensure_topics
+from steppe.transport.kafka import Connection, ensure_topics, troubled
 from steppe.transport.kafka_board import KafkaBoard
 
 LOOK_S = 0.5  # between looks for a charter
@@ -86,7 +86,7 @@ def serve(
     """
     signals, showing = Signals(), showing or Showing(run, kind)
     showing.tell("begins")
-    charter = find_charter(config, run)
+    charter = _sought(config, run, signals)
     if charter is None and kind == "learner" and resolved is not None:
         charter = _founded(config, run, resolved)
     elif charter is not None and resolved is not None:
@@ -94,9 +94,22 @@ def serve(
         charter = _retuned(charter, config, changed) if changed and kind == "learner" else charter
     while charter is None:
         time.sleep(LOOK_S)
-        charter = find_charter(config, run)
+        charter = _sought(config, run, signals)
     _Alone(kind, config, charter, signals, showing).live(index)
     showing.tell("ends", asked=signals.stopped)
+
+
+def _sought(config: KafkaConfig, run: str, signals: Signals) -> Charter | None:
+    """The run's charter, if there is one; Unreachable where no broker answers within kafka.wait_s."""
+    until = time.monotonic() + config.wait_s
+    while not signals.stopped:
+        try:
+            return find_charter(config, run)
+        except Unreachable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(LOOK_S)
+    return None
 
 
 class _Alone:
@@ -166,18 +179,21 @@ class _Alone:
             free = [actor for actor in range(self._plan.num_writers) if actor not in taken]
             if free or self._signals.stopped:
                 return free[0] if free else 0
-            if time.monotonic() > until:
+            if time.monotonic() > until and not troubled(self._plan.config.kafka.wait_s):
                 count = self._plan.num_writers
                 raise Conflict(f"{self._connection.name} has {count} actors already: all places are taken")
             time.sleep(LOOK_S)
 
     def _alive(self) -> set[int]:
-        board, now = KafkaBoard(self._connection), time.time()
+        number = self._plan.num_writers
+        board, now = KafkaBoard(self._connection, refuse=lambda message, reason: None, num_actors=number), time.time()
         try:
             recent = board.read(ACTORS, max(0, board.end(ACTORS) - RECENT))
+        except Unreachable:
+            return set(range(number))  # nobody can be heard: wait
         finally:
             board.close()
-        states = {int(told["actor"]): told["state"] for _, told in recent if now - float(told["time_s"]) < ALIVE_S}
+        states = {told["actor"]: told.get("state") for _, told in recent if now - told["time_s"] < ALIVE_S}
         return {actor for actor, state in states.items() if state != "stopped"}
 
     def _tell(self, directory: RunDirectory, faults: list[Fault]) -> None:
@@ -191,7 +207,7 @@ class _Alone:
     def _post(self, topic: str, record: dict[str, Any]) -> None:
         board = KafkaBoard(self._connection)
         board.post(topic, record)
-        board.close()
+        board.close(self._plan.config.kafka.wait_s)
 
 
 def _leave_word(word: str) -> None:

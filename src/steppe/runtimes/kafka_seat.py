@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from steppe.core.errors import Unreachable
 from steppe.core.links import COMMANDS, EVENTS, Board, Channel, Role
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
@@ -35,6 +36,7 @@ from steppe.transport.local import LocalChannel
 from steppe.transport.shm import Control
 
 IDLE_S = 0.02  # at most: messages wake a place, words of the supervisor do not
+AGAIN_S = 0.5  # between two tries to reach brokers
 DELIVER_S = 10.0  # how long last messages may take
 
 
@@ -52,19 +54,43 @@ class PostedAndRead:
         return self.copied.read(topic, after, limit)
 
 
+@dataclass(frozen=True)
+class Patient:
+    """A Board that has nothing new while no broker answers."""
+
+    board: KafkaBoard
+
+    def post(self, topic: str, record: dict[str, Any]) -> int:
+        return self.board.post(topic, record)
+
+    def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
+        try:
+            return self.board.read(topic, after, limit)
+        except Unreachable:
+            return []
+
+
 class Links:
     """What connects a place with the others."""
 
     def __init__(self, charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> None:
+        """Unreachable, and nothing is left open, where no broker answers."""
         self.connection = connection = charter.connection(plan.config.kafka)
         self.letters = DeadLetters(connection, place, self._tell)
         self.board = KafkaBoard(connection, refuse=self.letters.refuse, num_actors=plan.num_writers)
         self._run, self._place = directory.id, place
-        kind, _, index = place.partition("-")
-        self.feed = Feed(connection, group=f"steppe-{charter.run}" if kind == "learner" else None)
-        claims = (plan.config.kafka.claims or Path(charter.order.directory) / "claims") / charter.run
         self.press: Press | None = None
         self.channel: Channel = LocalChannel(plan.segment, 0, 0)
+        self.feed = Feed(connection, group=f"steppe-{charter.run}" if place == "learner" else None)
+        try:
+            self._connect(charter, plan, place, directory)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> None:
+        connection, (kind, _, index) = self.connection, place.partition("-")
+        claims = (plan.config.kafka.claims or Path(charter.order.directory) / "claims") / charter.run
         if kind == "learner":
             inlet = self._inlet(charter, plan, directory)
             self.press = Press(connection, inlet, claims)
@@ -128,8 +154,20 @@ class Links:
 
 
 @contextlib.contextmanager
-def linked(charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> Iterator[Links]:
-    links = Links(charter, plan, place, directory)
+def linked(
+    charter: Charter, plan: Plan, place: str, directory: RunDirectory, beat: Callable[[], object]
+) -> Iterator[Links]:
+    """Links that are closed at the end; Unreachable where no broker answers within kafka.wait_s."""
+    until = time.monotonic() + plan.config.kafka.wait_s
+    while True:
+        beat()
+        try:
+            links = Links(charter, plan, place, directory)
+            break
+        except Unreachable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(AGAIN_S)
     try:
         yield links
     finally:
@@ -152,13 +190,12 @@ class Stay:
 
     def live(self, turns: Turns) -> Commands:
         """Let the roles take turns until they are done."""
-        with linked(self.charter, self.plan, self.place, self.directory) as links:
-            board: Board = links.board
-            if self.asked is not None:
-                board = PostedAndRead(links.board, self.directory.store)
+        with linked(self.charter, self.plan, self.place, self.directory, self.beat) as links:
+            copied = Patient(links.board) if self.asked is None else self.directory.store
+            board: Board = PostedAndRead(links.board, copied)
             refuse = links.letters.refuse if self.place == "learner" else _pass_over  # each once, not by every role
             commands = Commands(self.charter, self.plan.config.agent, self._teller(links.board), refuse)
-            asked = _Catching(self.asked or self._told_by(commands), links)
+            asked = _Catching(self.asked or self._told_by(commands), links, self.beat)
             order, ends_of = self.charter.here(), (links.channel, links.weights)
             roles = build_roles(
                 order,
@@ -222,15 +259,17 @@ def _show_life(roles: list[Role]) -> None:
 class _Catching:
     """What a role is asked; before it hears of the end, it has everything that was published until then."""
 
-    def __init__(self, asked: Callable[[str], int], links: Links) -> None:
-        self._asked, self._links = asked, links
+    def __init__(self, asked: Callable[[str], int], links: Links, beat: Callable[[], object]) -> None:
+        self._asked, self._links, self._beat = asked, links, beat
         self._caught = False
 
     def __call__(self, kind: str) -> int:
         what = self._asked(kind)
         if kind == "manager" and what == FINISH and not self._caught:
             self._caught = True
-            self._links.feed.catch_up(DELIVER_S)
+            until = time.monotonic() + self._links.connection.config.wait_s
+            while not self._links.feed.catch_up(DELIVER_S) and time.monotonic() < until:
+                self._beat()
         return what
 
 

@@ -229,7 +229,7 @@ class ProcessHandle:
             if not self._wanted(place):
                 continue  # it was dismissed
             fault = hung or self._explain(place, process)
-            if (process.exitcode or 0) < 0 and self._may_start_again(place):
+            if ((process.exitcode or 0) < 0 or self._passing(place, fault)) and self._may_start_again(place):
                 self._epochs[place] += 1
                 self._note("restart", place, {"message": fault.message, **fault.details, "epoch": self._epochs[place]})
                 self._start(place)
@@ -238,6 +238,10 @@ class ProcessHandle:
             else:
                 self._faults[place] = fault
         self._fill_seats()
+
+    def _passing(self, place: str, fault: Fault) -> bool:
+        """Whether a fault was not the process's own and will pass by itself."""
+        return False
 
     def _others_work(self, place: str) -> bool:
         """Whether this is a worker that was killed, and others are left to do its share without waiting for it."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from steppe.core import blas
 from steppe.core.algorithms import AgentConfig
 from steppe.core.config import RunConfig
-from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError
+from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError, Unreachable
 from steppe.core.links import Channel, Role, WeightStore
 from steppe.core.process import in_mib, rss_bytes
 from steppe.records.tracing import finish as finish_traces
@@ -30,7 +30,7 @@ class Fault:
     @classmethod
     def of(cls, role: str, error: BaseException) -> Fault:
         """The fault that an exception amounts to."""
-        reason = error.reason if isinstance(error, RunFailed) else "error"
+        reason = error.reason if isinstance(error, RunFailed | Unreachable) else "error"
         message = str(error) if isinstance(error, SteppeError) else f"{type(error).__name__}: {error}"
         if any(isinstance(cause, MemoryError) for cause in _causes(error)):
             reason, message = "out_of_memory", f"{role} ran out of memory at {in_mib(rss_bytes())}: {error}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import struct
 import time
@@ -32,7 +33,8 @@ WORD = struct.Struct("<q")  # a number in a header
 REACH_S = 10.0
 SILENT_S = 5.0  # after which a reader looks whether its topics are still there
 ALLOWED = "docs/kafka.md (Security) lists what each role must be allowed"
-GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted
+GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted, while no broker was lost lately
+AGAIN_S = 0.05  # between two tries
 HOUR_MS = 3_600_000
 DEAD_BYTES = 64 << 20  # of the dead-letter topic that are kept
 TURN_S = 0.25  # how long one call may hand on messages that keep coming
@@ -264,7 +266,8 @@ def partitions_of(connection: Connection) -> int:
     if topic is None or not topic.partitions:
         with reading(connection) as consumer:
             require_allowed(consumer, name)
-        raise RunFailed(f"there is no topic {name} at {connection.config.address}: start the run's learner first")
+        failure = Unreachable if troubled(connection.config.wait_s) else RunFailed
+        raise failure(f"there is no topic {name} at {connection.config.address}: start the run's learner first")
     return len(topic.partitions)
 
 
@@ -275,7 +278,8 @@ def topic_id(connection: Connection) -> str:
     try:
         return str(asked[name].result().topic_id)
     except library().KafkaException as error:
-        raise RunFailed(f"the topic {name} cannot be described: {said(error)}") from None
+        failure = Unreachable if transient(error) else RunFailed
+        raise failure(f"the topic {name} cannot be described: {said(error)}") from None
 
 
 def home_of(run: str, actor: int, partitions: int) -> int:
@@ -298,11 +302,11 @@ def ends(consumer: Any, topic: str, partition: int = 0) -> tuple[int, int]:
         try:
             low, high = consumer.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=REACH_S)
             return int(low), int(high)
-        except kafka.KafkaException as error:  # a broker may not know yet that it leads a new partition
-            if time.monotonic() > until or error.args[0].code() not in _not_yet(kafka.KafkaError):
+        except kafka.KafkaException as error:  # a broker may not know yet that it leads a partition
+            if time.monotonic() > until or not transient(error):
                 require_allowed(consumer, topic)
                 raise Unreachable(f"the end of {topic}[{partition}] cannot be found: {said(error)}") from None
-            time.sleep(0.02)
+            time.sleep(AGAIN_S)
 
 
 def first_since(consumer: Any, topic: str, since_s: float) -> int:
@@ -316,8 +320,46 @@ def first_since(consumer: Any, topic: str, since_s: float) -> int:
     return int(found.offset) if found.offset >= 0 else end
 
 
-def _not_yet(errors: Any) -> tuple[int, ...]:
-    return errors.NOT_LEADER_FOR_PARTITION, errors.LEADER_NOT_AVAILABLE, errors.UNKNOWN_TOPIC_OR_PART
+def transient(error: Any) -> bool:
+    """Whether the same may work in a moment: brokers that are away, start, or elect, and do not know their topics yet."""
+    inner = error.args[0] if isinstance(error, library().KafkaException) and error.args else error
+    known = library().KafkaError
+    names = [
+        "_TRANSPORT",
+        "_ALL_BROKERS_DOWN",
+        "_TIMED_OUT",
+        "_RESOLVE",
+        "_WAIT_COORD",
+        "_UNKNOWN_PARTITION",
+        "_UNKNOWN_TOPIC",
+        "_LEADER_NOT_AVAILABLE",
+        "UNKNOWN_TOPIC_OR_PART",
+        "LEADER_NOT_AVAILABLE",
+        "NOT_LEADER_FOR_PARTITION",
+        "BROKER_NOT_AVAILABLE",
+        "REPLICA_NOT_AVAILABLE",
+        "REQUEST_TIMED_OUT",
+        "NETWORK_EXCEPTION",
+        "COORDINATOR_NOT_AVAILABLE",
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "NOT_COORDINATOR",
+        "NOT_ENOUGH_REPLICAS",
+        "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+        "OFFSET_NOT_AVAILABLE",
+        "KAFKA_STORAGE_ERROR",
+    ]
+    return bool(inner.retriable() or inner.code() in {getattr(known, name, None) for name in names})
+
+
+def forgotten(error: Any) -> bool:
+    """Whether a broker says that it does not know a topic or a partition."""
+    known = library().KafkaError
+    return error.code() in (known._UNKNOWN_PARTITION, known._UNKNOWN_TOPIC, known.UNKNOWN_TOPIC_OR_PART)
+
+
+def troubled(within_s: float) -> bool:
+    """Whether this process lost a broker so lately: one that has just come back may not know its topics yet."""
+    return time.monotonic() - _trouble_s[0] < within_s
 
 
 def newest(
@@ -367,14 +409,17 @@ def span(consumer: Any, topic: str, partition: int, start: int, end: int) -> lis
         message = consumer.poll(0.5)
         if message is None:
             continue
-        until = time.monotonic() + REACH_S
         error = message.error()
+        if error is None:
+            until = time.monotonic() + REACH_S
         if error is None and message.offset() < end:
             found.append(message)
         if (error is None and message.offset() >= end - 1) or (error is not None and _at_end(error)):
             return found
-        if error is not None and not error.retriable():
+        if error is not None and not transient(error):
             raise RunFailed(f"{topic}[{partition}] cannot be read: {said(error)}")
+        if error is not None:
+            time.sleep(AGAIN_S)
     raise Unreachable(f"{topic}[{partition}] could not be read within {REACH_S:g} s")
 
 
@@ -383,7 +428,7 @@ class Feed:
 
     def __init__(self, connection: Connection, group: str | None = None) -> None:
         self._kafka = library()
-        self._consumer = connection.consumer(group)
+        self._consumer, self._wait_s = connection.consumer(group), connection.config.wait_s
         self._takers: dict[tuple[str, int], Callable[[Message], None]] = {}
         self._read: dict[tuple[str, int], int] = {}  # the offset up to which everything was handed on
         self.failure: str | None = None  # what the broker said last, while it does not answer
@@ -427,10 +472,13 @@ class Feed:
         return True
 
     def catch_up(self, timeout_s: float = REACH_S) -> bool:
-        """Hand on everything that was committed before this call; whether that was done in time."""
+        """Hand on everything that was committed before this call; whether brokers answered and that was done in time."""
         until = time.monotonic() + timeout_s
         for topic, partition in self._takers:
-            _, high = ends(self._consumer, topic, partition)
+            try:
+                _, high = ends(self._consumer, topic, partition)
+            except Unreachable:
+                return False
             while self._read[topic, partition] < high:
                 if time.monotonic() > until:
                     return False
@@ -483,6 +531,8 @@ class Feed:
 
     def _require(self, topic: str) -> None:
         """RunFailed when brokers say for a while that there is no such topic; one that does not answer says nothing."""
+        if troubled(self._wait_s):
+            return  # it is looked for again
         until = time.monotonic() + GONE_S
         while time.monotonic() < until:
             try:
@@ -521,10 +571,12 @@ def said(error: Any) -> str:
 
 @contextlib.contextmanager
 def writing(topic: str) -> Iterator[None]:
-    """RunFailed where the client knows already that it may not write there."""
+    """RunFailed where the client knows already that it may not write there; BufferError where it cannot just now."""
     try:
         yield
     except library().KafkaException as error:
+        if transient(error):
+            raise BufferError(said(error)) from None
         if not denied(error.args[0]):
             raise
         raise RunFailed(f"nothing can be written to {topic}: {said(error)}") from None
@@ -540,8 +592,13 @@ def require_allowed(consumer: Any, topic: str) -> None:
         raise RunFailed(f"the topic {topic} cannot be used: {said(known.error)}")
 
 
+_trouble_s = [-math.inf]  # when a client of this process lost a broker last
+
+
 def _noted(error: Any) -> None:
     """Clients reconnect by themselves; what they say about it goes to the log."""
+    if transient(error):
+        _trouble_s[0] = time.monotonic()
     log().info("kafka: %s", error)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from steppe.core.checking import checked, parsed
 from steppe.core.errors import DamagedFile, RunFailed
 from steppe.transport.kafka import Connection, Message, denied, ends, headers_of, library, said, span, writing
 
+POLL_S = 0.05
 POST_S = 5.0  # how long a post waits to hear its number
+MOST_WAITING = 10_000  # records that are kept for a broker that does not know its topics yet
 
 
 Refuse = Callable[[Message, str], object]
@@ -50,6 +53,7 @@ class KafkaBoard:
         self._passed: dict[str, tuple[int, int]] = {}  # topic → behind this number there is nothing up to that offset
         self._producer = connection.producer(**{"queue.buffering.max.kbytes": 16 << 10})
         self._consumer: Any = None
+        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=MOST_WAITING)  # what the client did not take yet
         self._late = False  # the broker did not answer the last post in time: further ones do not wait
         self._refused: str | None = None  # that it is not allowed to write, in words
 
@@ -66,20 +70,28 @@ class KafkaBoard:
         text = json.dumps(record, separators=(",", ":")).encode()
         about = [("run", self._connection.run.encode()), ("origin", self._origin)]
         name, key = self._connection.topic(topic), self._connection.key(topic)
-        try:
-            with writing(name):
-                self._producer.produce(name, text, key, 0, on_delivery=delivered, headers=about)
-        except BufferError:  # a broker that has been away for long: what waits is as much as is kept
-            self._producer.poll(0)
-            return 0
-        self._producer.poll(0)
+        self._waiting.append((name, text, key, about, delivered))
+        self._send()
         until = time.monotonic() + POST_S
         while not numbers and not self._late and (left_s := until - time.monotonic()) > 0:
-            self._producer.poll(left_s)
+            self._producer.poll(min(left_s, POLL_S if self._waiting else left_s))
+            self._send()
         if self._refused is not None:
             raise RunFailed(self._refused)
         self._late = not numbers
         return numbers[0] if numbers else 0
+
+    def _send(self) -> None:
+        """Hand over what waits, in order. BufferError: a broker has been away for long, or does not know the topic yet."""
+        try:
+            while self._waiting:
+                name, text, key, about, delivered = self._waiting[0]
+                with writing(name):
+                    self._producer.produce(name, text, key, 0, on_delivery=delivered, headers=about)
+                self._waiting.popleft()
+        except BufferError:
+            pass
+        self._producer.poll(0)
 
     def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
         """The records numbered above `after`, oldest first; nothing while no broker answers."""
@@ -122,7 +134,12 @@ class KafkaBoard:
 
     def flush(self, timeout_s: float = 10.0) -> int:
         """Wait until everything is written down; returns how many records are not."""
-        return int(self._producer.flush(timeout_s))
+        until = time.monotonic() + timeout_s
+        self._send()
+        while self._waiting and time.monotonic() < until:
+            self._producer.poll(POLL_S)
+            self._send()
+        return int(self._producer.flush(max(0.0, until - time.monotonic()))) + len(self._waiting)
 
     def close(self, timeout_s: float = 10.0) -> None:
         self.flush(timeout_s)

@@ -29,11 +29,12 @@ from steppe.core.codec import (
     encode_segment,
     segment_header,
 )
-from steppe.core.errors import DamagedFile, Overtaken, RunFailed
+from steppe.core.errors import DamagedFile, Overtaken, RunFailed, Unreachable
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
 from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import (
+    AGAIN_S,
     EXPERIENCES,
     PROGRESS,
     WORD,
@@ -42,6 +43,7 @@ from steppe.transport.kafka import (
     Message,
     backwards,
     ends,
+    forgotten,
     headers_of,
     home_of,
     library,
@@ -50,11 +52,12 @@ from steppe.transport.kafka import (
     said,
     span,
     topic_id,
+    troubled,
     writing,
 )
 
 SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
-ACK_S = 60.0  # how long a message that must arrive before anything else may take
+ACK_S = 30.0  # how long a message that must arrive before anything else may take
 LEAST_HELD = 16  # segments of a partition that the reader may have in memory, at the least
 LOOK_BACK = 16  # messages
 AT_ONCE = 1_000  # messages that one poll looks at
@@ -77,18 +80,30 @@ class Sender:
 
     def __init__(self, connection: Connection) -> None:
         self._kafka = library()
-        self._producer = connection.producer()
+        self._producer, self._wait_s = connection.producer(), connection.config.wait_s
+        self._waiting: deque[tuple[Any, ...]] = deque()  # what the client could not deliver and is to be sent again
         self.failure: str | None = None
         self.written: deque[int] = deque(maxlen=64)  # the newest offsets
 
     def send(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> bool:
         """Hand over for sending; never blocks. False: as much waits for the broker as may, try again."""
-        about = list(headers.items())
+        self._producer.poll(0)
+        self._waiting.append((topic, value, key, partition, list(headers.items())))
+        if self._resend():
+            return True
+        self._waiting.pop()
+        self.progress()
+        return False
+
+    def _resend(self) -> bool:
+        """Hand over what waits, in order; whether nothing waits any more."""
         try:
-            with writing(topic):
-                self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
+            while self._waiting:
+                topic, value, key, partition, about = self._waiting[0]
+                with writing(topic):
+                    self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
+                self._waiting.popleft()
         except BufferError:
-            self.progress()
             return False
         return True
 
@@ -100,29 +115,43 @@ class Sender:
             self._delivered(error, message)
             offsets.extend([] if error is not None else [message.offset()])
 
-        with writing(topic):
-            self._producer.produce(topic, value, key, partition, on_delivery=delivered, headers=list(headers.items()))
-        self._producer.flush(ACK_S)
+        until = time.monotonic() + ACK_S
+        while time.monotonic() < until:
+            try:
+                with writing(topic):
+                    about = list(headers.items())
+                    self._producer.produce(topic, value, key, partition, on_delivery=delivered, headers=about)
+                break
+            except BufferError:
+                self._producer.poll(AGAIN_S)
+        while not offsets and self.failure is None and (left_s := until - time.monotonic()) > 0:
+            self._producer.poll(min(left_s, 1.0))
         self.progress()
         if not offsets:
-            raise RunFailed(f"a message to {topic} was not written down within {ACK_S:g} s: is the broker there?")
+            raise Unreachable(f"a message to {topic} was not written down within {ACK_S:g} s: is the broker there?")
         return offsets[0]
 
     def progress(self) -> None:
         """Hear what became of messages; RunFailed when one will never arrive."""
         self._producer.poll(0)
+        self._resend()
         if self.failure is not None:
             raise RunFailed(f"a message could not be written {self.failure}")
 
     def flush(self, timeout_s: float) -> int:
         """Wait until everything is written down; returns how many messages are not."""
-        return int(self._producer.flush(timeout_s))
+        self._resend()
+        return int(self._producer.flush(timeout_s)) + len(self._waiting)
 
     def _delivered(self, error: Any, message: Message) -> None:
-        if error is not None:
-            self.failure = f"to {message.topic()}: {said(error)}"
-        else:
+        if error is None:
             self.written.append(message.offset())
+        elif forgotten(error) and troubled(self._wait_s):
+            # A broker that has just come back does not know its topics yet.
+            about = list(headers_of(message).items())
+            self._waiting.append((message.topic(), message.value(), message.key(), message.partition(), about))
+        else:
+            self.failure = f"to {message.topic()}: {said(error)}"
 
 
 class KafkaOutlet:
@@ -226,8 +255,11 @@ class KafkaOutlet:
         read = _read(message)
         if read is None or read.life <= self.life:
             return read
-        if read.life not in self._lives:
-            self._lives = {read.life: self._began(read.life)}
+        try:
+            if read.life not in self._lives:
+                self._lives = {read.life: self._began(read.life)}
+        except Unreachable:
+            return None  # the learner says it again
         return read if self._lives[read.life] else None
 
     def _began(self, life: int) -> bool:

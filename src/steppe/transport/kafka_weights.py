@@ -22,6 +22,7 @@ from steppe.core.errors import DamagedFile, Overtaken, RunFailed, Unreachable
 from steppe.core.weights import Layout, Weights
 from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import (
+    AGAIN_S,
     UPDATES,
     WORD,
     Connection,
@@ -35,6 +36,7 @@ from steppe.transport.kafka import (
     newest,
     reading,
     said,
+    transient,
 )
 from steppe.transport.kafka_links import KafkaInlet
 
@@ -103,8 +105,12 @@ class KafkaWeights:
         """The first time that somebody asks for a policy: what was published before this reader came."""
         if policy in self._sought:
             return
+        try:
+            found = None if self._came[policy] else self._before(policy)
+        except Unreachable:
+            return  # the next look tries again
         self._sought.add(policy)
-        if not self._came[policy] and (found := self._before(policy)) is not None:
+        if found is not None:
             self._came[policy].append(found)
 
     def _before(self, policy: str) -> Message | None:
@@ -310,10 +316,13 @@ class Press:
     def _again(self, act: Any) -> None:
         """Do it until it is done: a broker that is away comes back. _Again when the transaction has to begin anew, _Lost
         when the producer has to."""
+        until = time.monotonic() + self._connection.config.wait_s
         while True:
             try:
                 act()
                 return
+            except BufferError:
+                self._producer.poll(AGAIN_S)
             except self._kafka.KafkaException as error:
                 inner, known = error.args[0], self._kafka.KafkaError
                 if denied(inner):
@@ -324,8 +333,10 @@ class Press:
                 if inner.txn_requires_abort():
                     self._again(lambda: self._producer.abort_transaction(TRY_S))
                     raise _Again from None
-                if self._closed or (not inner.retriable() and inner.code() != known._TIMED_OUT):
+                waits = inner.retriable() or inner.code() == known._TIMED_OUT
+                if self._closed or not (waits or (transient(inner) and time.monotonic() < until)):
                     raise RunFailed(f"weights could not be published: {inner.str()}") from None
+                self._producer.poll(AGAIN_S)
 
     def _claim(self, data: bytes) -> bytes:
         """Put weights into a file of their own, and remove those that nobody will ask for any more."""

@@ -1,0 +1,117 @@
+"""Errors of a client that pass by themselves, as after a broker's restart, are waited for; others are told at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from steppe.core.config import KafkaConfig
+from steppe.core.errors import RunFailed, Unreachable
+from steppe.core.links import TRAINING
+from steppe.loops.supervise import Supervisor
+from steppe.runtimes import kafka as runtime
+from steppe.runtimes.kafka import KafkaHandle
+from steppe.runtimes.turns import Fault
+from steppe.transport import kafka as transport
+from steppe.transport.kafka import Connection, ends, library, span, transient
+from steppe.transport.kafka_board import KafkaBoard
+from tests.support.kafka import connected
+
+codes = library().KafkaError
+PASSING = (codes._UNKNOWN_PARTITION, codes.UNKNOWN_TOPIC_OR_PART, codes._TRANSPORT, codes._ALL_BROKERS_DOWN,
+           codes.LEADER_NOT_AVAILABLE, codes._TIMED_OUT)  # fmt: skip
+
+
+def failure(code):
+    return library().KafkaException(codes(code))
+
+
+class Stumbling:
+    """A client whose calls fail some times, and then answer."""
+
+    def __init__(self, code, times, answer=(3, 9), under=None):
+        self._code, self._times, self._answer, self._under = code, times, answer, under
+        self.tries = 0
+
+    def __getattr__(self, name):
+        return getattr(self._under, name)
+
+    def _fail(self):
+        self.tries += 1
+        if self.tries <= self._times:
+            raise failure(self._code)
+
+    def get_watermark_offsets(self, place, timeout):
+        self._fail()
+        return self._answer
+
+    def list_topics(self, topic, timeout):
+        return SimpleNamespace(topics={})
+
+    def produce(self, *words, **more):
+        self._fail()
+        self._under.produce(*words, **more)
+
+    def assign(self, places):
+        pass
+
+    def poll(self, timeout_s=0.0):
+        if self._under is not None:
+            return self._under.poll(timeout_s)
+        self.tries += 1
+        code = self._code if self.tries <= self._times else codes._PARTITION_EOF
+        return SimpleNamespace(error=lambda: codes(code), offset=lambda: 9)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("code", PASSING)
+def test_what_passes_by_itself_is_tried_again(code):
+    assert transient(failure(code))
+    assert ends(Stumbling(code, 3), "topic") == (3, 9)
+    assert span(Stumbling(code, 2), "topic", 0, 3, 9) == []
+
+
+@pytest.mark.unit
+def test_what_does_not_is_told_at_once(monkeypatch):
+    denied = Stumbling(codes.TOPIC_AUTHORIZATION_FAILED, 99)
+    with pytest.raises(Unreachable):
+        ends(denied, "topic")
+    assert denied.tries == 1
+    with pytest.raises(RunFailed):
+        span(Stumbling(codes.TOPIC_AUTHORIZATION_FAILED, 99), "topic", 0, 3, 9)
+    monkeypatch.setattr(transport, "REACH_S", 0.2)
+    with pytest.raises(Unreachable, match="cannot be found"):
+        ends(Stumbling(codes._UNKNOWN_PARTITION, 10**6), "topic")
+
+
+@pytest.mark.integration
+def test_a_record_waits_for_a_broker_that_does_not_know_its_topic_yet(kafka):
+    board = KafkaBoard(connected(kafka))
+    board._producer = Stumbling(codes._UNKNOWN_PARTITION, 3, under=board._producer)
+    numbers = [board.post(TRAINING, {"n": n}) for n in range(2)]
+    assert [record["n"] for _, record in board.read(TRAINING)] == [0, 1]
+    assert all(numbers)
+    board.close()
+
+
+@pytest.mark.unit
+def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
+    """The command is refused with one sentence, and nothing has changed."""
+    monkeypatch.setattr(runtime, "SCALE_S", 0.2)
+    handle = KafkaHandle.__new__(KafkaHandle)
+    handle._connection, handle._num_actors = Connection(KafkaConfig(address="127.0.0.1:9"), "run"), 1
+    handle._plan = SimpleNamespace(num_writers=4, config=SimpleNamespace(mode="async"))
+    supervisor = SimpleNamespace(handle=handle)
+    refusal = Supervisor._scale(supervisor, 3)
+    assert refusal == "no Kafka broker answers at 127.0.0.1:9: ask again when one does"
+    assert handle._num_actors == 1
+
+
+@pytest.mark.unit
+def test_a_role_that_reached_no_broker_is_started_again_and_that_is_no_restart_of_its_own():
+    handle = KafkaHandle.__new__(KafkaHandle)
+    handle._returns = {"actor-1": 0}
+    assert handle._passing("actor-1", Fault.of("actor-1", Unreachable("no broker")))
+    assert not handle._passing("actor-1", Fault.of("actor-1", RunFailed("its own")))
+    assert handle._returns == {"actor-1": 1}
