@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from steppe.core.errors import NotFinite, UsageError
 from steppe.core.experience import Segment
@@ -32,7 +33,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     return given
 
 
-def as_column(values: Any, name: str, dtype: str | np.dtype[Any]) -> np.ndarray:
+def as_column(values: Any, name: str, dtype: npt.DTypeLike) -> np.ndarray:
     """`values` as an array of `dtype` that is contiguous, aligned and writable; not copied where it is one already.
 
     Other numbers are converted if that changes no whole number: 1.0 is an action, 1.5 is none.
