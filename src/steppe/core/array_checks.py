@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+import numpy.typing as npt
 
 from steppe.core import arrays
 from steppe.core.errors import NotFinite, UsageError
@@ -31,7 +31,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     return given
 
 
-def as_column(values: Any, name: str, dtype: DTypeLike) -> np.ndarray:
+def as_column(values: Any, name: str, dtype: npt.DTypeLike) -> np.ndarray:
     """`values` as an array of `dtype` that is contiguous, aligned and writable; not copied where it is one already.
 
     Other numbers are converted if that changes no whole number: 1.0 is an action, 1.5 is none.

@@ -309,7 +309,8 @@ def _size(name: str, shape: tuple[int, ...]) -> int:
 
 def _message(data: Buffer, kind: str, schema: int, *, sealed: bool = True) -> dict[str, Any]:
     tree = _unpack(data, copy=False, sealed=sealed)
-    if not isinstance(tree, dict) or tree.get("kind") != kind or not isinstance(tree.get("schema"), int):
+    named = isinstance(tree, dict) and isinstance(tree.get("kind"), str) and isinstance(tree.get("schema"), int)
+    if not isinstance(tree, dict) or not named or tree["kind"] != kind:
         raise DamagedFile(f"these bytes are not {kind}")
     if tree["schema"] > schema:
         raise DamagedFile(f"{kind} has schema {tree['schema']}, newer than {schema}, the newest this version reads")

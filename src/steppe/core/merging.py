@@ -65,6 +65,10 @@ def merge_rows(
         return head
     for k in range(seen, behind):
         row = np.uint64(log[k % size])
+        if row >= np.uint64(
+            shared.shape[0]
+        ):  # the log lies in shared memory: whatever is there, no other memory is read
+            continue
         for action in range(actions):
             local[row, action] = base[row, action] = shared[row, action]
     return head

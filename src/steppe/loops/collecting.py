@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from steppe.core.algorithms import AgentConfig
+from steppe.core.array_checks import require_segment
 from steppe.core.config import RunConfig
 from steppe.core.errors import FactoryError
 from steppe.core.experience import Segment
@@ -81,6 +82,8 @@ class Collector:
             if faults := handle.faults():
                 raise error_of(faults[0])
             handle.await_segment(WAIT_S)
+        for segment in segments:
+            require_segment(segment)
         return segments
 
     def release(self, segments: Iterable[Segment]) -> None:

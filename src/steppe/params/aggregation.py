@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from steppe.core.array_checks import as_array, as_column
 from steppe.core.errors import ConfigError, UsageError, nearest
 from steppe.params import kernels
 
@@ -67,9 +68,10 @@ class Aggregation:
 
 def checked_updates(updates: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """The updates with a float64 weight each; UsageError for what no method can work with."""
+    updates = as_array(updates, "updates")
     if updates.ndim != 2 or updates.dtype != np.float32 or not len(updates):
         raise UsageError(f"updates are float32 [workers, parameters], not {updates.dtype}{list(updates.shape)}")
-    given = np.ones(len(updates)) if weights is None else np.ascontiguousarray(weights, np.float64)
+    given = np.ones(len(updates)) if weights is None else as_column(weights, "weights", np.float64)
     if given.shape != (len(updates),) or not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
         raise UsageError("weights are one number per update, finite, none below 0 and not all 0")
     return np.ascontiguousarray(updates), given

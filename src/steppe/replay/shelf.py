@@ -11,6 +11,7 @@ import numpy as np
 
 from steppe.core import codec
 from steppe.core.agent import Tree
+from steppe.core.array_checks import as_column, require_below, require_finite, require_shape
 from steppe.core.durable import noticing_full_disk
 from steppe.core.errors import SteppeError
 from steppe.replay.files import FORMAT, Description, read_save, write_save
@@ -52,6 +53,13 @@ class Shelf:
         return {}
 
     def _draw(self, at: np.ndarray) -> Tree:
+        if self.store.tree is None:
+            at = as_column(at, "at", "int64")
+            require_below(at, "at", (max(1, len(self.store)),))
+        else:
+            at = as_column(at, "at", "float64")
+            require_finite(at, "at")
+        require_shape(at, "at", (at.size,))
         slots, leaves = self.store.find(at)
         told: Tree = {"indices": self.store.describe(slots, leaves, 0.0)[0], "leaves": leaves}
         if self.sequences is None:

@@ -176,6 +176,7 @@ class Keeper:
             train_s=self.train_s,
             stats=stats,
             phases=dict(self.phases.seconds),
+            dropped=dict(getattr(self.context.table, "dropped", {})),
             rss_bytes=rss_bytes(),
             cpu_s=time.process_time(),
             weights_sha256=self.agent.weights().sha256() if final else None,

@@ -10,9 +10,11 @@ for mpi_tables.py and ray_tables.py; those of one worker arrive in order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 
 import numpy as np
 
+from steppe.core.errors import DamagedFile
 from steppe.core.links import Change, Totals
 from steppe.core.merging import changed_rows
 from steppe.transport.tables import LocalTable
@@ -40,6 +42,7 @@ class MessageTable(ABC):
         self._seen: dict[int, int] = {}
         self._remotes: dict[int, _Remote] = {}
         self._totals = Totals(0, 0, 0.0, 0.0)
+        self.dropped: Counter[str] = Counter()  # messages that were not taken in, by cause
 
     def create(
         self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
@@ -101,19 +104,36 @@ class MessageTable(ABC):
         return answer
 
     def _take(self, worker: int, what: int, data: np.ndarray) -> None:
+        """Take in a message; one from a worker that is damaged is counted, and changes nothing."""
+        try:
+            self._take_whole(worker, what, data)
+        except DamagedFile:
+            if what == ANSWER:  # the table's keeper is trusted: without its answer the worker cannot go on
+                raise
+            self.dropped["refused"] += 1
+            if what == MERGE:  # the steps behind it are given out again
+                self._table.forfeit(worker)
+
+    def _take_whole(self, worker: int, what: int, data: np.ndarray) -> None:
+        if len(data) < _WORDS * 8:
+            raise DamagedFile(f"a message about a table has {len(data)} bytes, less than its head")
         words, now_s = data[: _WORDS * 8].view(np.int64), float(data[: _WORDS * 8].view(np.float64)[4])
         count = int(words[1])
+        if not 0 <= count <= len(data) // 8 - _WORDS:
+            raise DamagedFile(f"a message about a table names {count} rows in {len(data)} bytes")
         rows = data[_WORDS * 8 : (_WORDS + count) * 8].view(np.int64)
         rest = data[(_WORDS + count) * 8 :]
         if what == ANSWER:
             remote = self._remotes[worker]
-            values = rest.view(remote.local.dtype).reshape(count, remote.local.shape[1])
+            (values,) = _values(rows, rest, remote.local, 1)
             remote.local[rows] = remote.base[rows] = values
             self._totals = Totals(int(words[2]), int(words[3]), now_s, now_s, int(words[5]))
             remote.asked, remote.answer = False, int(words[0])
         elif what == MERGE:
-            values = self._table.values
-            self._table.put(rows, *rest.view(values.dtype).reshape(2, count, values.shape[1]))
+            kept, added = _values(rows, rest, self._table.values, 2)
+            if min(words[2], words[3]) < 0:
+                raise DamagedFile(f"a worker says that it took {words[2]} steps and {words[3]} episodes")
+            self._table.put(rows, kept, added)
             self._table.count(worker, int(words[2]), int(words[3]), now_s)
         elif what == CLAIM:
             self._answer(worker, self._table.claim(worker, int(words[0]), now_s) or 0)
@@ -151,3 +171,16 @@ class MessageTable(ABC):
                 np.ascontiguousarray(values).ravel().view(np.uint8),
             ]
         self._post(worker, what, np.concatenate(parts))
+
+
+def _values(rows: np.ndarray, rest: np.ndarray, table: np.ndarray, parts: int) -> np.ndarray:
+    """The values [parts, rows, actions] that come with rows of a table; DamagedFile unless all of it fits the table."""
+    wanted = parts * len(rows) * table.shape[1] * table.dtype.itemsize
+    if rest.nbytes != wanted:
+        raise DamagedFile(f"{len(rows)} rows of a table come with {rest.nbytes} bytes instead of {wanted}")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < len(table):
+        raise DamagedFile(f"a message names rows from {rows.min()} to {rows.max()} of a table with {len(table)}")
+    values = rest.view(table.dtype).reshape(parts, len(rows), table.shape[1])
+    if not np.isfinite(values).all():
+        raise DamagedFile("a message brings values for a table that are not finite")
+    return values

@@ -1,0 +1,90 @@
+"""Messages and logs about tables that are damaged: they are counted, and no memory but the table's is touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steppe.core.errors import DamagedFile
+from steppe.core.links import Change
+from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, MERGE, MessageTable
+from steppe.transport.tables import LocalTable
+
+pytestmark = pytest.mark.unit
+
+ROWS, ACTIONS = 5, 3
+
+
+class Posted(MessageTable):
+    """Keeps what it would send."""
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        super().__init__(keeps=keeps)
+        self.posted: list[tuple[int, int, np.ndarray]] = []
+
+    def _post(self, worker: int, what: int, data: np.ndarray) -> None:
+        self.posted.append((worker, what, data))
+
+
+def message(rows: list[int], values: np.ndarray, counts: tuple[int, int, int, int] | None = None) -> np.ndarray:
+    words = np.zeros(8, np.int64)
+    words[:4] = counts or (0, len(rows), 1, 0)
+    parts = (words, np.array(rows, np.int64), values)
+    return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+
+
+def values(count: int, parts: int = 2, fill: float = 1.0) -> np.ndarray:
+    return np.full((parts, count, ACTIONS), fill, np.float32)
+
+
+BAD = [
+    np.zeros(0, np.uint8),
+    np.zeros(63, np.uint8),
+    message([10**8], values(1)),
+    message([-1], values(1)),
+    message([0, ROWS], values(2)),
+    message([0], values(2)),
+    message([0], values(1)[:1]),
+    message([0], values(1, fill=np.nan)),
+    message([0], values(1), (0, 10**12, 1, 0)),
+    message([0], values(1), (0, -1, 1, 0)),
+    message([0], values(1), (0, 1, -(10**6), 0)),
+]
+
+
+@pytest.mark.parametrize("data", BAD)
+def test_a_merge_that_is_damaged_is_counted_and_its_steps_are_given_out_again(data: np.ndarray) -> None:
+    table = Posted()
+    table.create(np.zeros((ROWS, ACTIONS), np.float32), 2, 10)
+    table._take(0, BEGIN, message([], values(0)))
+    table._take(0, CLAIM, message([], values(0), (2, 0, 0, 0)))
+    table._take(0, MERGE, data)
+    assert table.dropped == {"refused": 1}
+    assert not table._table.values.any()
+    assert table.totals().steps == 0
+    assert table.totals().lost_steps == 2
+    table._take(0, MERGE, message([4], values(1)))
+    assert table.totals().steps == 1
+    assert table._table.values[4].tolist() == [1.0] * ACTIONS
+
+
+def test_an_answer_that_is_damaged_is_said() -> None:
+    table = Posted(keeps=False)
+    assert table.begin(0, np.zeros((ROWS, ACTIONS), np.float32)) is None
+    with pytest.raises(DamagedFile, match="names rows"):
+        table._take(0, ANSWER, message([10**8], values(1, 1)))
+
+
+def test_a_log_in_shared_memory_leads_nowhere_else() -> None:
+    table, local, other = LocalTable(), np.zeros((ROWS, ACTIONS), np.float32), np.zeros((ROWS, ACTIONS), np.float32)
+    table.create(local.copy(), 2, None)
+    table.begin(0, local)
+    table.begin(1, other)
+    local[1] = 2.0
+    nothing = Change(np.zeros(0, np.int64), np.ones((ROWS, ACTIONS), np.float32), 1, 0)
+    table.merge(0, nothing, 1.0)
+    memory = table._ready()
+    memory.log[0] = 10**12  # where the number of a row was
+    table.merge(1, nothing, 1.0)
+    memory.log[0] = -5
+    assert not other.any()
