@@ -64,7 +64,7 @@ def test_a_run_plays_as_many_episodes_as_asked_for(algo: str, workers: int, conf
 
 def test_no_environment_is_stepped_beyond_its_share() -> None:
     Counting.steps = Counting.ends = 0
-    environment = DistributedEnvironment(counted_cartpole, 4, envs_per_worker=2)
+    environment = DistributedEnvironment(counted_cartpole, 4, envs_per_worker=2, runtime="inline")
     loop = MainLoop(environment, None, DistributedAgent("ppo", seed=0), config={"evaluation.episodes": 2})
     seen = []
     summary = loop.run_training(total_episodes=20, callbacks=[lambda view: seen.append(view.episodes)])
