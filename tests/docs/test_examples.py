@@ -25,6 +25,7 @@ RUNS = {
     "load_and_act.py": ([], "for CartPole-v1"),
     "pathfinding_film.py": (["walker", "32", "40"], "32 agents arrive in "),
     "pathfinding_success.py": ([], "walker "),
+    "ray_actors.py": ([], "20 rounds of 2 actors and one learner"),
     "script_without_main_guard.py": (["2000"], "SUCCEEDED: "),
 }
 

@@ -113,7 +113,7 @@ class _Shared:
     @property
     def q_table(self) -> Any:
         """What was learned."""
-        if self.algorithm is None:
+        if not self._trained:
             raise UsageError("nothing was learned yet: call train first")
         return self.algorithm.q_table
 

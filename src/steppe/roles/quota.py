@@ -42,9 +42,11 @@ class EpisodeQuota:
         """Take the step that the world has just written: hide what is beyond the shares, count the episodes that ended."""
         valid = segment["valid"][t]
         cut = segment["terminated"][t] | segment["truncated"][t]
-        over = ended(valid, cut, self._num_agents)
+        closed = ~np.repeat(self._open, self._num_agents)
+        # A world may leave `valid` as it was in the segment before, where closed rows are hidden already.
+        over = ended(valid | closed, cut, self._num_agents)
         self._counts += self._open[over].tolist()
-        valid &= np.repeat(self._open, self._num_agents)
+        valid &= ~closed
         finished = over & self._open
         if finished.any():
             self.played += finished
@@ -60,7 +62,7 @@ class EpisodeQuota:
     def within(self, finished: list[tuple[float, int]]) -> list[tuple[float, int]]:
         """Of the episodes that the world says have finished, those within the shares."""
         counts, self._counts = self._counts[: len(finished)], self._counts[len(finished) :]
-        return [episode for episode, counted in zip(finished, counts, strict=True) if counted]
+        return [episode for episode, counted in zip(finished, counts, strict=False) if counted]
 
     def _close(self) -> None:
         self._open = self.played < self._shares
