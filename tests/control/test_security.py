@@ -155,7 +155,7 @@ def test_sessions_are_listed_signed_out_and_revoked(served: Served, api: httpx.C
         assert set(names) <= set(listed)
         assert [listed[name]["current"] for name in names] == [True, False]
         first = api.get("/api/v1/sessions", params={"limit": 1}).json()
-        rest = api.get("/api/v1/sessions", params={"after": first["next"]}).json()
+        rest = api.get("/api/v1/sessions", params={"cursor": first["next"]}).json()
         assert [*first["sessions"], *rest["sessions"]] == api.get("/api/v1/sessions").json()["sessions"]
         address = served.address.replace("http", "ws") + "/api/v1/stream"
         kept = {"Cookie": f"{cookie_of(served)}={other.cookies[cookie_of(served)]}"}

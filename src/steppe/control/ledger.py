@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import stat
 import threading
 import time
 import uuid
@@ -56,7 +57,10 @@ class Ledger:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = directory / "control.sqlite"
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        with contextlib.suppress(
+            FileExistsError
+        ):  # not opened: closing it would drop locks that this process holds on it
+            os.mknod(path, stat.S_IFREG | 0o600)
         self._lock = threading.RLock()
         self._database = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode = WAL")

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import stat
 import threading
 import time
 import weakref
@@ -235,8 +236,9 @@ _inherited: list[sqlite3.Connection] = []
 
 def _connect(path: Path) -> sqlite3.Connection:
     # isolation_level=None: every statement is its own transaction, so no writer ever waits behind an idle one.
-    with contextlib.suppress(OSError):  # sqlite3 itself says best what is wrong with a path
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # its log and index get the same rights
+    # Without opening it: closing any descriptor of the file would drop the locks of this process's other connections.
+    with contextlib.suppress(OSError):  # it is there already, or sqlite3 says best what is wrong with the path
+        os.mknod(path, stat.S_IFREG | 0o600)  # its log and index get the same rights
     database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
