@@ -26,7 +26,7 @@ from steppe.classic import (
     exact_return,
     tictactoe,
 )
-from steppe.core.errors import ConfigError, FactoryError, MissingExtra, NotFinite, RunFailed
+from steppe.core.errors import ConfigError, FactoryError, MissingExtra, NotFinite, RunFailed, UsageError
 from tests.support.tabular_envs import Astray, Corridor, Doubles, Fatal, Maze, NotANumber, maze
 
 pytestmark = pytest.mark.integration
@@ -125,7 +125,8 @@ def test_processes_share_one_table_and_come_to_the_values_of_value_iteration():
         OptimalQLearning, num_processes=2, state_size=6, action_size=3, discount_factor=GAMMA, epsilon=1.0,
         epsilon_decay=1.0, learning_rate=LinearSchedule(0.05, 0.0, steps), seed=5,
     )  # fmt: skip
-    assert not runtime.q_table.any(), "there is a table before anything is learned"
+    with pytest.raises(UsageError, match="call train first"):
+        _ = runtime.q_table
     stats = runtime.train(maze, steps, steps_per_sync=200, validation_every=20_000, validation_episodes=10)
     assert steps <= runtime.algorithm.step_count < steps + 2 * 20
     assert runtime.result.env_steps == runtime.algorithm.step_count

@@ -344,7 +344,7 @@ def test_a_batch_size_is_a_whole_number(batch_size, words):
         ("x", [1.0], "are numbers, not"),
         ([0], ["much"], "are numbers, not"),
         ([2**70], [1.0], "are numbers, not"),
-        (None, [1.0], "parameter indices="),
+        (None, [1.0], "are numbers, not"),
     ],
 )
 def test_priorities_that_are_no_numbers_are_refused(indices, priorities, words):
