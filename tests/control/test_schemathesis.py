@@ -98,6 +98,7 @@ def test_no_request_breaks_the_contract(case, up: Up):
     case.call_and_validate(base_url=up.address, headers=up.headers, checks=CHECKS)
 
 
+@pytest.mark.slow
 def test_no_sequence_of_requests_breaks_the_contract(up: Up):
     machine = linked.as_state_machine()
 

@@ -30,6 +30,9 @@ RUNS = {
 }
 
 
+SLOW = {"ray_actors.py", "ensemble.py"}  # only in make test-all
+
+
 def run(name: str, arguments: list[str], runs: Path) -> str:
     # From a directory of its own: what a script defines is found by its path, wherever it is run from.
     environ = {**os.environ, "STEPPE_RUNS": str(runs), "PYTHONWARNINGS": "error"}
@@ -67,7 +70,9 @@ def test_every_promised_pattern_is_an_example(name: str, call: str) -> None:
     assert call in text.replace("( ", "(").replace(" )", ")")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [*sorted(RUNS.keys() - SLOW), *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW))]
+)
 def test_example(name: str, tmp_path: Path) -> None:
     arguments, said = RUNS[name]
     assert said in run(name, arguments, tmp_path)

@@ -326,6 +326,7 @@ def test_no_broker_is_one_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.regression
 def test_a_broker_that_is_away_ends_nobody(kafka, tmp_path, monkeypatch):
     """Roles that are started while it is away wait for it; those at work when it is killed go on after its restart."""

@@ -321,6 +321,9 @@ def test_another_reader_knows_too_who_was_overtaken(kafka):
             send(first, RUN, 0, sequence, state=b"alive")
         first.close()
         segments = [polled(inlet) for _ in range(2)]
+        wait_until(lambda: first.blank(0) is not None)
+        blank = first.blank(0)
+        first.blank = lambda actor: blank  # it hears nothing from now on, as one that stood still
         heir = writer(0)
         send(other, RUN, 1, 0)
         other.close()

@@ -596,8 +596,8 @@ _trouble_s = [-math.inf]  # when a client of this process lost a broker last
 
 
 def _noted(error: Any) -> None:
-    """Clients reconnect by themselves; what they say about it goes to the log."""
-    if transient(error):
+    """Clients reconnect by themselves; what they say about it goes to the log. A missing topic is no lost broker."""
+    if transient(error) and not forgotten(error):
         _trouble_s[0] = time.monotonic()
     log().info("kafka: %s", error)
 

@@ -111,6 +111,7 @@ LATE = """window.addEventListener("close", (event) => {
 }, true)"""  # a browser that has much to do says late that a dialog was closed
 
 
+@pytest.mark.slow
 def test_everything_by_keyboard(page: Page, api: httpx.Client):
     page.evaluate(LATE)
     expect(page.get_by_role("heading", level=1)).to_be_visible()

@@ -23,6 +23,12 @@ function Row({ run, index }) {
   </tr>`;
 }
 
+// A run's curve and the names of all its curves; only the names where it has no such curve.
+const curveOf = (id, name) =>
+  metrics(id, { series: [name], points: POINTS })
+    .catch(() => metrics(id, { points: 2 }).then((found) => ({ ...found, series: [] })))
+    .catch(() => null);
+
 // One curve of every run, again and again; and the names that any of them has.
 function useCurves(ids, name) {
   const [curves, setCurves] = useState({});
@@ -30,10 +36,10 @@ function useCurves(ids, name) {
   const begin = () => {
     setCurves({});
     return async (gone) => {
-      const found = await Promise.all(ids.map((id) => metrics(id, { series: [name], points: POINTS }).catch(() => null)));
+      const found = await Promise.all(ids.map((id) => curveOf(id, name)));
       if (gone()) return;
       setNames([...new Set(found.flatMap((one) => one?.names || []))].sort());
-      setCurves(Object.fromEntries(ids.map((id, index) => [id, found[index]?.series[0].points || []])));
+      setCurves(Object.fromEntries(ids.map((id, index) => [id, found[index]?.series[0]?.points || []])));
     };
   };
   useAsking(begin, true, EVERY_MS, [ids.join(), name]);
