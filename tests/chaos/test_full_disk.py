@@ -69,6 +69,7 @@ class Filler:
                     continue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "runtime"), rest_slow(("ppo", "processes"), ("dqn", "inline")))
 def test_full_and_empty_again(algo, runtime, disk, tmp_path):
     expected = twin(algo, STEPS, tmp_path / "twin")

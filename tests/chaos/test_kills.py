@@ -96,6 +96,7 @@ class Reaper:
             self._wait = self.chance.randint(1, 4)  # looks, five a second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "ahead"), rest_slow(*CASES))
 def test_single_roles_killed_on_the_way(algo, ahead, hashes, tmp_path):
     path = tmp_path / f"roles-{algo}"
@@ -113,6 +114,7 @@ def test_single_roles_killed_on_the_way(algo, ahead, hashes, tmp_path):
     assert judged == sorted(set(judged)), "a manager that was started again judged the same weights again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "ahead"), rest_slow(*CASES))
 def test_a_killed_learner_is_resumed_as_often_as_asked_for(algo, ahead, hashes, tmp_path):
     path = tmp_path / f"learner-{algo}"

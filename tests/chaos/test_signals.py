@@ -139,6 +139,7 @@ def test_one_signal_ends_a_run_in_good_order(number, send, moment, tmp_path):
         assert checkpoint.weights.updates > 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(tmp_path):
     """An environment that never comes back cannot end in good order."""
     marker = tmp_path / "stuck"
@@ -184,6 +185,7 @@ def ask_to_stop(process, tmp_path):
     RunDirectory.open(tmp_path / RUN).store.post(COMMANDS, {"id": "1", "command": "stop", "issuer": "a test"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "reason", "message"),
     rest_slow(

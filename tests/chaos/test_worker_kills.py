@@ -29,6 +29,7 @@ def ledger_of(path):
     return checkpoint.state["ledger"], checkpoint.state["memory"]["server"]["roster"]["accounts"], checkpoint.counters
 
 
+@pytest.mark.slow
 def test_a_round_goes_on_with_the_worker_that_comes_in_place_of_a_killed_one(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))

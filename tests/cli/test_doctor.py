@@ -19,6 +19,7 @@ def diagnosis(steppe, run):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     rest_slow(

@@ -38,6 +38,7 @@ def seconds_at_work(directory, role):
     return sum(seconds for stack, seconds in read_stacks(directory / f"{role}.txt").items() if len(stack) > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", rest_slow("processes", "inline"))
 def test_every_role_gets_its_graph_and_the_weights_stay_the_same(steppe, tmp_path, runtime):
     done = steppe(*WORDS, *FLAGS[runtime], "--profile")

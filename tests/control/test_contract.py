@@ -71,6 +71,7 @@ def test_a_repeated_request_is_carried_out_once(api: httpx.Client):
     assert api.post(RUNS, json=body, headers={"Idempotency-Key": "twice"}).status_code == 201, "it was not carried out"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_answers_and_operations_survive_the_service(served: Served):
     body, key = {**SHORT, "start": False}, {"Idempotency-Key": "kept"}
@@ -85,6 +86,7 @@ def test_answers_and_operations_survive_the_service(served: Served):
         assert run_of(api, first["id"])["state"] == "STOPPED"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_change_of_what_has_changed_meanwhile_is_refused(api: httpx.Client):
     run = make(api, SHORT, start=False)

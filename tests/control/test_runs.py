@@ -144,6 +144,7 @@ def updates_of(api: httpx.Client, run: str) -> list[list]:
     return api.get(f"/api/v1/runs/{run}/metrics", params=params).json()["series"][0]["points"]
 
 
+@pytest.mark.slow
 def test_runs_outlive_the_service_and_are_found_again(served: Served):
     with served.client() as api:
         run = make(api, LONG)

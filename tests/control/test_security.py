@@ -181,6 +181,7 @@ def test_sessions_are_listed_signed_out_and_revoked(served: Served, api: httpx.C
     assert {"sign_out", "revoke_session"} <= set(told)
 
 
+@pytest.mark.slow
 def test_a_new_link_can_be_had_while_the_service_runs(served: Served, tmp_path: Path):
     def ask(runs: Path) -> subprocess.CompletedProcess[str]:
         environ = os.environ | {"STEPPE_RUNS": str(runs)}

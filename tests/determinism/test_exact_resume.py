@@ -54,6 +54,7 @@ def figures(result):
     return {name: result.summary[name] for name in ("weights_sha256", "env_steps", "updates", "version", "lag_mean")}
 
 
+@pytest.mark.slow
 @both
 def test_from_each_of_its_checkpoints(algo, ahead, tmp_path):
     """What is left of a run that was killed before it wrote the next one, wherever within a round that was."""

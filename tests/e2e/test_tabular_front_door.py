@@ -52,6 +52,7 @@ def test_tictactoe_with_two_workers():
     assert json.loads(steppe("runs", "--json").stdout)[0]["state"] == "SUCCEEDED"
 
 
+@pytest.mark.slow
 def test_no_torch_anywhere_in_a_run_with_a_table(tmp_path):
     script = f"""
 import sys

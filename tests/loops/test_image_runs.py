@@ -51,6 +51,7 @@ def test_the_bright_spot_is_found(algo, settings, tmp_path):
     assert result.eval_return_mean >= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_the_same_seed_gives_the_same_weights_on_every_runtime(algo, tmp_path):
     settings = {"mode": "sync", "actors": 2, "steps": 192, **ALGORITHMS[algo]}

@@ -100,6 +100,7 @@ def test_a_loaded_policy_remembers_until_it_is_reset(algo, config, tmp_path):
     np.testing.assert_array_equal(forgotten, np.broadcast_to(forgotten[:1], forgotten.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "config"), [("r2d2", {}), ("ppo", {"recurrent": True})])
 def test_numbers_are_chosen_by_trying(algo, config):
     chosen = calibrated(resolve(("call", {"env": RECALL, "algo": algo, "envs": "auto", "actors": "auto", **config})))

@@ -101,6 +101,7 @@ def test_waiting_ranks_do_not_burn_their_cores(tmp_path):
     assert records[-1]["cpu_s"] - records[0]["cpu_s"] < 0.5 * slept_s
 
 
+@pytest.mark.slow
 def test_wrong_number_of_ranks(tmp_path):
     done = world(3, STEPPE, "train", "CartPole-v1", "--runtime", "mpi", "--actors", "4")
     assert done.returncode == 2

@@ -34,6 +34,7 @@ DHC = {
 FIGURES = ("state", "weights_sha256", "env_steps", "updates", "version")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [DQN, DHC], ids=["dqn", "dhc"])
 def test_the_weights_of_one_process(case, tmp_path):
     found = {}

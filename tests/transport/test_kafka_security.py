@@ -74,6 +74,7 @@ def config(address, tls, **more):
     return KafkaConfig(address=address, **{**told, **more})
 
 
+@pytest.mark.slow
 def test_the_right_password_gets_in(guarded, tls, monkeypatch):
     monkeypatch.setenv("STEPPE_KAFKA_PASSWORD", PASSWORD)
     connection = Connection(config(guarded, tls, prefix="in."), "run~1")

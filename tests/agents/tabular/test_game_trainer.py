@@ -227,6 +227,7 @@ def test_against_a_random_opponent_it_finds_the_best_play():
     assert 0.955 <= score < 0.95984
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opponent", "steps"), [("self", 10_000_000), ("perfect", 20_000_000)])
 def test_by_self_play_or_against_the_perfect_player_it_never_loses(opponent, steps):
     """Whatever anybody plays, over the whole tree."""
