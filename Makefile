@@ -26,8 +26,7 @@ serve: page
 page: $(VENV)/.ready
 	$(BIN)/python scripts/fetch_page_parts.py
 
-# Three workers for two cores: many tests wait for other processes.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(WORKERS),3) --dist worksteal --durations 10
+PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal --durations 10
 
 # What a contributor runs before every commit; PACKAGE=replay runs the tests of one package.
 test: $(VENV)/.ready

@@ -5,6 +5,7 @@
 const STALE_MS = 7000; // three heartbeats
 const SILENT_MS = 30000; // for the first message of a new connection
 const FIRST_MS = 500;
+const FRAME_MS = 200;
 const LONGEST_MS = 8000;
 
 const listeners = new Set();
@@ -28,14 +29,20 @@ export function follow(run, follower) {
   return () => followers.get(run).delete(follower);
 }
 
-let due = false;
+// With the next frame, or soon where none is drawn: a tab in the background, a busy machine.
+let frame = 0;
+let late = 0;
 function changed() {
-  if (due) return;
-  due = true;
-  requestAnimationFrame(() => {
-    due = false;
-    for (const listener of [...listeners]) listener();
-  });
+  if (late) return;
+  frame = requestAnimationFrame(tell);
+  late = setTimeout(tell, FRAME_MS);
+}
+
+function tell() {
+  cancelAnimationFrame(frame);
+  clearTimeout(late);
+  late = 0;
+  for (const listener of [...listeners]) listener();
 }
 
 function setFresh(fresh) {
