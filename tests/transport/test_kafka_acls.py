@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError
 
 from steppe.control.followed import FollowedService
 from steppe.core.config import KafkaConfig
@@ -259,7 +260,7 @@ def test_nothing_else_is_allowed(strict):
 def readable(connection, topics):
     """Those that it may know of, and whose first message, or end, comes."""
     kafka = library()
-    good, bad = (None, kafka.KafkaError._PARTITION_EOF), kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+    good, bad = (None, KafkaError._PARTITION_EOF), KafkaError.TOPIC_AUTHORIZATION_FAILED
     with closing(connection.consumer()) as consumer:
         about = {topic: consumer.list_topics(topic, PATIENCE_S).topics[topic].error for topic in topics}
         verdicts = {topic: error.code() for topic, error in about.items() if error is not None}
