@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,15 @@ def named(process, name):
     return next(pid for pid in family(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
 
 
-def scratch():
-    """What clusters of our own keep their sockets and logs in."""
-    return set(Path("/tmp").glob("steppe-ray-*"))
+def scratch(process):
+    """What the cluster of this run keeps its sockets and logs in; other tests may have one of their own at the same time."""
+    lines = []
+    for pid in family(process.pid):
+        with suppress(OSError):  # it has ended
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"))
+    found = {Path(name) for line in lines for name in re.findall(r"/tmp/steppe-ray-[^/\s\0]+", line)}
+    assert found
+    return found
 
 
 def restarted():
@@ -65,9 +72,9 @@ def test_runs_on_a_cluster_of_two_nodes():
 def test_killed_actor_then_killed_head(head):
     """The run goes on without the one, and resumes exactly without the other."""
     words = ["--actors", "1", "--steps", "20000", "-s", "checkpoint.every_s=0.1", "-s", "seed=3", "--name", "run"]
-    before = scratch()
     with under_way([*TRAIN, *words]) as process:
         wait_until(trained, process)
+        rooms = scratch(process)
         seats = seats_of(process)
         assert sorted(seats) == ["actor-0", "learner", "manager"]
         os.kill(seats["actor-0"], signal.SIGKILL)
@@ -80,22 +87,20 @@ def test_killed_actor_then_killed_head(head):
         assert process.returncode == 1, out
         assert re.search(f"the {head} of the run's own Ray cluster|the Ray driver ended", errors), errors
         wait_until(lambda: not set(members) & set(parents()))
-    assert scratch() <= before
+    assert not any(room.exists() for room in rooms)
     assert (status().state, status().reason) == ("FAILED", "role_died")
     resumed = subprocess.run([STEPPE, "resume", "run", "--json"], capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     command = [STEPPE, "train", "CartPole-v1", "--runtime", "inline", *SMALL, *words[:-1], "calm", "--json"]
     calm = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(resumed.stdout)["weights_sha256"] == json.loads(calm.stdout)["weights_sha256"]
-    assert scratch() <= before
 
 
 @pytest.mark.slow
 def test_a_signal_ends_it_in_good_order():
-    before = scratch()
     with under_way([*TRAIN, "--mode", "async", "--actors", "2", "--steps", str(10**9), "--name", "run"]) as process:
         wait_until(trained, process)
-        members = family(process.pid)
+        members, rooms = family(process.pid), scratch(process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130, errors
@@ -103,7 +108,7 @@ def test_a_signal_ends_it_in_good_order():
     assert (status().state, status().reason) == ("STOPPED", "interrupted")
     assert Checkpoints(opened().checkpoints).latest().weights.updates > 0
     assert "Traceback" not in errors
-    assert scratch() <= before
+    assert not any(room.exists() for room in rooms)
 
 
 SCRIPT = """
