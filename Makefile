@@ -71,7 +71,6 @@ fuzz: $(VENV)/.ready
 	$(BIN)/python scripts/fuzz_codec.py -max_total_time=$(or $(SECONDS_EACH),300)
 
 mutate: $(VENV)/.ready
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps cosmic-ray==8.7.0 parso==0.8.7
 	$(BIN)/python scripts/mutate.py --report docs/mutation.md
 
 check: $(VENV)/.ready

@@ -9,6 +9,7 @@ from steppe.control.service import Service
 from steppe.core.errors import ConfigError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
 from steppe.replay import making
 
 pytestmark = pytest.mark.integration
@@ -60,7 +61,7 @@ def test_a_change_that_the_run_refused_is_none_when_it_is_resumed(service):
     for gamma, obeyed in ((0.5, True), (0.25, False)):
         done = service.set_hyperparameters(run, {"gamma": gamma}, "test").operation
         details = {"id": done.id, "command": "set", "obeyed": obeyed, "live": ["gamma"]}
-        store = service._directory(run).store
+        store = RunDirectory(service.root / run).store
         store.post(EVENTS, EventReport(run=run, kind="command", role="learner", details=details).record())
     assert len(store.read(COMMANDS)) == 2
     values = {one.name: one.value for one in service.get_hyperparameters(run).hyperparameters}

@@ -210,3 +210,28 @@ def test_rounding_never_leads_to_an_empty_leaf():
     assert (leaves[slots] > 0).all()
     assert (drawn > 0).all()
     assert SumTree(50).descend(draws[draws < 1], 0, 1) is None
+
+
+def test_what_lies_at_or_beyond_the_sum_of_a_part_is_its_last_leaf_that_is_not_empty():
+    """Rounding may lead there. The leaves of 16 in a row, those next to each other in memory, and the parts are all different."""
+    leaves = np.arange(1, 3 * 80 + 1, dtype=np.float32).reshape(3, 80)
+    leaves[:, 70:] = 0.0
+    leaves[1, 45:] = 0.0
+    leaves[2, 16:] = 0.0
+    tree = filled(leaves.reshape(-1), num_parts=3)
+    for part, last in enumerate((69, 44, 15)):
+        total = float(leaves[part].sum())
+        slots, drawn = tree.find(part, np.array([0.0, total - 0.5, total, total * 2]))
+        assert slots.tolist() == [part * 80, *[part * 80 + last] * 3]
+        assert drawn.tolist() == [leaves[part, 0], *[leaves[part, last]] * 3]
+
+
+def test_a_draw_at_the_sum_of_all_parts_is_in_the_last_part_that_is_not_empty():
+    leaves = np.zeros((4, 20), np.float32)
+    leaves[0, :3], leaves[1, :5] = 1.0, 2.0
+    tree = filled(leaves.reshape(-1), num_parts=4)
+    for last in (3, 4):  # one empty part behind it, and two
+        slots, _ = tree.descend(np.array([0.0, 1.0 - 1e-9, 1.0, 1.0 + 1e-12, 1.5]), 0, last)
+        assert slots.tolist() == [0, 24, 24, 24, 24]
+    slots, _ = tree.descend(np.array([0.0, 1.0, 1.5]), 0, 1)
+    assert slots.tolist() == [0, 2, 2]

@@ -101,7 +101,6 @@ def test_survivors_with_an_explanation_are_not_counted():
 
 
 def test_mutants_are_drawn_by_seed_from_what_is_executed():
-    pytest.importorskip("cosmic_ray", reason="`make mutate` installs it")
     mutate = load()
     drawn = mutate.draw("toy", TOY, 1000, seed=1)
     assert drawn == mutate.draw("toy", TOY, 1000, seed=1)
