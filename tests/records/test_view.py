@@ -102,6 +102,21 @@ def test_counts_and_speeds(directory, roles):
     assert (view.lag_mean, view.lag_max, view.dropped) == (1.0, 3, 4)
 
 
+@pytest.mark.regression
+def test_episodes_behind_the_checkpoint_of_a_resumed_run_are_counted_once(directory, roles):
+    """What actors played after it they play again, and report again."""
+    roles.actor(0, [(1.0, 5)] * 6)
+    roles.actor(1, [(1.0, 5)] * 4)
+    roles.event("resume", "supervisor", checkpoint=3, episodes=7, env_steps=40)
+    roles.event("resume", "actor-0", how="exact")
+    roles.actor(0, [(1.0, 5)] * 2)
+    roles.actor(1, [(1.0, 5)], num_episodes=5)
+    assert seen(directory).episodes == 7 + 2 + 5
+    roles.event("resume", "supervisor", checkpoint=None)
+    roles.actor(0, [(1.0, 5)])
+    assert seen(directory).episodes == 1, "without a checkpoint everything is played again"
+
+
 def test_recent_speed_forgets_what_is_long_ago(directory, roles):
     for k in range(1, 41):
         roles.training(1000 * k if k <= 20 else 20_000 + 100 * (k - 20), float(k))

@@ -337,9 +337,13 @@ class RunView:
             self._take_resume(report)
 
     def _take_resume(self, report: EventReport) -> None:
-        """The run goes on from a checkpoint: what its earlier life ended with is not its end. Actors say how they could."""
+        """The run goes on from a checkpoint: what its earlier life ended with is not its end. Actors say how they could.
+
+        Episodes that actors reported after that checkpoint are played again, so the checkpoint's own count stands.
+        """
         if report.role == "supervisor":
             self.spent.ended()
+            self.episodes = int(report.details.get("episodes", 0))
             self.final_training = self.final_evaluation = self.reached_evaluation = None
             self.resumed = "exact"
             self.damaged = [str(damage) for damage in report.details.get("damaged", ())]
