@@ -191,6 +191,11 @@ class RunView:
         return sum(self.training.dropped.values()) if self.training else 0
 
     @property
+    def refused(self) -> int:
+        """Segments that the learner refused, because their values cannot be learned from; among the dropped ones."""
+        return self.training.dropped.get("refused", 0) if self.training else 0
+
+    @property
     def actor_restarts(self) -> int:
         """As the restarts were announced, or as the actors count them themselves, whichever knows of more."""
         announced = sum(count for role, count in self._restarts.items() if role.startswith(("actor", "worker")))
@@ -212,6 +217,7 @@ class RunView:
             evaluation_s=self.evaluation_s,
             checkpoint_s=self.checkpoint_s,
             too_old=training.dropped.get("too_old", 0) if training else 0,
+            refused=self.refused,
             lags=dict(training.lags) if training else {},
         )
 
@@ -265,6 +271,7 @@ class RunView:
             "lag_mean": self.lag_mean,
             "lag_max": self.lag_max,
             "dropped_segments": self.dropped,
+            "refused_segments": self.refused,
             "actor_restarts": self.actor_restarts,
             "resume": self.resumed,
             "time_shares": self.time_shares or None,
