@@ -66,6 +66,7 @@ soak: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
 	$(BIN)/python scripts/fuzz_codec.py -max_total_time=$(or $(SECONDS_EACH),300)
+	FUZZ=$(or $(FUZZ),1000000) $(BIN)/python -m pytest -m slow tests/chaos/test_kafka_fuzz.py
 
 mutate: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps cosmic-ray==8.7.0 parso==0.8.7
