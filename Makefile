@@ -69,6 +69,7 @@ soak: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
 	$(BIN)/python scripts/fuzz_codec.py -max_total_time=$(or $(SECONDS_EACH),300)
+	FUZZ=$(or $(FUZZ),1000000) $(BIN)/python -m pytest -m slow tests/chaos/test_kafka_fuzz.py
 
 mutate: $(VENV)/.ready
 	$(BIN)/python scripts/mutate.py --report docs/mutation.md
