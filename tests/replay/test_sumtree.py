@@ -224,6 +224,9 @@ def test_what_lies_at_or_beyond_the_sum_of_a_part_is_its_last_leaf_that_is_not_e
         slots, drawn = tree.find(part, np.array([0.0, total - 0.5, total, total * 2]))
         assert slots.tolist() == [part * 80, *[part * 80 + last] * 3]
         assert drawn.tolist() == [leaves[part, 0], *[leaves[part, last]] * 3]
+        own = leaves[part, : last + 1]
+        slots, _ = tree.find(part, np.cumsum(own, dtype=np.float64) - own / 2)
+        assert slots.tolist() == list(range(part * 80, part * 80 + last + 1)), "the middle of a leaf is that leaf's"
 
 
 def test_a_draw_at_the_sum_of_all_parts_is_in_the_last_part_that_is_not_empty():
@@ -235,3 +238,12 @@ def test_a_draw_at_the_sum_of_all_parts_is_in_the_last_part_that_is_not_empty():
         assert slots.tolist() == [0, 24, 24, 24, 24]
     slots, _ = tree.descend(np.array([0.0, 1.0, 1.5]), 0, 1)
     assert slots.tolist() == [0, 2, 2]
+
+
+def test_what_lies_beyond_a_full_part_is_not_in_the_next_one():
+    size = BLOCK * FAN
+    tree = filled(np.ones(2 * size), num_parts=2)
+    for part in range(2):
+        slots, drawn = tree.find(part, np.array([size - 0.5, size, size + 1.0]))
+        assert slots.tolist() == [(part + 1) * size - 1] * 3
+        assert drawn.tolist() == [1.0] * 3
