@@ -317,7 +317,7 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             config = self._config(directory)
-            changed = checked_changes(config.agent, values)
+            changed = checked_changes(config.agent, values, directory.spec)
             asked = config.model_copy(update={"agent": config.agent.model_copy(update=changed)})
             require_memory(asked, least_spec(asked))
             status = directory.store.status()
