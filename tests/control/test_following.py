@@ -18,7 +18,7 @@ from steppe.runtimes.kafka_charter import Charter, command, wire_name
 from steppe.runtimes.plan import make_plan
 from steppe.transport.kafka import Connection, ensure_topics, headers_of
 from steppe.transport.kafka_board import KafkaBoard
-from tests.support.kafka import dead_letters, settings
+from tests.support.kafka import PATIENCE_S, dead_letters, settings, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +75,7 @@ def follow(config, here):
 
     yield follow
     for one in made:
-        one._leave()  # none of them was started
+        one.stop()
 
 
 def said(topic, n):
@@ -87,6 +87,12 @@ def said(topic, n):
         EVENTS: lambda: EventReport(run="demo", kind="note", details=counts),
     }
     return reports[topic]().record()
+
+
+def told(here):
+    """How many records were refused, as the run's events say."""
+    warnings = [event for _, event in here.store.read(EVENTS) if event["kind"] == "warning"]
+    return sum(count for event in warnings for count in event["details"]["refused"].values())
 
 
 def numbers(here, topic):
@@ -158,13 +164,13 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
         EVENTS: [b"{}", json.dumps({**said(EVENTS, 1), "kind": "metric"}).encode()],
         COMMANDS: [b"{}", b"[" * 5_000, json.dumps({"command": "charter", "id": "1", "charter": {}}).encode()],
     }
-    connection = board._connection
+    connection = following.charter.connection(config)
     producer = connection.producer()
     for topic, values in bad.items():
         for value in values:
             about = [("run", connection.run.encode())]
             producer.produce(connection.topic(topic), value, b"key", 0, headers=about)
-    assert producer.flush(10) == 0
+    assert producer.flush(PATIENCE_S) == 0
     board.post(TRAINING, said(TRAINING, 2))
     board.post(COMMANDS, command("pause", "test"))
     for _ in range(3):
@@ -174,11 +180,11 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
     view = RunView(here)
     view.refresh()
     assert view.version == 2
-    following._letters.close()
-    parked = dead_letters(connection)
     expected = sorted(topic for topic, values in bad.items() if topic != COMMANDS for _ in values)
+    wait_until(lambda: following.look() or len(dead_letters(connection)) >= len(expected), "what is parked")
+    parked = dead_letters(connection)
     assert sorted(headers_of(message)["topic"].decode() for message in parked) == expected
     assert max(len(message.value()) for message in parked) == 4096
     assert all(headers_of(message)["reason"] for message in parked)
-    (event,) = [event for _, event in here.store.read(EVENTS) if event["kind"] == "warning"]
-    assert sum(event["details"]["refused"].values()) == len(parked)
+    wait_until(lambda: following.look() or told(here) >= len(parked), "the sum of what is parked")
+    assert told(here) == len(parked)

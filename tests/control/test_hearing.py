@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from steppe.control import hearing as hearing_module
 from steppe.control.hearing import Hearing
 from steppe.control.repeating import Repeating
 from steppe.control.service import Service
@@ -17,7 +18,7 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import PUBLISHED, command, wire_name
 from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
-from tests.support.kafka import dead_letters
+from tests.support.kafka import PATIENCE_S, dead_letters
 from tests.support.service import LONG, Served, in_state, make, run_of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -142,11 +143,18 @@ def test_what_is_asked_while_no_service_is_up_is_done_by_the_next_one(served):
 
 
 @pytest.fixture
-def fresh(kafka, tmp_path, monkeypatch):
-    """What hears for a service that is new, a way to ask for a run, and whose names were heard."""
-    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
+def connection(kafka):
+    """To topics that nobody has written to."""
     config = KafkaConfig(address=str(kafka), prefix=f"t{uuid.uuid4().hex[:8]}.", partitions=2)
     ensure_topics(Connection(config, ""))
+    return Connection(config, "")
+
+
+@pytest.fixture
+def fresh(connection, tmp_path, monkeypatch):
+    """What hears for a service that is new, a way to ask for a run, and whose names were heard."""
+    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
+    config = connection.config
     service, names = Service(kafka=config), []
     monkeypatch.setattr(service.ledger, "audit", lambda who, door, what, run, outcome: names.append(run))
 
@@ -157,7 +165,7 @@ def fresh(kafka, tmp_path, monkeypatch):
 
     hearing = Hearing(service, config)
     yield hearing, ask, names
-    hearing._leave()
+    hearing.stop()
     service.close()
 
 
@@ -167,10 +175,15 @@ def test_what_is_asked_before_a_new_service_has_found_its_brokers_is_heard(fresh
     until(lambda: hearing.look() or names == ["early"], "the first command is heard")
 
 
-def test_what_was_asked_long_before_a_new_service_is_not_heard(fresh):
+@pytest.fixture
+def an_hour_later(monkeypatch):
+    """A service that is made then takes what is asked now for an hour old."""
+    monkeypatch.setattr(hearing_module, "CLOCKS_S", -3600.0)
+
+
+def test_what_was_asked_long_before_a_new_service_is_not_heard(an_hour_later, fresh):
     hearing, ask, names = fresh
     ask("an hour ago")
-    hearing._since_s += 3600
     hearing.look()
     ask("now")
     until(lambda: hearing.look() or names, "the second command is heard")
@@ -187,19 +200,18 @@ def test_what_a_service_has_published_is_carried_out_by_itself_alone(fresh):
 
 
 @pytest.mark.regression
-def test_what_is_no_command_is_parked_and_the_next_is_heard(fresh):
+def test_what_is_no_command_is_parked_and_the_next_is_heard(connection, fresh):
     """A record that is nested too deep once ended the thread that hears, and no `start` was carried out any more."""
     hearing, ask, names = fresh
     hearing.look()
-    connection = hearing._connection
     bad = [b"[" * 5_000, b'{"command":' * 20_000, b"{}", b'{"command": "start"}', b"\xff", b""]
     producer = connection.producer()
     for value in bad:
         producer.produce(connection.topic(COMMANDS), value, b"key", 0, headers=[("run", b"demo")])
-    assert producer.flush(10) == 0
+    assert producer.flush(PATIENCE_S) == 0
     ask("after it")
     until(lambda: hearing.look() or "after it" in names, "the command behind them is heard")
-    hearing._letters.close()
+    until(lambda: hearing.look() or len(dead_letters(connection)) >= len(bad), "all of them are parked")
     parked = dead_letters(connection)
     assert [message.value() for message in parked] == [value[:4096] for value in bad]
 
@@ -215,3 +227,10 @@ def test_work_that_fails_in_any_way_is_tried_again():
     repeating.start()
     until(lambda: len(tried) > 1, "it is tried again")
     repeating.stop()
+
+
+def test_what_was_never_started_can_be_stopped():
+    done = []
+    repeating = Repeating("test", 0.001, lambda: done.append(1))
+    repeating.stop()
+    assert done == []

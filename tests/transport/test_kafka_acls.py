@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from confluent_kafka import KafkaError
 
 from steppe.control.followed import FollowedService
 from steppe.core.config import KafkaConfig
@@ -296,7 +297,7 @@ def outcome(strict, run, user, topic, value, headers):
 def readable(connection, topics):
     """Those that it may know of, and whose first message, or end, comes."""
     kafka = library()
-    good, bad = (None, kafka.KafkaError._PARTITION_EOF), kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+    good, bad = (None, KafkaError._PARTITION_EOF), KafkaError.TOPIC_AUTHORIZATION_FAILED
     with closing(connection.consumer()) as consumer:
         about = {topic: consumer.list_topics(topic, PATIENCE_S).topics[topic].error for topic in topics}
         verdicts = {topic: error.code() for topic, error in about.items() if error is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError as codes
 
 from steppe.core.config import KafkaConfig
 from steppe.core.errors import RunFailed, Unreachable
@@ -18,7 +19,6 @@ from steppe.transport.kafka import Connection, ends, library, span, transient
 from steppe.transport.kafka_board import KafkaBoard
 from tests.support.kafka import connected
 
-codes = library().KafkaError
 PASSING = (codes._UNKNOWN_PARTITION, codes.UNKNOWN_TOPIC_OR_PART, codes._TRANSPORT, codes._ALL_BROKERS_DOWN,
            codes.LEADER_NOT_AVAILABLE, codes._TIMED_OUT)  # fmt: skip
 
@@ -85,10 +85,17 @@ def test_what_does_not_is_told_at_once(monkeypatch):
         ends(Stumbling(codes._UNKNOWN_PARTITION, 10**6), "topic")
 
 
+class Hesitant(Connection):
+    """Its producers do not know a topic at first."""
+
+    def producer(self, **more):
+        return Stumbling(codes._UNKNOWN_PARTITION, 3, under=super().producer(**more))
+
+
 @pytest.mark.integration
 def test_a_record_waits_for_a_broker_that_does_not_know_its_topic_yet(kafka):
-    board = KafkaBoard(connected(kafka))
-    board._producer = Stumbling(codes._UNKNOWN_PARTITION, 3, under=board._producer)
+    known = connected(kafka)
+    board = KafkaBoard(Hesitant(known.config, known.run))
     numbers = [board.post(TRAINING, {"n": n}) for n in range(2)]
     assert [record["n"] for _, record in board.read(TRAINING)] == [0, 1]
     assert all(numbers)

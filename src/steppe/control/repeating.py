@@ -25,8 +25,10 @@ class Repeating:
         self._thread.start()
 
     def stop(self) -> None:
+        """End, also if it was never started."""
         self._ended.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _loop(self) -> None:
         while not self._ended.wait(self._every_s):
