@@ -65,17 +65,6 @@ def test_every_live_field_of_every_algorithm_changes_the_next_updates_exactly(al
     assert (recorded["live"], recorded["env_steps"]) == ([field], answer["env_steps"]), "a change, with its step"
 
 
-@pytest.mark.regression
-def test_a_field_that_means_nothing_in_the_world_is_refused_while_the_run_goes_on(tmp_path):
-    life = Life.begin(tmp_path / "run", settings("a2c"))
-    life.set({"bounds_coef": 0.5})
-    life.learn(1)
-    (answer,) = life.answers()
-    life.stop()
-    assert not answer["obeyed"]
-    assert "bounds_coef is for continuous actions" in answer["message"]
-
-
 WORKERS = {
     "rollout": settings("a2c") | {"mode": "workers", "actors": 2},
     "rollout, as they come": settings("a3c") | {"mode": "workers", "actors": 2},

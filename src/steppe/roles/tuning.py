@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 
 from steppe.core.agent import Agent, Tree, Tunable
-from steppe.core.algorithms import AgentConfig
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.links import SET
-from steppe.core.specs import EnvSpec
-from steppe.core.tuning import checked_changes
 from steppe.core.weights import Weights
 from steppe.roles.context import Context
 
@@ -31,9 +28,9 @@ _REMEMBERED = 256  # ids of commands that were answered
 class Tuning:
     """The live hyperparameters of one learner's agent."""
 
-    def __init__(self, agent: Agent, live: Sequence[str] | None = None, spec: EnvSpec | None = None) -> None:
-        """`live` are the fields that may change now; None: those that a command says. Values must fit the world `spec`."""
-        self._agent, self._live, self._spec = agent, live, spec
+    def __init__(self, agent: Agent, live: Sequence[str] | None = None) -> None:
+        """`live` are the fields that may change now; None: those that a command says."""
+        self._agent, self._live = agent, live
         config = getattr(agent, "config", None)
         self._began: Tree = {name: getattr(config, name) for name in live or () if hasattr(config, name)}
         self.values: Tree = dict(self._began)
@@ -54,9 +51,6 @@ class Tuning:
             return f"{type(self._agent).__name__} takes over no hyperparameters while it learns"
         try:
             if isinstance(self._agent, Tunable) and values:
-                config = getattr(self._agent, "config", None)
-                if isinstance(config, AgentConfig):
-                    checked_changes(config, values, self._spec)
                 self._agent.retune(values)
         except UsageError as error:
             return str(error)

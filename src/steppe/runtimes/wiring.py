@@ -32,7 +32,7 @@ from steppe.roles.gates import Free, Gate, Intake, Lockstep, Rounds, Window
 from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
 from steppe.roles.quota import EpisodeQuota
-from steppe.roles.scripting import Follower, Script, Scripted
+from steppe.roles.scripting import Follower, Script, Scripted, ScriptedLearner
 from steppe.roles.tuning import Tuning
 from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
@@ -173,7 +173,7 @@ def _store(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) 
     save = _saver(checkpoints, directory, context, None)
     intake = _intake(plan, None, context, None)
     learner = GradientLearner(store, intake, _limits(plan, None), save, context, segment=plan.segment)
-    learner.tuning = Tuning(agent, live_fields(config), plan.spec)
+    learner.tuning = Tuning(agent, live_fields(config))
     if plan.resume is not None:
         checkpoint = checkpoints.at(plan.resume)
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
@@ -228,7 +228,10 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
     intake = _intake(plan, parts.script, context, log)
     made = (agent, memory, intake, _limits(plan, parts.script), save, context)
     learner = _node(plan, *made) if config.cluster.joined else Learner(*made)
-    learner.tuning = Tuning(agent, live_fields(config), plan.spec)
+    if parts.script is not None:
+        learner = scripted = ScriptedLearner(*made)
+        scripted.changes = parts.script.changes
+    learner.tuning = Tuning(agent, live_fields(config))
     if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
     return learner
