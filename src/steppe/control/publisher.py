@@ -84,7 +84,7 @@ class CommandPublisher(Repeating):
             found = self._service.get_operation(due.operation)
         except RunNotFound:
             # Another process may just be about to begin it.
-            if time.time() > due.command["expires_s"]:
+            if time.time() > (due.command.get("expires_s") or 0.0):
                 self._answer(directory, due, NOT_BEGUN)
             return
         if found.state != "pending":
