@@ -61,7 +61,7 @@ bench-%: $(VENV)/.ready
 
 chaos: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py kills
-	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest tests/chaos/test_kafka_chaos.py
+	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -m "" tests/chaos/test_kafka_chaos.py
 
 soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py soak

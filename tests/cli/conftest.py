@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,7 @@ def steppe(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli_host: W
 
 
 @pytest.fixture
-def live_run(tmp_path: Path) -> RunDirectory:
+def live_run(tmp_path: Path) -> Iterator[RunDirectory]:
     """A run that this process owns and says is RUNNING, half-way through, under `tmp_path`/runs/pole."""
     flags = {"env": "CartPole-v1", "actors": 2, "envs": 64, "mode": "async", "steps": 1_000_000, "target_return": 475}
     resolved = resolve(("flag", {**flags, "run_dir": str(tmp_path / "runs" / "pole")}))
@@ -55,7 +57,26 @@ def live_run(tmp_path: Path) -> RunDirectory:
             EventReport: EVENTS,
         }[type(report)]
         directory.store.post(topic, report.record())
-    return directory
+    with beating(directory):
+        yield directory
+
+
+@contextmanager
+def beating(directory: RunDirectory) -> Iterator[None]:
+    """The run's owner says that it is there, however long a command takes."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(1.0):
+            directory.store.heartbeat()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _reports(run: str):

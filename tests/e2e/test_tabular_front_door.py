@@ -23,6 +23,7 @@ from steppe.records.directory import RunDirectory
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPPE = Path(sys.executable).with_name("steppe")
+GAME = f"game{os.getpid()}"  # a name that no other test's shared memory has
 TABULAR = [name for name, kind in ALGORITHMS.items() if kind.in_table]
 QUICK = {"evaluation.episodes": 5, "evaluation.every_steps": 10**9}
 TAXI = {"steps": 2_000, "envs": 4, "segment_steps": 16, **QUICK}
@@ -38,7 +39,7 @@ def steppe(*words, code=0):
 def test_tictactoe_with_two_workers():
     done = steppe(
         "train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--actors", "2", "--steps", "3000000",
-        "-s", "gamma=1.0", "-s", "learning_rate_end=0.02", "--name", "game", "--json",
+        "-s", "gamma=1.0", "-s", "learning_rate_end=0.02", "--name", GAME, "--json",
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert found["state"] == "SUCCEEDED"
@@ -46,9 +47,9 @@ def test_tictactoe_with_two_workers():
     assert found["updates"] == found["env_steps"]
     assert found["eval_return_mean"] > 0.7
     assert set(found["time_shares"]) == {"actor", "learner"}
-    judged = json.loads(steppe("eval", "game", "--episodes", "50", "--json").stdout)
+    judged = json.loads(steppe("eval", GAME, "--episodes", "50", "--json").stdout)
     assert judged["return_mean"] > 0.7
-    assert not list(Path("/dev/shm").glob("steppe-game*"))
+    assert not list(Path("/dev/shm").glob(f"steppe-{GAME}-*"))
     assert json.loads(steppe("runs", "--json").stdout)[0]["state"] == "SUCCEEDED"
 
 

@@ -30,7 +30,7 @@ SMALL = {
 
 
 def ip(*words):
-    subprocess.run(["ip", *map(str, words)], check=True, timeout=30)
+    subprocess.run(["ip", *map(str, words)], check=True, timeout=60)
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def machine():
         ip("-n", name, "link", "set", there, "up")
         yield name, f"10.213.{number}.1"
     finally:
-        subprocess.run(["ip", "netns", "del", name], check=False, timeout=30)
+        subprocess.run(["ip", "netns", "del", name], check=False, timeout=60)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import pytest
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment
 from steppe.core.errors import ConfigError, EnvironmentFault, FactoryError, UsageError
+from steppe.core.rooms import owners
 from steppe.envs.builtin import CountingEnv
 
 pytestmark = pytest.mark.integration
@@ -39,7 +40,8 @@ def workers() -> list[str]:
 
 
 def rooms() -> set[Path]:
-    return {*Path("/dev/shm").glob("steppe-workers*"), *Path(tempfile.gettempdir()).glob("steppe-workers-*")}
+    """Of this process alone: other tests may have such workers at the same time."""
+    return {*owners, *Path(tempfile.gettempdir()).glob("steppe-workers-*")}
 
 
 def by_episode(steps: list[dict]) -> list[list[dict]]:
@@ -210,7 +212,8 @@ def test_a_gpu_that_is_not_there_is_an_error_and_auto_is_not() -> None:
         assert environment.generate_experiences(DistributedAgent("ppo", device="auto"), 1)
 
 
-def test_a_forgotten_environment_takes_its_workers_with_it() -> None:
+def test_a_forgotten_environment_takes_its_workers_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = DistributedEnvironment(COUNTING, 2, runtime="processes")
     before = rooms()
     environment.generate_experiences(DistributedAgent("ppo"), 2)

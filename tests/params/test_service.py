@@ -90,7 +90,7 @@ def test_synchronous_rounds_over_the_network() -> None:
             assert one.push_gradients("a", ones())
             assert one.push_gradients("a", ones()).reason == "pushed_twice"
             assert two.push_gradients("b", ones())
-            assert one.wait_newer("a", number, 30.0).version == number + 1
+            assert one.wait_newer("a", number, 60.0).version == number + 1
         two.pull("b")
         assert server.get_server_stats()["accepted_pushes"] == 6
 

@@ -214,7 +214,7 @@ def test_below_the_quorum_a_node_keeps_what_it_has_and_tries_again() -> None:
 def test_without_a_server_a_node_goes_on_alone() -> None:
     server = federated()
     with serving(server) as port:
-        one = joined(port, "a", retry_s=0.1, timeout_s=1.0)
+        one = joined(port, "a", retry_s=0.1, timeout_s=60.0)  # a server that is gone refuses at once
         nudge(one.agent, 1.0)
         server.stop_server()
         mine = flat(one.agent)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -194,11 +193,9 @@ def test_a_signal_ends_it_in_good_order(launched):
     with under_way(words if launched == "by steppe" else [mpi.mpiexec(), "-n", "4", *words]) as process:
         wait_until(trained, process)
         members = family(process.pid)
-        began = time.monotonic()
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130, errors
-        assert time.monotonic() - began < PATIENCE_S
         wait_until(lambda: not set(members) & set(parents()))
     assert (status().state, status().reason) == ("STOPPED", "interrupted")
     checkpoint = Checkpoints(opened().checkpoints).latest()

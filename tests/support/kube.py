@@ -119,7 +119,7 @@ class ControlPlane:
 
     def client(self, token: str = ADMIN) -> httpx.Client:
         """Raw HTTP: an oracle that has nothing of the client under test."""
-        return httpx.Client(base_url=self.address, headers=_bearer(token), verify=False, timeout=30)
+        return httpx.Client(base_url=self.address, headers=_bearer(token), verify=False, timeout=60)
 
     @property
     def authority(self) -> Path:

@@ -452,33 +452,25 @@ def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(ka
         second.close()
 
 
-class Hasty(Connection):
-    """Brokers give up its transactions after a second, which happens to the second one."""
-
-    def producer(self, **more):
-        brief = {"transaction.timeout.ms": 1000, "message.timeout.ms": 900}
-        return (
-            Dawdling(super().producer(**more | brief), self) if "transactional.id" in more else super().producer(**more)
-        )
-
-
 class Dawdling:
-    """A producer whose second commit comes when the broker has given up the transaction."""
+    """A producer whose first commit of weights comes when the broker has given up the transaction."""
 
-    commits = 0  # of all producers
-
-    def __init__(self, producer, connection):
-        self._producer, self._connection = producer, connection
+    def __init__(self, producer, connection, late):
+        self._producer, self._connection, self._late, self._weights = producer, connection, late, False
 
     def __getattr__(self, name):
         return getattr(self._producer, name)
 
+    def produce(self, *words, headers):
+        self._weights = "version" in dict(headers)
+        self._producer.produce(*words, headers=headers)
+
     def commit_transaction(self, timeout_s):
-        Dawdling.commits += 1
-        if Dawdling.commits == 2:
+        if self._weights and not self._late:
+            self._late.append(1)
             topic, consumer = self._connection.topic("model_updates"), self._connection.consumer()
             before = ends(consumer, topic)[1]  # as far as everything is decided
-            assert self._producer.flush(PATIENCE_S) == 0
+            self._producer.flush(PATIENCE_S)
             wait_until(lambda: ends(consumer, topic)[1] > before, "the broker's patience")
             consumer.close()
         self._producer.commit_transaction(timeout_s)
@@ -486,21 +478,34 @@ class Dawdling:
 
 def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
     """As after a long pause of the machine: nobody else has taken over, and the learner goes on."""
+    late = []
+
+    class Hasty(Connection):
+        """Brokers give up its transactions after a second."""
+
+        def producer(self, **more):
+            if "transactional.id" not in more:
+                return super().producer(**more)
+            brief = {"transaction.timeout.ms": 1000, "message.timeout.ms": 900}
+            return Dawdling(super().producer(**more | brief), self, late)
+
     known = connected(kafka)
     connection = Hasty(known.config, known.run)
     press, consumer = Press(connection, None, tmp_path), connection.consumer()
     store, topic = KafkaWeights(connection, None, tmp_path, press), connection.topic("model_updates")
-    store.publish("policy", some_weights(0))
-    assert press.flush(PATIENCE_S)
-    store.publish("policy", some_weights(1))
-    assert press.flush(PATIENCE_S)
+    for version in range(2):
+        store.publish("policy", some_weights(version))
+        assert press.flush(PATIENCE_S)
 
     def versions():  # a commit is acknowledged before readers see what it committed
         end = ends(consumer, topic)[1]
         return [headers_of(message).get("version") for message in span(consumer, topic, 0, 0, end)]
 
     wait_until(lambda: word(1) in versions(), "the second version")
-    assert versions() == [None, None, word(0), word(1)], "what was given up, or not published once"
+    assert late, "no transaction was given up"
+    found = versions()
+    assert [version for version in found if version is not None] == [word(0), word(1)], "each once"
+    assert found.count(None) >= 2, "the press left its name again after it was given up"
     consumer.close()
     press.close()
 
