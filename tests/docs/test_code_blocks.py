@@ -61,7 +61,7 @@ BEFORE = {
         t0, t1 = "secret-of-node-0" * 2, "secret-of-node-1" * 2
     """,
 }
-AFTER = {("docs/parameter-server.md", 5): "server.stop_server()", ("docs/composition.md", 2): "environment.shutdown()"}
+AFTER = {("docs/parameter-server.md", 5): "server.stop_server()", ("docs/composition.md", 3): "environment.shutdown()"}
 
 
 def test_the_pages_are_found():

@@ -143,8 +143,9 @@ def test_dhc_learns_from_episodes_of_a_team_by_hand():
             heard, state = np.ones((3, 3), bool), np.zeros((3, *size), np.float16)
             local.add(stream.integers(5, size=3), stream.random(3), seen, state, heard, values)
         buffer.add(local.finish(terminated=terminated))
-    batch = buffer.get_batch()
-    assert batch["terminated"].shape == batch["reward"].shape == (6, 4, 3)
+    batch = buffer.get_batch(32)
+    assert batch["terminated"].shape == batch["reward"].shape == (6, 32, 3)
+    assert np.array_equal(batch["terminated"], np.repeat(batch["terminated"][..., :1], 3, axis=2)), "they end together"
     before = agent.get_policy_parameters()
     assert agent.learn_from_batch(batch)["updates"] == 1
     assert moved(agent, before)

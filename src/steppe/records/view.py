@@ -191,6 +191,11 @@ class RunView:
         return sum(self.training.dropped.values()) if self.training else 0
 
     @property
+    def played_steps(self) -> int:
+        """Steps of environments that the actors took, those that nobody has learned from yet included."""
+        return sum(report.env_steps for report in self.actors.values())
+
+    @property
     def refused(self) -> int:
         """Segments that the learner refused, because their values cannot be learned from; among the dropped ones."""
         return self.training.dropped.get("refused", 0) if self.training else 0
