@@ -26,7 +26,10 @@ serve: page
 page: $(VENV)/.ready
 	$(BIN)/python scripts/fetch_page_parts.py
 
-PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal --durations 10
+# Tests wait for other processes half of their time, so there are three workers a core, as far as memory goes (1.5 GiB each).
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(max(2, min(3 * len(os.sched_getaffinity(0)), \
+	os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') * 2 // (3 << 30))))")
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 10
 
 # What a contributor runs before every commit; PACKAGE=replay runs the tests of one package.
 test: $(VENV)/.ready
@@ -66,6 +69,7 @@ soak: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
 	$(BIN)/python scripts/fuzz_codec.py -max_total_time=$(or $(SECONDS_EACH),300)
+	FUZZ=$(or $(FUZZ),1000000) $(BIN)/python -m pytest -m slow tests/chaos/test_kafka_fuzz.py
 
 mutate: $(VENV)/.ready
 	$(BIN)/python scripts/mutate.py --report docs/mutation.md

@@ -66,7 +66,7 @@ class Case:
     read: Callable[[Done], Reading]
     timeout_s: float = 600.0
     sample_s: float = 0.0  # how often the family's memory is looked at; 0 for never
-    python_path: Path | None = None  # where the command finds modules of the suite's
+    python_paths: tuple[Path, ...] = ()  # where the command finds modules before all installed ones
     codes: tuple[int, ...] = (0,)  # exit codes with which it may still have printed something to read
     aside_s: Callable[[], float] = lambda: 0.0  # CPU seconds so far of a server that works for it, outside the family
 
@@ -183,7 +183,7 @@ def run_once(case: Case, number: int) -> Run:
     """Run a case's command in a fresh directory and read its figure."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory, aside_s = Path(name), case.aside_s()
-        done = launch(case.command(number), directory, case.timeout_s, case.sample_s, case.python_path, case.codes)
+        done = launch(case.command(number), directory, case.timeout_s, case.sample_s, case.python_paths, case.codes)
         try:
             reading, account = case.read(done), done.account
         except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
@@ -197,13 +197,15 @@ def launch(
     directory: Path,
     timeout_s: float,
     sample_s: float = 0.0,
-    python_path: Path | None = None,
+    python_paths: Sequence[Path] = (),
     codes: Sequence[int] = (0,),
 ) -> Done:
     """Run a command to its end under the launcher, in `directory`; raises RunError with its last words if it fails."""
     account, log = directory / "account.json", directory / "stderr.log"
     words = [sys.executable, "-I", "-S", str(LAUNCHER), str(account), str(timeout_s), str(sample_s), *command]
-    variables = environment(directory) | ({"PYTHONPATH": str(python_path)} if python_path else {})
+    variables = environment(directory) | (
+        {"PYTHONPATH": os.pathsep.join(map(str, python_paths))} if python_paths else {}
+    )
     with log.open("wb") as stderr:
         done = subprocess.run(words, cwd=directory, env=variables, stdout=subprocess.PIPE, stderr=stderr, check=False)
     stdout, said = done.stdout.decode(errors="replace"), log.read_text(errors="replace")

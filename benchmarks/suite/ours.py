@@ -20,6 +20,7 @@ from suite.measuring import Case, Done, Reading, RunError
 
 STEPPE = Path(sys.executable).with_name("steppe")
 WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
+SOURCE = Path(__file__).resolve().parents[2] / "src"  # of this checkout, whichever one is installed
 Figures = Mapping[str, Any]
 
 
@@ -83,7 +84,8 @@ def train(
         value = found.pop("value")
         return Reading(value, settings(view), versions(), shares(run), found)
 
-    return Case(label, command, read, sample_s=sample_s, python_path=python_path, codes=(0, 1))
+    paths = (SOURCE, *([python_path] if python_path else []))
+    return Case(label, command, read, sample_s=sample_s, python_paths=paths, codes=(0, 1))
 
 
 def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
@@ -97,7 +99,7 @@ def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
         value, used = found.pop("value"), found.pop("settings")
         return Reading(value, used, versions(), extra=found)
 
-    return Case(label, command, read, sample_s=sample_s)
+    return Case(label, command, read, sample_s=sample_s, python_paths=(SOURCE,))
 
 
 def settings(view: RunView) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
 from tests.support import chaos_run
 from tests.support.cases import rest_slow
+from tests.support.chaos import session
 
 pytestmark = pytest.mark.integration
 
@@ -43,19 +44,6 @@ def training(tmp_path, **settings):
         for pid in session(process.pid):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
-
-
-def session(sid):
-    """The processes of a session that are still alive."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, owner = path.read_bytes().rpartition(b")")[2].split()[:4]
-        except OSError:
-            continue
-        if int(owner) == sid and state not in (b"Z", b"X"):
-            found.append(int(path.parent.name))
-    return found
 
 
 def wait_until(true, process=None):

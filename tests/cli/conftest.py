@@ -17,21 +17,21 @@ from steppe.core.config import resolve
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.records.directory import RunDirectory
-from tests.support.cli_host import CliHost
+from tests.support.warm_host import WarmHost
 
 STEPPE = Path(sys.executable).with_name("steppe")
 Steppe = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def cli_host() -> Iterator[CliHost]:
-    host = CliHost()
+def cli_host() -> Iterator[WarmHost]:
+    host = WarmHost()
     yield host
     host.close()
 
 
 @pytest.fixture
-def steppe(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli_host: CliHost) -> Steppe:
+def steppe(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli_host: WarmHost) -> Steppe:
     """Run `steppe WORDS…` in `tmp_path`; keyword arguments are environment variables."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
 

@@ -98,6 +98,9 @@ def test_version(steppe):
         (["eval", "nothing", "--episodes", "0"], "--episodes"),
         (["role", "actor", "--run", "r", "-s", "learning_rate=1"], "a run's settings are its learner's"),
         (["role", "manager", "--run", "r", "-s", "seed=1"], "a run's settings are its learner's"),
+        (["train", "CartPole-v1", "-s", "clip=1e308"], "agent.clip=1e+308: input should be less than or equal to 10"),
+        (["train", "CartPole-v1", "-s", "hidden=[1000000000]"], "input should be less than or equal to 65536"),
+        (["train", "CartPole-v1", "-s", f"hidden={[65_536] * 8}"], "lower what needs most"),
     ],
 )
 def test_wrong_usage_is_one_paragraph_with_code_2_and_writes_nothing(steppe, tmp_path, words, said):

@@ -15,7 +15,7 @@ from steppe.control.service import Service
 from steppe.core.config import KafkaConfig
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import command, wire_name
+from steppe.runtimes.kafka_charter import PUBLISHED, command, wire_name
 from steppe.transport.kafka import Connection, ensure_topics
 from steppe.transport.kafka_board import KafkaBoard
 from tests.support.kafka import PATIENCE_S, dead_letters
@@ -158,8 +158,8 @@ def fresh(connection, tmp_path, monkeypatch):
     service, names = Service(kafka=config), []
     monkeypatch.setattr(service.ledger, "audit", lambda who, door, what, run, outcome: names.append(run))
 
-    def ask(run):
-        board = KafkaBoard(Connection(config, run), "test")
+    def ask(run, origin="test"):
+        board = KafkaBoard(Connection(config, run), origin)
         assert board.post(COMMANDS, command("start", "test"))
         board.close()
 
@@ -188,6 +188,15 @@ def test_what_was_asked_long_before_a_new_service_is_not_heard(an_hour_later, fr
     ask("now")
     until(lambda: hearing.look() or names, "the second command is heard")
     assert names == ["now"]
+
+
+def test_what_a_service_has_published_is_carried_out_by_itself_alone(fresh):
+    """By the service that published it, and by no other on the same broker."""
+    hearing, ask, names = fresh
+    ask("published", PUBLISHED)
+    ask("asked")
+    until(lambda: hearing.look() or names, "the second command is heard")
+    assert names == ["asked"]
 
 
 @pytest.mark.regression

@@ -6,11 +6,14 @@ import pytest
 
 from steppe.control import model
 from steppe.control.service import Service
+from steppe.core.config import resolve
 from steppe.core.errors import ConfigError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
+from steppe.loops.main import run_experiment
 from steppe.records.directory import RunDirectory
 from steppe.replay import making
+from tests.support.tuning import settings
 
 pytestmark = pytest.mark.integration
 
@@ -48,6 +51,19 @@ def test_a_change_that_would_not_fit_is_refused(service, monkeypatch):
         service.set_hyperparameters(run, {"batch_size": 1_000_000, "double": False}, "test")
     with pytest.raises(ConfigError, match="less than or equal to"):
         service.set_hyperparameters(run, {"learning_rate": 1e308}, "test")
+
+
+@pytest.mark.regression
+def test_what_means_nothing_in_the_world_of_a_stopped_run_is_refused_at_once(service):
+    """A run that has begun knows its world: CartPole has no continuous actions whose bounds could be exceeded."""
+    layer = {**settings("ppo"), "name": "begun", "steps": 64}
+    run_experiment(resolve(("call", layer)), observers=[lambda view: view.updates > 0])
+    directory = RunDirectory.open("begun")
+    directory.store.set_status("STOPPED")
+    with pytest.raises(ConfigError, match="bounds_coef is for continuous actions, and CartPole-v1 has others"):
+        service.set_hyperparameters("begun", {"bounds_coef": 0.5}, "test")
+    assert directory.store.read(COMMANDS) == []
+    assert service.set_hyperparameters("begun", {"gamma": 0.5}, "test").operation is not None
 
 
 def test_what_workers_cannot_take_over_waits_for_a_restart(service):

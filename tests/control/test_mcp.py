@@ -173,6 +173,7 @@ def test_where_nobody_can_be_asked_the_caller_confirms_by_name(served: Served, a
     assert f"refused: {CANNOT_ASK}" in outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("door", DOORS)
 def test_clients_of_the_protocol_before(served: Served, api: httpx.Client, door: str) -> None:

@@ -133,6 +133,27 @@ def test_every_error_of_a_request_is_told_at_once(http: TestClient):
     assert "gamma" in wrong["detail"]
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"clip": 1e308}, "clip=1e+308: input should be less than or equal to 10"),
+        ({"hidden": [1_000_000_000]}, "less than or equal to 65536"),
+        ({"hidden": [65_536] * 8}, "lower what needs most"),
+    ],
+)
+def test_a_value_beyond_all_measure_is_refused_in_one_sentence(http: TestClient, values: dict[str, Any], words: str):
+    answer = http.post(RUNS, json={**SHORT, "start": False, "agent": values})
+    assert (answer.status_code, words in answer.json()["detail"]) == (422, True), answer.text
+    assert "\n" not in answer.json()["detail"]
+
+
+def test_a_change_beyond_all_measure_is_refused_in_one_sentence(http: TestClient):
+    run = make(http)
+    answer = http.patch(f"{RUNS}/{run}/hyperparameters", json={"values": {"clip": 1e308}})
+    assert answer.status_code == 422
+    assert "clip=1e+308: input should be less than or equal to 10" in answer.json()["detail"]
+
+
 def test_arguments_of_environments_are_checked_against_its_signature(http: TestClient, service: Service):
     run = make(http, env="FrozenLake-v1", environment={"kwargs": {"map_name": "8x8", "is_slippery": False}})
     assert directory_of(service, run).config().environment.kwargs == {"map_name": "8x8", "is_slippery": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config import resolve
+from steppe.core.config import SECTIONS, RunConfig, resolve
 from steppe.core.errors import ConfigError
 from steppe.core.tuning import checked_changes, live_fields
 
@@ -51,6 +51,13 @@ def test_workers_take_no_optimizer_steps_of_their_own():
         ("ppo", "steps", 10**18),
         ("ppo", "envs", 10**9),
         ("ppo", "actors", 10**9),
+        ("ppo", "flow.window_s", 1e300),
+        ("ppo", "flow.hang_s", 1e12),
+        ("ppo", "flow.trace_spans", 10**18),
+        ("a3c", "params.eps", 1e300),
+        ("ppo", "ray.actor_cpus", 1e300),
+        ("ppo", "kafka.replan_s", 1e300),
+        ("ppo", "environment.resize", 10**9),
     ],
 )
 def test_a_value_beyond_all_measure_is_refused_in_one_sentence(algo, key, value):
@@ -58,18 +65,23 @@ def test_a_value_beyond_all_measure_is_refused_in_one_sentence(algo, key, value)
         config_of(algo, **{key: value})
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_number_has_an_upper_bound(algo):
-    for name, schema in ALGORITHMS[algo].model_json_schema()["properties"].items():
-        for part in _numbers(schema):
-            assert "maximum" in part, f"{algo}: {name}"
+@pytest.mark.parametrize("kind", [RunConfig, *SECTIONS.values(), *ALGORITHMS.values()])
+def test_every_number_has_an_upper_bound(kind):
+    schema = kind.model_json_schema()
+    for name, part in (("", schema), *schema.get("$defs", {}).items()):
+        for field, values in part.get("properties", {}).items():
+            for number in _numbers(values):
+                assert {"maximum", "exclusiveMaximum"} & set(number), f"{name or kind.__name__}.{field}"
 
 
 def _numbers(schema):
-    if schema.get("type") in ("number", "integer"):
+    """The schemas of all numbers in a field: alone, as one of several kinds of value, in a list, or in a table."""
+    if schema.get("type") in ("number", "integer") and "enum" not in schema:
         yield schema
-    for inner in (*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else [])):
-        yield from _numbers(inner)
+    inner = [*schema.get("anyOf", ()), schema.get("items"), *schema.get("prefixItems", ())]
+    for part in (*inner, schema.get("additionalProperties")):
+        if isinstance(part, dict):
+            yield from _numbers(part)
 
 
 @pytest.mark.parametrize(

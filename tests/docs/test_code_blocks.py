@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -62,7 +61,7 @@ BEFORE = {
         t0, t1 = "secret-of-node-0" * 2, "secret-of-node-1" * 2
     """,
 }
-AFTER = {("docs/parameter-server.md", 5): "server.stop_server()", ("docs/composition.md", 2): "environment.shutdown()"}
+AFTER = {("docs/parameter-server.md", 5): "server.stop_server()", ("docs/composition.md", 3): "environment.shutdown()"}
 
 
 def test_the_pages_are_found():
@@ -71,7 +70,7 @@ def test_the_pages_are_found():
 
 
 @pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks and page not in ELSEWHERE])
-def test_the_blocks_run(page, tmp_path):
+def test_the_blocks_run(page, warm_python, tmp_path, tmp_path_factory):
     parts = []
     for number, block in enumerate(PAGES[page]):
         parts += [dedent(BEFORE.get((page, number), "")), block, AFTER.get((page, number), "")]
@@ -82,9 +81,7 @@ def test_the_blocks_run(page, tmp_path):
         "STEPPE_HOME": str(tmp_path / "home"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
-    )
+    done = warm_python.run([str(script)], environ, tmp_path, tmp_path_factory.mktemp("logs"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.warm_host import WarmHost
 
 pytestmark = pytest.mark.integration
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 60
+Run = Callable[[str, list[str]], str]
 
 RUNS = {
     "asynchronous_training.py": (["4000"], "updates old on average"),
@@ -33,11 +37,21 @@ RUNS = {
 SLOW = {"ray_actors.py", "ensemble.py"}  # only in make test-all
 
 
-def run(name: str, arguments: list[str], runs: Path) -> str:
-    # From a directory of its own: what a script defines is found by its path, wherever it is run from.
-    environ = {**os.environ, "STEPPE_RUNS": str(runs), "PYTHONWARNINGS": "error"}
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, cwd=runs, env=environ, capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def run(warm_python: WarmHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run an example with arguments and return what it prints; it must not warn."""
+    environ = {**os.environ, "STEPPE_RUNS": str(tmp_path), "PYTHONWARNINGS": "error"}
+
+    def run_example(name: str, arguments: list[str]) -> str:
+        # From a directory of its own: what a script defines is found by its path, wherever it is run from.
+        done = warm_python.run([str(EXAMPLES / name), *arguments], environ, tmp_path, tmp_path_factory.mktemp("logs"))
+        return output_of(done)
+
+    return run_example
+
+
+def output_of(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a process printed that ended well without a word on standard error."""
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), done.stderr
     return done.stdout
@@ -73,9 +87,9 @@ def test_every_promised_pattern_is_an_example(name: str, call: str) -> None:
 @pytest.mark.parametrize(
     "name", [*sorted(RUNS.keys() - SLOW), *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW))]
 )
-def test_example(name: str, tmp_path: Path) -> None:
+def test_example(name: str, run: Run) -> None:
     arguments, said = RUNS[name]
-    assert said in run(name, arguments, tmp_path)
+    assert said in run(name, arguments)
 
 
 def test_two_machines_train_together(tmp_path: Path) -> None:
@@ -102,9 +116,13 @@ def test_two_machines_train_together(tmp_path: Path) -> None:
 
 
 def test_one_word_changes_the_runtime_and_nothing_else(tmp_path: Path) -> None:
+    """These two are run by the interpreter itself, as a user does."""
     weights = set()
+    environ = {**os.environ, "STEPPE_RUNS": str(tmp_path), "PYTHONWARNINGS": "error"}
     for runtime in ("inline", "processes"):
-        output = run("train_cartpole.py", [runtime, "5000"], tmp_path)
+        command = [sys.executable, EXAMPLES / "train_cartpole.py", runtime, "5000"]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+        output = output_of(done)
         assert "SUCCEEDED after" in output
         weights.add(output.partition("weights ")[2].partition(",")[0])
     assert len(weights) == 1, "sync learns the same on every runtime"

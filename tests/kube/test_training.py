@@ -289,3 +289,30 @@ def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, br
         curves = api.get(f"{RUN}/metrics").json()
         assert {len(curve["points"]) > 1 for curve in curves["series"] if curve["name"].startswith("train")} == {True}
         assert api.get(f"{RUN}/diagnosis").json()["lags"]
+
+
+def test_what_is_live_reaches_the_learner_over_kafka_and_the_rest_replaces_it(plane, cluster, served):
+    served.start("--kubernetes", cluster.namespace)
+    with served.client() as api:
+        until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is under way")
+        learns_on(cluster.learner, 5)
+        first, path = cluster.learner, f"{RUN}/hyperparameters"
+        done = finished(api, api.patch(path, json={"values": {"learning_rate": 0.0125}}))
+        assert (done["state"], "taken over at version" in done["message"]) == ("succeeded", True), done
+        for word, state in (("pause", "PAUSED"), ("resume", "RUNNING")):
+            assert finished(api, api.post(f"{RUN}/{word}"))["state"] == "succeeded"
+            assert api.get(RUN).json()["state"] == state
+        learns_on(first, 5)
+        assert cluster.learner is first
+        answers = [
+            one
+            for one in api.get(f"{RUN}/events", params={"limit": 1_000}).json()["events"]
+            if one["kind"] == "command"
+        ]
+        assert {one["details"]["command"] for one in answers if one["role"] == "learner"} == {"set", "pause", "resume"}
+
+        assert finished(api, api.patch(path, json={"values": {"max_grad_norm": 0.25}}))["state"] == "succeeded"
+        assert cluster.learner is not first
+        learns_on(cluster.learner, 5)
+        told = {one["name"]: one["value"] for one in api.get(path).json()["hyperparameters"]}
+        assert (told["learning_rate"], told["max_grad_norm"]) == (0.0125, 0.25), "what was live is kept"

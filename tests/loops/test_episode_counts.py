@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import steppe
-from steppe import DistributedAgent, DistributedEnvironment, MainLoop, ParameterServer
+from steppe import AsyncMainLoop, DistributedAgent, DistributedEnvironment, MainLoop, ParameterServer
 from steppe.params.rounds import Rounds
 from steppe.records.directory import RunDirectory
 from steppe.records.view import RunView
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -86,6 +87,17 @@ def test_workers_that_push_gradients_play_as_many_too(in_rounds: bool) -> None:
     loop.run_training(total_episodes=20)
     assert loop.episode == 20
     assert np.isfinite(server.weights().buffer.view(np.float32)).all()
+
+
+@pytest.mark.parametrize("runtime", rest_slow("inline", "processes"))
+def test_workers_of_an_asynchronous_loop_play_as_many_too(runtime: str) -> None:
+    environment = DistributedEnvironment("CartPole-v1", 2, runtime=runtime)
+    agent = DistributedAgent("a3c", seed=0).bind(environment)
+    loop = AsyncMainLoop(environment, None, agent, None, num_workers=3, config=SHORT)
+    summary = loop.run_training(total_episodes=60, max_steps_per_episode=50)
+    assert summary["reason"] == "episodes_done"
+    assert loop.episode == view_of(summary["path"]).episodes == 60
+    assert environment.get_environment_stats()["episodes"] == 60
 
 
 def test_a_resumed_run_plays_what_is_left() -> None:

@@ -8,6 +8,7 @@ from steppe.core.errors import ConfigError
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.replay import making
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -29,10 +30,10 @@ def run(tmp_path, name, **settings):
 
 @pytest.mark.parametrize(
     ("algo", "settings"),
-    [
+    rest_slow(
         ("ppo", {"segment_steps": 64, "minibatch_size": 128}),
         ("dqn", {"samples_per_insert": 8, "learning_starts": 256, "target_every": 200, "exploration_fraction": 0.5}),
-    ],
+    ),
 )
 def test_the_bright_spot_is_found(algo, settings, tmp_path):
     """Seed 0, 4,096 steps, 8 episodes of 16 images each: chance finds 4 of 16, a learner at least 15."""

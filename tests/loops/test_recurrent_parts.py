@@ -8,10 +8,10 @@ import pytest
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment, MainLoop, ReplayBufferPool
 from steppe.core.config import resolve
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.errors import ConfigError, SteppeError, UsageError
+from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.loops.calibrating import calibrated
-from steppe.replay import make_memory
+from steppe.replay import GlobalBuffer, LocalBuffer, Windowing, make_memory
 
 pytestmark = pytest.mark.integration
 RECALL = "steppe/Recall-v0"
@@ -51,7 +51,7 @@ def test_a_pool_of_ones_own_holds_sequences(environment):
 
 def test_single_steps_are_refused(environment):
     for algo, config, sentence in (
-        ("r2d2", R2D2, "r2d2 learns from sequences with stored state, which runs gather"),
+        ("r2d2", R2D2, "r2d2 learns from sequences with stored state, not from single steps"),
         ("ppo", PPO, r"ppo with a memory learns from rollouts \[T, B\]"),
     ):
         agent = DistributedAgent(algo, config=config).bind(environment)
@@ -66,8 +66,98 @@ def test_single_steps_are_refused(environment):
     flat = environment.generate_batch_experiences(agent, 8)
     with pytest.raises(UsageError, match="not from flat transitions"):
         agent.learn_from_batch(flat)
-    with pytest.raises(UsageError, match="r2d2 learns from sequences"):
+    with pytest.raises(UsageError, match=r"windows have columns \[R, N, …\]"):
         DistributedAgent("r2d2", config=R2D2).bind(environment).compute_gradients(flat)
+
+
+def drawn_from(steps, agent):
+    """Episodes of an environment as windows of time, through the buffers that a user has."""
+    buffer = GlobalBuffer(500, Windowing(6, burn_in=2, n_step=2), batch_size=8, seed=0)
+    for number in {step["episode"] for step in steps}:
+        episode = [step for step in steps if step["episode"] == number]
+        local = LocalBuffer(episode[0]["obs"])
+        for step in episode:
+            local.add(step["action"], step["reward"], step["next_obs"], step["hidden"], [True], step["q_val"])
+        buffer.add(local.finish(terminated=bool(episode[-1]["terminated"])))
+    return buffer, buffer.get_batch()
+
+
+def moved(agent, before):
+    after = agent.get_policy_parameters()
+    return any(not np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_r2d2_collects_and_learns_by_hand(environment):
+    agent = DistributedAgent("r2d2", config=R2D2, seed=0).bind(environment)
+    buffer, batch = drawn_from(environment.generate_experiences(agent, 4), agent)
+    before = agent.get_policy_parameters()
+    metrics = agent.learn_from_batch(batch)
+    assert metrics["updates"] == 1
+    assert metrics["priorities"].shape == (8,)
+    assert moved(agent, before)
+    assert agent.get_training_stats()["experiences"] == np.count_nonzero(batch["learn"])
+    buffer.update_priorities(batch.indices, metrics["priorities"])
+    before = agent.get_policy_parameters()
+    gradients = agent.compute_gradients(batch)
+    assert not moved(agent, before)
+    agent.apply_gradients(gradients)
+    assert moved(agent, before)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("action", 10**8, "'action' is 100000000"),
+        ("following", 10**8, "'following' is 100000000"),
+        ("following", -1, "'following' is -1"),
+        ("reward", np.nan, "'reward' is nan"),
+        ("hidden", np.inf, "'hidden' is inf"),
+        ("learn", False, "no row to learn from"),
+    ],
+)
+def test_windows_with_values_that_cannot_be_learned_from_are_refused(column, value, sentence, environment):
+    agent = DistributedAgent("r2d2", config=R2D2, seed=0).bind(environment)
+    _, batch = drawn_from(environment.generate_experiences(agent, 2), agent)
+    spoiled = {name: np.array(values) for name, values in batch.columns.items()}
+    if column == "learn":
+        spoiled[column][...] = value
+    else:
+        spoiled[column].flat[1] = value
+    before = agent.get_policy_parameters()
+    for learn in (agent.learn_from_batch, agent.compute_gradients):
+        with pytest.raises(SteppeError, match=sentence):
+            learn(spoiled)
+    assert not moved(agent, before)
+
+
+def test_dhc_learns_from_episodes_of_a_team_by_hand():
+    """Three agents with rewards of their own, gathered as the pathfinding project does."""
+    spec = EnvSpec("team", FieldSpec("obs", (6, 9, 9), "float32"), ActionSpec("discrete", (5,)), num_agents=3)
+    agent = DistributedAgent("dhc", config={"channels": 8}, seed=0).bind(spec)
+    stream, size = np.random.default_rng(0), next(f for f in agent.config.columns(spec) if f.name == "hidden").shape
+    buffer = GlobalBuffer(200, Windowing(4, n_step=2), batch_size=4, seed=0)
+    for terminated in (True, False):
+        local = LocalBuffer(stream.random((3, 6, 9, 9), np.float32))
+        for _ in range(9):
+            seen, values = stream.random((3, 6, 9, 9), np.float32), stream.random((3, 5), np.float32)
+            heard, state = np.ones((3, 3), bool), np.zeros((3, *size), np.float16)
+            local.add(stream.integers(5, size=3), stream.random(3), seen, state, heard, values)
+        buffer.add(local.finish(terminated=terminated))
+    batch = buffer.get_batch(32)
+    assert batch["terminated"].shape == batch["reward"].shape == (6, 32, 3)
+    assert np.array_equal(batch["terminated"], np.repeat(batch["terminated"][..., :1], 3, axis=2)), "they end together"
+    before = agent.get_policy_parameters()
+    assert agent.learn_from_batch(batch)["updates"] == 1
+    assert moved(agent, before)
+    before = agent.get_policy_parameters()
+    agent.apply_gradients(agent.compute_gradients(batch))
+    assert moved(agent, before)
+
+
+def test_an_episode_has_an_end_for_every_reward():
+    episode = {"obs": np.zeros((3, 2, 4)), "action": np.zeros((3, 2), int), "reward": np.zeros((3, 2), np.float32)}
+    with pytest.raises(UsageError, match=r"not shapes \(3,\) and \(3, 2\)"):
+        GlobalBuffer(50).add({**episode, "terminated": np.zeros(3, bool)})
 
 
 def test_a_rollout_is_learned_from_with_the_state_it_began_with(environment):

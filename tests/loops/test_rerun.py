@@ -11,13 +11,14 @@ import pytest
 
 from steppe.core.config import resolve
 from steppe.core.errors import ConfigError, Conflict, DamagedFile, UsageError
-from steppe.core.links import EVENTS
+from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.loops.main import run_experiment
 from steppe.loops.rerunning import rerun
 from steppe.loops.resuming import resume
 from steppe.records.arrivals import read_arrivals
 from steppe.records.directory import RunDirectory
+from tests.support.tuning import command_of
 
 pytestmark = pytest.mark.integration
 
@@ -115,6 +116,48 @@ def test_a_run_that_was_stopped_and_resumed_with_another_length():
     again = rerun("first")
     assert again.path.name == "first-rerun-2"
     assert_repeated(whole, again)
+
+
+class Setter:
+    """An observer that sets hyperparameters once the learner has reported, and ends the run some updates after the answer."""
+
+    def __init__(self, **values):
+        self.values, self.posted, self.answer = values, False, None
+
+    def __call__(self, view):
+        store = view.directory.store
+        if view.updates and not self.posted:
+            self.posted = True
+            store.post(COMMANDS, command_of(self.values, self.values, "on the way"))
+        answers = [event["details"] for _, event in store.read(EVENTS) if event["kind"] == "command"]
+        self.answer = next((one for one in answers if one["id"] == "on the way"), None)
+        return self.answer is not None and view.updates > self.answer["updates"] + 20
+
+
+@pytest.mark.regression
+def test_hyperparameters_that_were_set_on_the_way_are_set_again_at_the_same_update():
+    """Once while it goes on, and once while it is stopped; both change what is learned from then on."""
+    setter = Setter(learning_rate=0.02, epsilon_end=0.5)
+    stopped = train(DQN, {"steps": 10**9}, runtime="inline", observers=[setter])
+    assert (stopped.state, setter.answer["obeyed"]) == ("STOPPED", True)
+    RunDirectory.open("first").store.post(COMMANDS, command_of({"learning_rate": 0.001}, identity="while stopped"))
+    whole = resume("first", steps=stopped.env_steps + 500)
+    again = rerun("first")
+    assert_repeated(whole, again)
+    events = [event for _, event in RunDirectory.open(again.path).store.read(EVENTS)]
+    made = [event["details"]["values"] for event in events if event["kind"] == "command"]
+    assert made == [{"learning_rate": 0.02, "epsilon_end": 0.5}, {"learning_rate": 0.001}]
+
+
+@pytest.mark.regression
+def test_a_run_that_was_resumed_with_what_cannot_be_set_on_the_way_is_refused():
+    train(DQN, {"steps": 500}, runtime="inline")
+    store = RunDirectory.open("first").store
+    store.post(COMMANDS, command_of({"max_grad_norm": 1.0}))
+    assert rerun("first").matched, "nothing was learned with it yet"
+    resume("first", steps=1_000)
+    with pytest.raises(UsageError, match="max_grad_norm of first was changed before it was resumed"):
+        rerun("first")
 
 
 class Killer:

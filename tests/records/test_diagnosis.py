@@ -23,6 +23,7 @@ HUNGRY = {"waits": 0.62, "learn": 0.3}
 SATED = {"waits": 0.04, "learn": 0.95, "blocked": 0.8, "env": 0.1, "policy": 0.1}
 
 CASES = [
+    ("refused", replace(ASYNC, seconds=1.4, refused=0.5), "50 % of the segments were refused"),
     ("too_short", replace(ASYNC, seconds=1.4), "too short to judge: 1.4 s were measured"),
     ("dropped", replace(ASYNC, dropped=0.23), "23 % of the segments were dropped for lag"),
     ("checkpoints", replace(SYNC, checkpoints=0.31), "checkpoints take 31 % of the learner's time"),

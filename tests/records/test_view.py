@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 SUMMARY = (  # as `steppe train --json` promises it
     "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, agent_steps, updates, version, weights_sha256, "
     "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, eval_terminated_share, eval_agent_returns, wall_s, train_s, time_to_target_s, "
-    "steps_per_s, lag_mean, lag_max, dropped_segments, actor_restarts, resume, time_shares, profile"
+    "steps_per_s, lag_mean, lag_max, dropped_segments, refused_segments, actor_restarts, resume, time_shares, profile"
 )
 
 
@@ -100,6 +100,21 @@ def test_counts_and_speeds(directory, roles):
     assert view.steps_per_s == 200.0
     assert view.recent_steps_per_s == 3000 / 18
     assert (view.lag_mean, view.lag_max, view.dropped) == (1.0, 3, 4)
+
+
+@pytest.mark.regression
+def test_episodes_behind_the_checkpoint_of_a_resumed_run_are_counted_once(directory, roles):
+    """What actors played after it they play again, and report again."""
+    roles.actor(0, [(1.0, 5)] * 6)
+    roles.actor(1, [(1.0, 5)] * 4)
+    roles.event("resume", "supervisor", checkpoint=3, episodes=7, env_steps=40)
+    roles.event("resume", "actor-0", how="exact")
+    roles.actor(0, [(1.0, 5)] * 2)
+    roles.actor(1, [(1.0, 5)], num_episodes=5)
+    assert seen(directory).episodes == 7 + 2 + 5
+    roles.event("resume", "supervisor", checkpoint=None)
+    roles.actor(0, [(1.0, 5)])
+    assert seen(directory).episodes == 1, "without a checkpoint everything is played again"
 
 
 def test_recent_speed_forgets_what_is_long_ago(directory, roles):

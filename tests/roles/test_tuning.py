@@ -65,6 +65,22 @@ def test_every_live_field_of_every_algorithm_changes_the_next_updates_exactly(al
     assert (recorded["live"], recorded["env_steps"]) == ([field], answer["env_steps"]), "a change, with its step"
 
 
+def test_rewards_are_normalized_by_returns_with_the_new_gamma(tmp_path):
+    """The run that is resumed makes its normalizer from the new value; the one that goes on has to change its own."""
+    path = tmp_path / "run"
+    first = Life.begin(path, settings("a2c", "bounds_coef") | {"normalize_reward": True})
+    first.learn(ROUNDS)
+    first.stop()
+    live, stopped = (copy_of(path, tmp_path / name) for name in ("live", "stopped"))
+    RunDirectory.open(stopped).store.post(COMMANDS, command_of({"gamma": 0.5}))
+    tuned, resumed = Life.resume(live), Life.resume(stopped)
+    tuned.set({"gamma": 0.5})
+    assert tuned.learn(ROUNDS) == resumed.learn(ROUNDS)
+    assert tuned.learner.agent.network.reward_normalizer.gamma == 0.5
+    for life in (tuned, resumed):
+        life.stop()
+
+
 WORKERS = {
     "rollout": settings("a2c") | {"mode": "workers", "actors": 2},
     "rollout, as they come": settings("a3c") | {"mode": "workers", "actors": 2},
@@ -100,6 +116,17 @@ class TestWorkers:
         plain, tuned = (Life.begin(tmp_path / name, WORKERS["rollout"]) for name in ("plain", "tuned"))
         tuned.set({"entropy_coef": 1e4})
         assert tuned.learn(ROUNDS) != plain.learn(ROUNDS)
+        for life in (plain, tuned):
+            life.stop()
+
+    @pytest.mark.parametrize("kind", ["transitions", "sequences"])
+    def test_target_networks_are_copied_as_often_as_was_set(self, kind, tmp_path):
+        """Only workers use target networks, and nothing else depends on `target_every`. (dhc has no mode `workers`.)"""
+        plain, tuned = (Life.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
+        tuned.set({"target_every": 1})
+        assert tuned.learn(3 * ROUNDS) != plain.learn(3 * ROUNDS)
+        (answer,) = tuned.answers()
+        assert (answer["obeyed"], answer["live"]) == (True, ["target_every"])
         for life in (plain, tuned):
             life.stop()
 

@@ -2,6 +2,7 @@
 
 mpiexec -n 4 python mpi_world_suite.py conformance     the suite of runtimes
 mpiexec -n 4 python mpi_world_suite.py runs DIRECTORY  hashes beside those of `inline`, unequal work, resuming
+mpiexec -n 4 python mpi_world_suite.py tune DIRECTORY  hyperparameters that are set while a run goes on (-n 2: mode single)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mpi4py import MPI
 
 from steppe.core.config import resolve
 from steppe.core.links import ACTORS
@@ -22,6 +24,7 @@ from steppe.loops.resuming import resume
 from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 from steppe.testing.runtime import RuntimeConformance
+from tests.support.tuning import MATRIX, require_tuned
 
 pytestmark = pytest.mark.integration
 
@@ -93,8 +96,17 @@ def runs(directory):
     return found
 
 
+def tune(directory):
+    """All live hyperparameters in one command, in every mode that has as many roles as this world has ranks; says which."""
+    cases = [case for case in MATRIX if (case[0] == "single") == (MPI.COMM_WORLD.size == 2)]
+    for mode, kind in cases:
+        require_tuned(kind, directory / f"{mode}-{kind}", runtime="mpi", mode=mode)
+    return cases
+
+
 if __name__ == "__main__":
     mpi.join("mpi")
     if sys.argv[1] == "conformance":
         sys.exit(pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__]))
-    print(json.dumps(runs(Path(sys.argv[2]))), flush=True)
+    work = {"runs": runs, "tune": tune}[sys.argv[1]]
+    print(json.dumps(work(Path(sys.argv[2]))), flush=True)

@@ -32,6 +32,7 @@ from steppe.runtimes.ray_world import WorldHandle
 from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.transport.ray import library
 from tests.support.tabular_envs import Maze
+from tests.support.tuning import MATRIX, require_tuned
 
 pytestmark = pytest.mark.integration
 
@@ -120,6 +121,11 @@ def test_the_weights_of_inline(case, tmp_path):
 def test_single_has_actor_and_learner_in_one_place(tmp_path):
     case = {**PPO, "mode": "single", "actors": 1, "steps": 3000}
     assert train(tmp_path / "ray", **case) == train(tmp_path / "inline", **case, runtime="inline")
+
+
+@pytest.mark.parametrize(("mode", "kind"), MATRIX)
+def test_all_live_hyperparameters_in_one_command(mode, kind, tmp_path):
+    require_tuned(kind, tmp_path / "run", runtime="ray", mode=mode)
 
 
 TABLE = {

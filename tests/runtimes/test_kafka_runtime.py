@@ -85,7 +85,8 @@ def role_of(process, place):
     return None
 
 
-@pytest.mark.parametrize("victim", rest_slow("learner", "actor-1", "manager"))
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["learner", "actor-1", "manager"])
 def test_a_killed_role_costs_nothing(victim, kafka, tmp_path):
     """Sync: whatever is killed, the weights at the end are those of a run where nothing was."""
     line, given = words(kafka, steps=6000, restarts=3)

@@ -88,6 +88,14 @@ def test_runs_of_one_world(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "modes"), [(2, {"single"}), (4, {"sync", "async", "workers"})])
+def test_all_live_hyperparameters_in_one_command(ranks, modes, tmp_path):
+    done = world(ranks, sys.executable, SUITE, "tune", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert {mode for mode, _ in json.loads(done.stdout.splitlines()[-1])} == modes
+
+
+@pytest.mark.slow
 def test_waiting_ranks_do_not_burn_their_cores(tmp_path):
     """The learner waits for an environment that sleeps 20 ms a step; what it computes in that time is its processor's."""
     words = "--steps 160 --envs 1 -s environment.kwargs={delay_s=0.02} -s segment_steps=16 -s evaluation.episodes=1"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
 
 from steppe.core.config import resolve
 from steppe.core.links import COMMANDS, EVENTS
+from steppe.core.tuning import live_fields
 from steppe.envs.making import probe
+from steppe.loops.main import run_experiment
 from steppe.loops.resuming import tuned
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
@@ -38,6 +42,9 @@ ALGORITHMS = {
     | {"environment.vector": "auto", "channels": 8, "target_every": 10_000, "lesson_agents": (), "lesson_sizes": ()},
     **dict.fromkeys(("q-learning", "sarsa", "expected-sarsa", "double-q", "n-step-q", "q-lambda"), TABLE),
 }
+KINDS = {"rollout": "a2c", "minibatches": "ppo", "transitions": "dqn", "sequences": "r2d2", "table": "q-learning"}
+MODES = ("single", "sync", "async", "workers")
+MATRIX = [(mode, kind) for mode in MODES for kind in ("rollout", "transitions", "sequences")]
 CHANGES = {
     "learning_rate": 0.02, "learning_rate_end": 0.9, "gamma": 0.5, "gae_lambda": 0.3, "value_coef": 2.0,
     "entropy_coef": 0.3, "bounds_coef": 5.0, "epochs": 3, "minibatch_size": 32, "clip": 1e-4, "target_kl": 1e-9,
@@ -131,3 +138,75 @@ def copy_of(path, into):
     """The same run in another directory."""
     shutil.copytree(path, into)
     return into
+
+
+class Change:
+    """Observes a run: asks for a change once it learns, and ends it when the change is answered and an update reports it."""
+
+    def __init__(self, values):
+        self.values, self.answer, self.posted = values, None, False
+        self.rates = []
+
+    def __call__(self, view):
+        store = view.directory.store
+        if view.updates and not self.posted:
+            self.posted = True
+            store.post(COMMANDS, command_of(self.values, self.values))
+        if self.posted and self.answer is None:
+            events = [record["details"] for _, record in store.read(EVENTS) if record["kind"] == "command"]
+            self.answer = next((one for one in events if one.get("id") == "change"), None)
+        if self.answer is None or view.training is None or view.updates <= self.answer["updates"]:
+            return False
+        rate = view.training.stats.get("learning_rate")
+        self.rates += [rate] if rate is not None else []
+        return not self.answer["live"] or (rate is not None and math.isclose(rate, self.values["learning_rate"]))
+
+
+def require_tuned(kind, run_dir, **layer):
+    """Run an algorithm of that kind of memory, set all its live hyperparameters at once, and require that it learns with them."""
+    mode = layer["mode"]
+    algo = KINDS[kind]
+    given = settings(algo) | {"steps": 10**9, "run_dir": run_dir, "actors": 1 if mode == "single" else 2}
+    if kind == "table":
+        given |= {"learning_rate_end": CHANGES["learning_rate"]}
+    if kind == "sequences" and mode == "workers":
+        given |= {"prioritized": False}
+    resolved = resolve(("call", given | layer))
+    live = [name for name in live_fields(resolved.config) if name not in ("bounds_coef", "learning_rate_end")]
+    change = Change({name: CHANGES[name] for name in live} or {"learning_rate": CHANGES["learning_rate"]})
+    result = run_experiment(resolved, observers=[change])
+    assert (result.state, result.reason) == ("STOPPED", "stopped_by_callback"), result.message
+    assert change.answer["obeyed"], change.answer
+    assert change.answer["live"] == sorted(live), change.answer
+    if live:
+        assert math.isclose(change.rates[-1], CHANGES["learning_rate"]), change.rates
+    if mode in ("single", "sync"):
+        alike = given | {"mode": mode, "runtime": "inline"}
+        repeated = [
+            repeat_inline(alike | {"run_dir": run_dir.with_name(f"{run_dir.name}-{name}")}, result.updates, taken)
+            for name, taken in (("tuned", change.answer), ("plain", None))
+        ]
+        assert repeated[0] == result.weights_sha256, "not the updates of a run that took the values over there"
+        assert repeated[1] != result.weights_sha256, "the values changed nothing"
+
+
+def repeat_inline(layer, updates, taken=None):
+    """The hash of the weights after so many updates of a run in this process that takes values over where `taken` says."""
+    life = Life.begin(layer["run_dir"], layer)
+    learner = life.learner
+
+    def commands(after):
+        reached = taken is not None and learner.updates >= taken["updates"] and learner.env_steps >= taken["env_steps"]
+        due = reached and learner.version >= taken["version"] and after < 1
+        return [(1, command_of(taken["values"], taken["live"]))] if due else []
+
+    learner.context = replace(learner.context, commands=commands)
+    with patch("steppe.roles.learner.LISTEN_EVERY_S", 0.0):
+        for _ in range(1_000_000):
+            if learner.updates >= updates:
+                break
+            life.handle.await_segment(0.0)
+    assert taken is None or learner.updates == updates  # ppo without the change takes more steps at once
+    found = learner.agent.weights().sha256()
+    life.stop()
+    return found

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+import msgspec
 import pytest
 from confluent_kafka import KafkaError
 
 from steppe.control.followed import FollowedService
 from steppe.core.config import KafkaConfig
 from steppe.core.links import EVALUATIONS, EVENTS
+from steppe.core.reports import EventReport, TrainingReport
 from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import find_charter
+from steppe.runtimes.kafka_charter import command, find_charter
 from steppe.transport.kafka import (
     DEAD_LETTERS,
     EXPERIENCES,
@@ -33,6 +35,7 @@ from steppe.transport.kafka import (
 )
 from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, _free_port
+from steppe.transport.kafka_links import Read
 from tests.support.kafka import PATIENCE_S, own_broker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -255,6 +258,40 @@ def test_nothing_else_is_allowed(strict):
         assert writable(connection, topics) == {MINE + name for name, users in WRITERS.items() if user in users}, user
         assert may_publish(connection) == (user == "learner"), user
         assert not may_create(connection), user
+
+
+def test_forgeries_are_refused_by_the_brokers(strict):
+    """Well-formed lies that no reader can see through, by principals that may not write where they would work."""
+    run = "forged~12345678"
+    own = [("run", run.encode())]
+    begin = [("kind", b"begin"), *own, ("actor", b"\0" * 8)]
+    training = TrainingReport(run="forged", version=9, updates=9, env_steps=9, train_s=1.0, final=True).record()
+    stop = json.dumps(command("stop", "test")).encode()
+    forged = [
+        ("actor", "commands.control", stop, own),
+        ("manager", "commands.control", stop, own),
+        ("actor", "metrics.training", json.dumps(training).encode(), own),
+        ("actor", UPDATES, b"", [*own, ("press", b"0" * 32)]),
+        ("controller", EXPERIENCES, None, begin),
+        ("manager", PROGRESS, msgspec.msgpack.encode(Read(0, life=9)), own),
+        ("stranger", EVENTS, json.dumps(EventReport(run="forged", kind="note").record()).encode(), own),
+    ]
+    denied = library().KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert {(user, topic): outcome(strict, run, user, topic, *rest) for user, topic, *rest in forged} == {
+        (user, topic): denied for user, topic, *_ in forged
+    }
+    assert outcome(strict, run, "controller", "commands.control", stop, own) is None, "it is the right that is missing"
+
+
+def outcome(strict, run, user, topic, value, headers):
+    """The code of the error with which brokers refuse a record; None where they take it."""
+    connection, found = Connection(known_as(strict, user), run), []
+    producer = connection.producer(**{"enable.idempotence": False})
+    told = lambda error, message: found.append(error and error.code())  # noqa: E731
+    producer.produce(connection.topic(topic), value, connection.key(0), 0, on_delivery=told, headers=headers)
+    assert producer.flush(PATIENCE_S) == 0
+    [code] = found
+    return code
 
 
 def readable(connection, topics):

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from steppe.runtimes.mpi import mpiexec
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
 SUITE = Path(__file__).with_name("mpi_conformance.py")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", rest_slow(2, 4))
 def test_links_between_ranks(ranks):
     command = [mpiexec(), "-n", str(ranks), sys.executable, SUITE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -44,7 +44,9 @@ def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, st
     yield "speed", f"{count(summary['steps_per_s'])} steps/s; {times}"
     if summary.get("lag_max") is not None:
         lag = f"mean {decimal(summary['lag_mean'])}, max {count(summary['lag_max'])}"
-        yield "lag", f"{lag}; {count(summary['dropped_segments'])} dropped, {count(summary['actor_restarts'])} restarts"
+        refused = f" ({count(summary['refused_segments'])} refused)" if summary.get("refused_segments") else ""
+        dropped = f"{count(summary['dropped_segments'])} dropped{refused}"
+        yield "lag", f"{lag}; {dropped}, {count(summary['actor_restarts'])} restarts"
     if summary.get("resume") is not None:
         yield "recovery", f"resume: {summary['resume']}"
     if "rerun_of" in summary:

@@ -11,19 +11,32 @@ import json
 import time
 import tomllib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from steppe.control import describing, model
+from steppe.control.ledger import new_operation
 from steppe.control.scaling import ACTOR, LEARNER, ROLES, Described, Scaler, Seen
-from steppe.control.service import Bounds, Service, operation
+from steppe.control.service import Bounds, Service, command_of, operation
 from steppe.core.config import Resolved, flat_keys, flatten, resolve
 from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
-from steppe.core.links import EVENTS, SCALE, SET
+from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
-from steppe.core.tuning import checked_changes
+from steppe.core.tuning import checked_changes, live_fields
 from steppe.records.directory import RECORD, RunDirectory
-from steppe.records.store import HEARTBEAT_S, NOBODY, PENDING, RUNNING, STARTING, STOPPED, STOPPING, SUCCEEDED, Status
+from steppe.records.store import (
+    HEARTBEAT_S,
+    NOBODY,
+    PAUSED,
+    PENDING,
+    RUNNING,
+    STARTING,
+    STOPPED,
+    STOPPING,
+    SUCCEEDED,
+    Status,
+)
 
 if TYPE_CHECKING:
     from steppe.control.following import Following
@@ -92,7 +105,11 @@ class ClusterService(Service):
     @operation("control")
     def start_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
         """Have a learner, which goes on from the newest checkpoint."""
-        return self._scaled("start", run, LEARNER, 1, issuer, expected, desired="running")
+        done = self._scaled("start", run, LEARNER, 1, issuer, expected, desired="running")
+        if self._following is not None and self._following.word == "pause":  # the learner would find that again
+            resume = command_of(new_operation("resume", run, issuer, deadline_s=ROLL_S))
+            self._directory(run).store.post(COMMANDS, resume)
+        return done
 
     @operation("control")
     def stop_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
@@ -101,15 +118,15 @@ class ClusterService(Service):
 
     @operation("control")
     def pause_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
-        """Refused: a cluster's run is stopped, and started again."""
-        raise UsageError(
-            "a run of a cluster cannot be paused: scale its learner to 0, which keeps a checkpoint, and to 1 again"
-        )
+        """Let actors and learner rest, which hear of it over Kafka."""
+        self._require_brokers(run)
+        return self._command(run, "pause", issuer, expected, desired="paused", of=(RUNNING,))
 
     @operation("control")
     def resume_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
-        """Refused: see pause_run."""
-        raise UsageError("a run of a cluster cannot be paused: scale its learner to 1 to go on")
+        """Let a paused run go on."""
+        self._require_brokers(run)
+        return self._command(run, "resume", issuer, expected, desired="running", of=(PAUSED,))
 
     @operation("admin")
     def kill_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
@@ -154,23 +171,22 @@ class ClusterService(Service):
     def set_hyperparameters(
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
     ) -> model.Effects:
-        """Change settings: they go to the cluster, and the learner is replaced by one that has them."""
+        """Change settings in the cluster. The learner takes them over with its next update where all are live and it can be
+        told over Kafka; otherwise it is replaced by one that has them."""
         self._require_current(run)
         with self._lock:
             current = self._look()
             agent = current.resolved.config.agent
-            before = agent.model_dump(mode="json")
             changed = checked_changes(agent, values)
-            effects = describing.effects(before, changed, ())
+            live = self._live(current)
+            live = live if set(changed) <= set(live) else ()
+            effects = describing.effects(agent.model_dump(mode="json"), changed, live)
             if dry_run:
                 return model.Effects(effects=effects, operation=None)
-            self.ledger.change(run, None, expected)
-            settings = _flat(current.described) | {f"agent.{name}": value for name, value in changed.items()}
-            made = self._describe(current, run, settings, (LEARNER,))
-            record = self.ledger.new_operation(SET, run, issuer, deadline_s=ROLL_S, values=changed, digest=made.digest)
             words = ", ".join(f"{effect.name} {effect.before} → {effect.after}" for effect in effects)
-            self._note("settings", issuer, f"{words}; the learner is replaced", made)
-            return model.Effects(effects=effects, operation=self._settled(record))
+            change = (self._set_live if live else self._replace_learner)(current, changed, issuer, expected)
+            self._note("settings", issuer, words if live else f"{words}; the learner is replaced", self._look())
+            return model.Effects(effects=effects, operation=change)
 
     @operation("read")
     def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
@@ -237,19 +253,63 @@ class ClusterService(Service):
             self._scaler.roll(role, made.digest)
         return made
 
+    def _live(self, current: Current) -> tuple[str, ...]:
+        """The hyperparameters that the learner can be told of now."""
+        state = self._directory(current.run).store.status().state
+        told = self._kafka is not None and state in (RUNNING, PAUSED)
+        return tuple(live_fields(current.resolved.config)) if told else ()
+
+    def _set_live(
+        self, current: Current, changed: dict[str, Any], issuer: str, expected: int | None
+    ) -> model.Operation:
+        """Tell the learner; one that takes its place reads the same in the cluster."""
+        directory = self._directory(current.run)
+        record = new_operation(SET, current.run, issuer, values=changed, live=sorted(changed))
+        self.ledger.require(current.run, expected)
+        with self._sent(directory, record, expected) as command:
+            self._describe(current, current.run, _changed(current, changed), ())
+            self.ledger.change(current.run, None, expected)
+            self.ledger.keep_operation(record)
+            record["details"]["number"] = directory.store.post(COMMANDS, command)
+            self.ledger.keep_operation(record)
+        return self._settled(record)
+
+    def _replace_learner(
+        self, current: Current, changed: dict[str, Any], issuer: str, expected: int | None
+    ) -> model.Operation:
+        record = new_operation(SET, current.run, issuer, deadline_s=ROLL_S, values=changed)
+        with self._published(self._directory(current.run), record, expected):
+            self.ledger.change(current.run, None, expected)
+            made = self._describe(current, current.run, _changed(current, changed), (LEARNER,))
+            record["details"]["digest"] = made.digest
+            self.ledger.keep_operation(record)
+        return self._settled(record)
+
+    def _sent(
+        self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
+    ) -> AbstractContextManager[dict[str, Any]]:
+        from steppe.control.following import relayed
+
+        assert self._kafka is not None
+        return relayed(self._kafka, record)
+
     def _scaled(
         self, kind: str, run: str, role: str, count: int, issuer: str, expected: int | None, desired: str | None = None
     ) -> model.Operation:
         self._require_current(run)
         with self._lock:
-            self.ledger.change(run, desired, expected)
-            self._scaler.scale(role, count)
-            self._wanted[role] = count
             details = {"deadline_s": ROLL_S, "role": role, role if role == LEARNER else "actors": count}
-            return self._settled(self.ledger.new_operation(kind, run, issuer, **details))
+            record = new_operation(kind, run, issuer, **details)
+            with self._published(self._directory(run), record, expected):
+                self.ledger.change(run, desired, expected)
+                self._scaler.scale(role, count)
+                self._wanted[role] = count
+                self.ledger.keep_operation(record)
+            return self._settled(record)
 
     def _settled(self, record: dict[str, Any]) -> model.Operation:
-        if record["state"] != "pending" or not self._is_current(record["run"]):
+        answered_by_learner = "role" not in record["details"] and "digest" not in record["details"]
+        if record["state"] != "pending" or answered_by_learner or not self._is_current(record["run"]):
             return super()._settled(record)
         with self._lock:
             verdict = self._verdict(record)
@@ -291,7 +351,8 @@ class ClusterService(Service):
         if self._scaler.lost is not None:
             store.heartbeat()
             return
-        state, reason, message = _state(before, wanted, seen)
+        paused = self._following is not None and self._following.word == "pause"
+        state, reason, message = _state(before, wanted, seen, paused=paused)
         if state == SUCCEEDED and wanted:
             self._finish(current)
         if (state, reason, message) != (before.state, before.reason, before.message):
@@ -324,6 +385,14 @@ class ClusterService(Service):
         if not self._is_current(run):
             raise Conflict(f"the cluster trains {self._look().run} now, not {run}")
 
+    def _require_brokers(self, run: str) -> None:
+        self._require_current(run)
+        if self._kafka is None:
+            raise UsageError(
+                "a run of a cluster is paused over Kafka: start the service with --kafka HOST:PORT, or scale the learner to 0, "
+                "which keeps a checkpoint"
+            )
+
     def _config(self, directory: RunDirectory) -> Any:
         if self._is_current(directory.path.name):
             assert self._current is not None
@@ -344,6 +413,11 @@ def _flat(described: Described) -> dict[str, Any]:
     return {"name": described.run, "runtime": "kafka"} | flat_keys(tomllib.loads(described.settings))
 
 
+def _changed(current: Current, agent: Mapping[str, Any]) -> dict[str, Any]:
+    """The cluster's settings with other hyperparameters."""
+    return _flat(current.described) | {f"agent.{name}": value for name, value in agent.items()}
+
+
 def _settings_of(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for, as a learner over Kafka takes it: places for as many actors as there may be."""
     if config.mode not in ("async", "sync"):
@@ -360,7 +434,7 @@ def _written(settings: Mapping[str, Any]) -> str:
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in kept.items())
 
 
-def _state(before: Status, wanted: int, seen: Seen) -> tuple[str, str | None, str | None]:
+def _state(before: Status, wanted: int, seen: Seen, *, paused: bool) -> tuple[str, str | None, str | None]:
     if not wanted:
         if before.state == SUCCEEDED or (before.state == PENDING and not seen.there):
             return before.state, before.reason, before.message
@@ -370,7 +444,7 @@ def _state(before: Status, wanted: int, seen: Seen) -> tuple[str, str | None, st
     if seen.complete:
         return SUCCEEDED, "completed", None
     if seen.ready:
-        return RUNNING, None, None
+        return (PAUSED, "pause_requested", None) if paused else (RUNNING, None, None)
     return STARTING, "waiting", seen.trouble or "its learner is starting"
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from steppe.control import model
-from steppe.control.following import Following
+from steppe.control.following import Following, relayed
+from steppe.control.ledger import new_operation
 from steppe.control.service import Bounds, Service, operation
 from steppe.core.config import KafkaConfig, unflatten
 from steppe.core.errors import Conflict, RunNotFound, SteppeError, UsageError
@@ -63,11 +65,12 @@ class FollowedService(Service):
             status = directory.store.status()
             if status.live or status.state == SUCCEEDED:
                 raise Conflict(f"{run} is {status.state}: it cannot be started now")
-            self.ledger.change(run, "running", expected)
-            directory.store.set_status(STARTING, ASKED, "waits for its roles: docker compose up")
-            record = self.ledger.new_operation("start", run, issuer, deadline_s=START_S)
-            command = {"command": "resume", "id": record["id"], "issuer": issuer, "time_s": time.time()}
-            directory.store.post(COMMANDS, command)
+            record = new_operation("start", run, issuer, deadline_s=START_S)
+            with self._sent(directory, record, expected) as command:
+                self.ledger.change(run, "running", expected)
+                directory.store.set_status(STARTING, ASKED, "waits for its roles: docker compose up")
+                self.ledger.keep_operation(record)
+                directory.store.post(COMMANDS, {**command, "command": "resume"})
             return self._settled(record)
 
     @operation("control")
@@ -171,6 +174,11 @@ class FollowedService(Service):
                 record |= {"state": verdict[0], "message": verdict[1], "finished_s": time.time()}
                 self.ledger.keep_operation(record)
         return super()._settled(record)
+
+    def _sent(
+        self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
+    ) -> AbstractContextManager[dict[str, Any]]:
+        return relayed(self._brokers, record)
 
     def _directory(self, run: str) -> RunDirectory:
         if run != self._run:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steppe.control.repeating import Repeating
+from steppe.control.service import REACH_S, command_of
 from steppe.core.config import KafkaConfig
 from steppe.core.durable import read_json, write_json
 from steppe.core.errors import DamagedFile
@@ -16,7 +18,7 @@ from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.runtimes.kafka_charter import CHARTER, EXPIRY_S, Charter, find_charter, newest_word
 from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import Message
+from steppe.transport.kafka import Connection, Message
 from steppe.transport.kafka_board import KafkaBoard
 
 LOOK_S = 1.0
@@ -24,6 +26,13 @@ TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)
 BATCH = 2_000  # records of a topic that are copied at once
 CURSORS = "followed.json"  # how far each topic has been copied: a service that is started again goes on there
 ROLE = "service"
+
+
+@contextlib.contextmanager
+def relayed(config: KafkaConfig, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The command of an operation, which `Following` sends to the roles; Unreachable, and nothing is sent, without brokers."""
+    Connection(config, "").reach(REACH_S)
+    yield command_of(record)
 
 
 class Following(Repeating):
@@ -96,14 +105,17 @@ class Following(Repeating):
     def _ask(self, board: KafkaBoard) -> None:
         """Asked twice by a service that was killed in between, a command is carried out once: it has an id."""
         for number, command in self._store.read(COMMANDS, self._cursors[COMMANDS]):
-            board.post(COMMANDS, {**command, "run": self.run, "expires_s": command["time_s"] + EXPIRY_S})
+            assert self.charter is not None
+            about = {"run": self.run, "generation": self.charter.generation}
+            board.post(COMMANDS, {"expires_s": command["time_s"] + EXPIRY_S, **command, **about})
             self._cursors[COMMANDS] = number
 
     def _copy(self, board: KafkaBoard, topic: str) -> None:
         end, known = board.end(topic), self._beyond.pop(topic, set())
         found = board.read(topic, self._cursors[topic], limit=BATCH)
         for _, record in found:
-            if _text(record) not in known:
+            told_here = topic == EVENTS and record.get("role") == ROLE
+            if _text(record) not in known and not told_here:
                 self._store.post(topic, record)
         last = found[-1][0] if found else 0
         # Behind the last, what other runs said: it is passed over once and not again.

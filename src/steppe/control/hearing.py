@@ -8,20 +8,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from steppe.control.ledger import Due
+from steppe.control.publisher import tell
 from steppe.control.repeating import Repeating
-from steppe.control.service import Service
+from steppe.control.service import OVER_KAFKA, Service
 from steppe.core.checking import checked
 from steppe.core.config import KafkaConfig
 from steppe.core.durable import read_json, write_json
 from steppe.core.errors import DamagedFile, RunFailed, RunNotFound, SteppeError, Unreachable
-from steppe.core.links import COMMANDS, EVENTS, START
-from steppe.core.reports import EventReport
+from steppe.core.links import COMMANDS, START
 from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka import SERVICE, SUPERVISOR
-from steppe.runtimes.kafka_charter import answer, find_charter, stale, wire_name
+from steppe.runtimes.kafka import SERVICE
+from steppe.runtimes.kafka_charter import find_charter, is_published, stale, wire_name
 from steppe.transport.dead_letters import DeadLetters
 from steppe.transport.kafka import Connection, Feed, Message, ensure_topics, first_since, headers_of, reading
-from steppe.transport.kafka_board import KafkaBoard
 
 LOOK_S = 0.5
 CLOCKS_S = 60.0  # that this clock and the brokers' may differ by
@@ -44,7 +44,6 @@ class Hearing(Repeating):
         self._feed: Feed | None = None
         self._letters = DeadLetters(self._connection, SERVICE, self._note)
         self._next: int | None = None  # the offset of the first message that was not heard yet
-        self._begun: dict[str, Mapping[str, Any]] = {}  # operation → the command that asked for it
 
     def stop(self) -> None:
         super().stop()
@@ -52,7 +51,7 @@ class Hearing(Repeating):
         self._letters.close()
 
     def look(self) -> None:
-        """Hear what is new, and answer what has come to its end; Unreachable while no broker answers."""
+        """Hear what is new; Unreachable while no broker answers. What was begun is answered by the CommandPublisher."""
         try:
             self._feed = self._feed or self._followed()
             before = self._next
@@ -63,11 +62,6 @@ class Hearing(Repeating):
             raise
         if self._next != before:
             write_json(self._path, {self._topic: self._next})
-        for identity, record in list(self._begun.items()):
-            found = self._service.get_operation(identity)
-            if found.state != "pending":
-                del self._begun[identity]
-                self._tell(found.run, record, None if found.state == "succeeded" else found.message)
 
     def _followed(self) -> Feed:
         ensure_topics(self._connection)
@@ -93,7 +87,7 @@ class Hearing(Repeating):
         except DamagedFile as error:
             self._letters.refuse(message, str(error))
         else:
-            if record["command"] == START:
+            if record["command"] == START and not is_published(message):
                 self._hear_safely(message, record)
         self._next = message.offset() + 1
 
@@ -111,7 +105,7 @@ class Hearing(Repeating):
             self._letters.refuse(message, f"it could not be carried out: {type(error).__name__}: {error}"[:300])
 
     def _hear(self, named: str, record: Mapping[str, Any]) -> None:
-        issuer = f"kafka:{record.get('issuer')}"[:NAMED]
+        issuer = f"{OVER_KAFKA}{record.get('issuer')}"[:NAMED]
         run = self._own(named)
         try:
             reason = self._carry_out(run, record, issuer) if run else "there is no such run over Kafka here"
@@ -150,17 +144,13 @@ class Hearing(Repeating):
             ledger.keep_answer(key, None)
             raise
         ledger.keep_answer(key, {"operation": begun.id})
-        self._begun[begun.id] = record
+        ledger.keep_due(Due(str(record["id"]), begun.id, run, dict(record)))
         return None
 
     def _tell(self, run: str, record: Mapping[str, Any], reason: str | None) -> None:
         """In the run's event log, here and on Kafka."""
         directory = self._directory(run)
-        event = EventReport(run=directory.id, kind="command", role=SERVICE, details=answer(record, reason)).record()
-        directory.board.post(EVENTS, event)
-        board = KafkaBoard(Connection(self._connection.config, wire_name(directory)), SUPERVISOR)
-        board.post(EVENTS, event)
-        board.close()
+        tell(Connection(self._connection.config, wire_name(directory)), directory, record, reason)
 
     def _directory(self, run: str) -> RunDirectory:
         return RunDirectory(self._service.root / run)

@@ -32,6 +32,8 @@ CREATE TABLE IF NOT EXISTS answers (
 CREATE TABLE IF NOT EXISTS audit (
     number INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, who TEXT NOT NULL, scope TEXT NOT NULL,
     operation TEXT NOT NULL, run TEXT, outcome TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS dues (
+    id TEXT PRIMARY KEY, operation TEXT NOT NULL, run TEXT NOT NULL, command TEXT NOT NULL, waits INTEGER NOT NULL);
 """
 
 
@@ -49,6 +51,16 @@ class Asked(NamedTuple):
     desired: str | None = None
     generation: int = 1
     operation: str | None = None
+
+
+class Due(NamedTuple):
+    """A command on Kafka that was not answered there yet, and the operation that shows what comes of it."""
+
+    id: str
+    operation: str
+    run: str
+    command: dict[str, Any]
+    waits: bool = False  # whether it is still to be published, when a broker answers
 
 
 class Ledger:
@@ -76,22 +88,6 @@ class Ledger:
         self._run("DELETE FROM operations WHERE pending = 0 AND created_s < ?", before_s)
         self._run("DELETE FROM answers WHERE created_s < ?", before_s)
         self._run("DELETE FROM audit WHERE time_s < ?", before_s)
-
-    def new_operation(self, kind: str, run: str, issuer: str, **details: Any) -> dict[str, Any]:
-        """Begin an operation; returns its record."""
-        record = {
-            "id": uuid.uuid4().hex,
-            "kind": kind,
-            "run": run,
-            "state": "pending",
-            "message": None,
-            "issuer": issuer,
-            "created_s": time.time(),
-            "finished_s": None,
-            "details": details,
-        }
-        self.keep_operation(record)
-        return record
 
     def keep_operation(self, record: dict[str, Any]) -> None:
         """Write down what has become of an operation."""
@@ -128,12 +124,17 @@ class Ledger:
         known = ((run, *wishes.get(run, ("", 1))) for run in {*wishes, *newest})
         return {run: Asked(desired or None, generation, newest.get(run)) for run, desired, generation in known}
 
+    def require(self, run: str, expected: int | None) -> None:
+        """Stale unless the run's generation is the `expected` one, if one is."""
+        _, generation = self.wish(run)
+        if expected is not None and expected != generation:
+            raise Stale(f"{run} is at generation {generation}, not {expected}: look at it again before changing it")
+
     def change(self, run: str, desired: str | None, expected: int | None) -> int:
         """Accept a change: the next generation, if the run's is the `expected` one; Stale otherwise."""
         with self._alone():
+            self.require(run, expected)
             before, generation = self.wish(run)
-            if expected is not None and expected != generation:
-                raise Stale(f"{run} is at generation {generation}, not {expected}: look at it again before changing it")
             values = (run, desired or before or "", generation + 1)
             self._run("INSERT OR REPLACE INTO wishes VALUES (?, ?, ?)", *values)
             return generation + 1
@@ -141,6 +142,21 @@ class Ledger:
     def forget_run(self, run: str) -> None:
         self._run("DELETE FROM wishes WHERE run = ?", run)
         self._run("DELETE FROM operations WHERE run = ?", run)
+        self._run("DELETE FROM dues WHERE run = ?", run)
+
+    def keep_due(self, due: Due) -> None:
+        """Write down that a command is to be answered on Kafka."""
+        values = (due.id, due.operation, due.run, json.dumps(due.command), due.waits)
+        self._run("INSERT OR REPLACE INTO dues VALUES (?, ?, ?, ?, ?)", *values)
+
+    def drop_due(self, identity: str) -> None:
+        """A command was answered, or none is on Kafka."""
+        self._run("DELETE FROM dues WHERE id = ?", identity)
+
+    def dues(self) -> list[Due]:
+        """The commands that are still to be answered, oldest first."""
+        rows = self._run("SELECT id, operation, run, command, waits FROM dues ORDER BY rowid")
+        return [Due(row[0], row[1], row[2], json.loads(row[3]), bool(row[4])) for row in rows]
 
     def begin_answer(self, key: str, request: str) -> dict[str, Any] | None:
         """The answer that this request got before; None when it is to be carried out now."""
@@ -194,3 +210,18 @@ class Ledger:
     def _run(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._database.execute(query, values).fetchall()
+
+
+def new_operation(kind: str, run: str, issuer: str, **details: Any) -> dict[str, Any]:
+    """The record of an operation that begins now; `Ledger.keep_operation` writes it down."""
+    return {
+        "id": uuid.uuid4().hex,
+        "kind": kind,
+        "run": run,
+        "state": "pending",
+        "message": None,
+        "issuer": issuer,
+        "created_s": time.time(),
+        "finished_s": None,
+        "details": details,
+    }

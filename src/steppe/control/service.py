@@ -17,16 +17,16 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from steppe.control import describing, hosting, model
-from steppe.control.ledger import Asked, Ledger
+from steppe.control.ledger import Asked, Ledger, new_operation
 from steppe.control.pagination import paged
-from steppe.control.settling import settle
+from steppe.control.settling import DEADLINE_S, settle
 from steppe.control.watched import Known, Watched
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config import KafkaConfig, RunConfig, flatten, resolve
@@ -55,10 +55,21 @@ API = "v1"
 PRIVATE = ".control"  # in the folder of the runs
 STOP_S = 30.0  # how long a run has to stop in good order before it is killed
 REACH_S = 2.0  # how long brokers have to answer a probe
+OVER_KAFKA = "kafka:"  # how the name of an issuer begins whose command came over Kafka
 _PAGE = 1_000
 _HOSTS = ("run_dir", *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")))  # not told
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Publisher(Protocol):
+    """Lets others see what is asked of runs (publisher.py)."""
+
+    def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
+        """Publish a command that is about to be carried out; Unreachable where that cannot be done."""
+
+    def refuse(self, directory: RunDirectory, command: Mapping[str, Any], reason: str) -> None:
+        """Publish that it could not be."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,7 @@ class Service:
         self.root = runs_root().resolve()
         self.root.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(self.private)
+        self.publisher: Publisher | None = None
         self._lock = threading.RLock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._known = Known()
@@ -166,7 +178,7 @@ class Service:
             directory.store.set_status(PENDING, "created", "waits to be started", owner=NOBODY)
             directory.release()
             if request.start:
-                self._start(directory, issuer, None)
+                self._start_new(directory, issuer)
         return self.get_run(directory.path.name)
 
     @operation("read")
@@ -216,9 +228,12 @@ class Service:
         with self._lock:
             status = directory.store.status()
             if status.state == PENDING and status.pid == NOBODY:
-                self.ledger.change(run, "stopped", expected)
-                directory.store.set_status(STOPPED, "stop_requested", f"stopped by {issuer} before it was started")
-                return self._settled(self.ledger.new_operation("stop", run, issuer))
+                record = new_operation("stop", run, issuer, deadline_s=self.bounds.stop_s)
+                with self._published(directory, record, expected):
+                    self.ledger.change(run, "stopped", expected)
+                    directory.store.set_status(STOPPED, "stop_requested", f"stopped by {issuer} before it was started")
+                    self.ledger.keep_operation(record)
+                return self._settled(record)
         return self._command(run, "stop", issuer, expected, desired="stopped", of=None, deadline_s=self.bounds.stop_s)
 
     @operation("admin")
@@ -229,9 +244,12 @@ class Service:
             status = directory.store.status()
             if status.state in ENDED or status.pid == NOBODY:
                 raise Conflict(f"{run} is {status.state}: there is nothing to kill")
-            self.ledger.change(run, "stopped", expected)
-            hosting.kill(status)
-            return self._settled(self.ledger.new_operation("kill", run, issuer))
+            record = new_operation("kill", run, issuer)
+            with self._published(directory, record, expected):
+                self.ledger.change(run, "stopped", expected)
+                hosting.kill(status)
+                self.ledger.keep_operation(record)
+            return self._settled(record)
 
     @operation("admin")
     def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
@@ -299,7 +317,7 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             config = self._config(directory)
-            changed = checked_changes(config.agent, values)
+            changed = checked_changes(config.agent, values, directory.spec)
             asked = config.model_copy(update={"agent": config.agent.model_copy(update=changed)})
             require_memory(asked, least_spec(asked))
             status = directory.store.status()
@@ -416,9 +434,42 @@ class Service:
 
     def _start(self, directory: RunDirectory, issuer: str, expected: int | None) -> model.Operation:
         run = directory.path.name
-        self.ledger.change(run, "running", expected)
-        self._children[run] = hosting.launch(directory, self.kafka)
-        return self._settled(self.ledger.new_operation("start", run, issuer, deadline_s=180.0))
+        record = new_operation("start", run, issuer, deadline_s=180.0)
+        with self._published(directory, record, expected):
+            self.ledger.change(run, "running", expected)
+            self._children[run] = hosting.launch(directory, self.kafka)
+            self.ledger.keep_operation(record)
+        return self._settled(record)
+
+    def _start_new(self, directory: RunDirectory, issuer: str) -> None:
+        """Start a run that was just made; where it cannot be asked for, there is no such run."""
+        try:
+            self._start(directory, issuer, None)
+        except Unreachable:
+            directory.store.close()
+            shutil.rmtree(directory.path)
+            raise
+
+    @contextlib.contextmanager
+    def _published(
+        self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
+    ) -> Iterator[dict[str, Any]]:
+        """The command of an operation, which is carried out inside; published before, if others are to see it.
+
+        Unreachable or Stale, and nothing was done, where it cannot be published or is for another generation.
+        """
+        command = command_of(record)
+        known = record["issuer"].startswith(OVER_KAFKA)
+        if self.publisher is None or known or directory.config().runtime != "kafka":
+            yield command
+            return
+        self.ledger.require(record["run"], expected)
+        self.publisher.publish(directory, command)
+        try:
+            yield command
+        except Exception as error:
+            self.publisher.refuse(directory, command, str(error))
+            raise
 
     def _command(
         self,
@@ -429,7 +480,7 @@ class Service:
         *,
         desired: str | None = None,
         of: tuple[str, ...] | None = None,
-        deadline_s: float = 60.0,
+        deadline_s: float = DEADLINE_S,
         **values: Any,
     ) -> model.Operation:
         """Post a command to a run that is in one of the states `of`; with None, to any that has not ended."""
@@ -440,12 +491,19 @@ class Service:
             if wrong:
                 why = f" ({status.reason})" if status.reason else ""
                 raise Conflict(f"{run} is {status.state}{why}: it cannot be asked to {word} now")
-            self.ledger.change(run, desired, expected)
-            record = self.ledger.new_operation(word, run, issuer, deadline_s=deadline_s, **values)
-            command = {"command": word, "id": record["id"], "issuer": issuer, "time_s": time.time(), **values}
-            record["details"]["number"] = directory.store.post(COMMANDS, command)
-            self.ledger.keep_operation(record)
+            record = new_operation(word, run, issuer, deadline_s=deadline_s, **values)
+            with self._sent(directory, record, expected) as command:
+                self.ledger.change(run, desired, expected)
+                self.ledger.keep_operation(record)  # before anybody can carry it out
+                record["details"]["number"] = directory.store.post(COMMANDS, command)
+                self.ledger.keep_operation(record)
             return self._settled(record)
+
+    def _sent(
+        self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """The command of an operation, which goes into the run's store inside; others see it as with `_published`."""
+        return self._published(directory, record, expected)
 
     def _settled(self, record: dict[str, Any]) -> model.Operation:
         """An operation as it is now."""
@@ -566,6 +624,15 @@ def _has_mpiexec() -> bool:
     except MissingExtra:
         return False
     return True
+
+
+def command_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The command of an operation, as it goes to a run: it expires when the operation fails for want of an answer."""
+    details = record["details"]
+    expires_s = record["created_s"] + details.get("deadline_s", DEADLINE_S)
+    about = {"command": record["kind"], "id": record["id"], "issuer": record["issuer"], "time_s": record["created_s"]}
+    values = {name: details[name] for name in ("actors", "values", "live") if name in details}
+    return {**about, "expires_s": expires_s, **values}
 
 
 def operations() -> dict[str, str]:

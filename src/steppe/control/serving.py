@@ -57,7 +57,7 @@ def serve(
     keys = Keys(service.private / KEYS)
     own_port = listener.getsockname()[1]
     gate = Gate(keys, allowed, port=own_port)
-    app = make_app(service, gate, _beside(service, bounds, autoscale), connections)
+    app = make_app(service, gate, _beside(service, bounds, autoscale, kafka), connections)
     addresses = _addresses(host, own_port, allowed)
     found = {"addresses": addresses, "host": WILDCARDS.get(host, host), "port": own_port}
     write_json(service.private / SERVING, found)
@@ -106,14 +106,34 @@ def _print_links(addresses: list[str], keys: Keys) -> None:
         print(f"{words:14} {address}/sign-in?code={code}", flush=True)
 
 
-def _beside(service: Service, bounds: Bounds, autoscale: Literal["off", "recommend", "set"]) -> Iterator[Repeating]:
+def _beside(
+    service: Service, bounds: Bounds, autoscale: Literal["off", "recommend", "set"], kafka: KafkaConfig | None
+) -> Iterator[Repeating]:
     """What is done beside answering."""
+    yield from _publisher(service, kafka)
     if autoscale != "off":
         yield Tending(service, autoscale, Policy(most=bounds.actors))
     if service.kafka is not None and type(service) is Service:  # which starts runs itself
         from steppe.control.hearing import Hearing
 
         yield Hearing(service, service.kafka)
+
+
+def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[Repeating]:
+    """What publishes commands, from now on; a service that follows one run sends all of them over Kafka anyway."""
+    if kafka is None:
+        return
+    from steppe.control.followed import FollowedService
+    from steppe.control.publisher import CommandPublisher
+
+    if isinstance(service, FollowedService):
+        return
+    if type(service) is Service:
+        publisher = CommandPublisher(service, kafka)
+    else:
+        publisher = CommandPublisher(service, kafka, lambda directory: directory.id)  # a cluster's learner has the key
+    service.publisher = publisher
+    yield publisher
 
 
 def _require_fit(namespace: str | None, run: str | None, kafka: KafkaConfig | None, autoscale: str) -> None:
@@ -170,11 +190,14 @@ def speak(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
             await mcp.server.run_stdio_async()
             tasks.cancel_scope.cancel()
 
-    watcher.start()
+    beside = [watcher, *_publisher(service, kafka)]
+    for one in beside:
+        one.start()
     try:
         anyio.run(live)
     finally:
-        watcher.stop()
+        for one in beside:
+            one.stop()
         service.close()
 
 

@@ -14,6 +14,7 @@ from steppe.records.view import ENDED
 
 Record = dict[str, Any]
 _BACK = 2_000  # records that hold more than READY_S of reports
+DEADLINE_S = 60.0  # how long an operation may take that does not say otherwise
 READY_S = 6.0  # an actor that reported no longer ago than this is there
 
 
@@ -22,10 +23,11 @@ def settle(record: Record, run: RunDirectory) -> Record:
     status = run.store.status()
     verdict = _JUDGES.get(record["kind"], _acknowledged)(record, run, status)
     rests = record["kind"] == SET and status.state == PAUSED  # workers take values over with the next weights
-    if verdict is None and not rests and time.time() - record["created_s"] > record["details"].get("deadline_s", 60.0):
+    deadline_s = record["details"].get("deadline_s", DEADLINE_S)
+    if verdict is None and not rests and time.time() - record["created_s"] > deadline_s:
         if record["kind"] in ("stop", "kill"):
             return _escalated(record, status)
-        verdict = "failed", f"nobody has carried it out within {record['details'].get('deadline_s', 60.0):g} s"
+        verdict = "failed", f"nobody has carried it out within {deadline_s:g} s"
     if verdict is None:
         return record
     state, message = verdict

@@ -36,7 +36,12 @@ def as_column(values: Any, name: str, dtype: npt.DTypeLike) -> np.ndarray:
 
     Other numbers are converted if that changes no whole number: 1.0 is an action, 1.5 is none.
     """
-    given, wanted = as_array(values, name), np.dtype(dtype)
+    wanted = np.dtype(dtype)
+    if (
+        type(values) is np.ndarray and values.dtype == wanted and values.flags.carray
+    ):  # the usual case, with no more calls
+        return values
+    given = as_array(values, name)
     if given.dtype == wanted and given.flags.carray:
         return given
     with np.errstate(invalid="ignore", over="ignore"):
@@ -61,7 +66,7 @@ def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None
     if not column.size:
         return
     numbers = column.reshape(-1).view(np.uint64)  # negative ones become very large
-    if numbers.max() < min(below):
+    if np.maximum.reduce(numbers) < min(below):
         return
     bounds = np.array(below, np.uint64)
     if numbers.size % len(bounds):
@@ -75,18 +80,20 @@ def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None
         raise UsageError(f"{name!r} is {column.flat[first]}{place}, where whole numbers from 0 to {most} are allowed")
 
 
-def require_finite(column: np.ndarray, name: str) -> None:
-    """Raise NotFinite if a column of real numbers has NaN or infinity; one pass while all is well."""
+def is_finite(column: np.ndarray) -> bool:
+    """Whether a column of real numbers has neither NaN nor infinity; one pass while all is well."""
     if column.size <= _FEW and column.dtype != np.float16:
         total = np.vdot(column, column)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.add.reduce(column, axis=None)
-    if math.isfinite(total):
-        return
-    finite = np.isfinite(column)  # a sum of large numbers overflows too
-    if not finite.all():
-        first = int((~finite).argmax())
+    return math.isfinite(total) or bool(np.isfinite(column).all())  # a sum of large numbers overflows too
+
+
+def require_finite(column: np.ndarray, name: str) -> None:
+    """Raise NotFinite if a column of real numbers has NaN or infinity."""
+    if not is_finite(column):
+        first = int((~np.isfinite(column)).argmax())
         raise NotFinite(
             f"{name!r} is {column.flat[first]}{_place(column, first)}: only finite numbers can be learned from"
         )
@@ -94,7 +101,7 @@ def require_finite(column: np.ndarray, name: str) -> None:
 
 def require_flags(column: np.ndarray, name: str) -> None:
     """Raise UsageError if a contiguous bool column has bytes other than 0 and 1: selecting rows by it would leave its memory."""
-    if column.size and column.view(np.uint8).max() > 1:
+    if column.size and np.maximum.reduce(column.view(np.uint8), axis=None) > 1:
         raise UsageError(f"{name!r} has bytes that are neither 0 nor 1, which are no truth values")
 
 

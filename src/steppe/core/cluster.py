@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from steppe.core.algorithms import Frozen, Positive, PositiveFloat
+from steppe.core.algorithms import Duration, Frozen, Positive, PositiveDuration, PositiveFloat, RoleCount
 from steppe.core.errors import ConfigError, nearest
 from steppe.core.validating import read_toml, validated
 
@@ -75,7 +75,7 @@ class ClusterConfig(Frozen):
     aggregation: Method | None = Field(
         None, description="How updates become one; federated for deltas and weighted, by rows, for gradients if absent."
     )
-    byzantine: Annotated[int, Field(ge=0)] | None = Field(
+    byzantine: RoleCount | None = Field(
         None, description="Nodes that may send anything, for krum, multi_krum and trimmed_mean."
     )
     trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
@@ -91,11 +91,11 @@ class ClusterConfig(Frozen):
     quorum: Positive = Field(
         1, description="A round ends at its deadline if so many nodes took part, else without result."
     )
-    deadline_s: PositiveFloat = Field(60.0, description="How long a round waits for nodes that do not come.")
-    retry_s: Annotated[float, Field(ge=0)] = Field(
+    deadline_s: PositiveDuration = Field(60.0, description="How long a round waits for nodes that do not come.")
+    retry_s: Duration = Field(
         30.0, description="How long a node tries to reach the server before it goes on alone until the next exchange."
     )
-    timeout_s: PositiveFloat = Field(30.0, description="How long one call may take.")
+    timeout_s: PositiveDuration = Field(30.0, description="How long one call may take.")
     tls: TlsConfig | None = Field(None, description="PEM files; needed unless the server is on this machine.")
     server: ServerConfig = Field(ServerConfig(), description="How the server keeps the parameters.")
     privacy: PrivacyConfig | None = Field(None, description="Promise (epsilon, delta) to each node.")

@@ -18,7 +18,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator
 
 from steppe.core import factory
-from steppe.core.algorithms import AgentConfig, Frozen, Positive, PositiveFloat, PPOConfig, config_class
+from steppe.core.algorithms import (
+    AgentConfig,
+    Coefficient,
+    Count,
+    Duration,
+    Frozen,
+    Positive,
+    PositiveDuration,
+    PositiveFloat,
+    PPOConfig,
+    RoleCount,
+    config_class,
+)
 from steppe.core.cluster import ClusterConfig
 from steppe.core.errors import ConfigError, nearest
 from steppe.core.parameters import ParamsConfig
@@ -50,14 +62,14 @@ class EnvConfig(Frozen):
         None, description="Join this many newest observations into one; 4 for Atari games, else 1, if absent."
     )
     time_limit: Positive | None = Field(None, description="Truncate episodes after this many steps.")
-    reward_clip: Annotated[float, Field(ge=0)] | None = Field(
+    reward_clip: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
         None, description="Clip rewards to ± this value, 0: never; 1 for Atari games, else 0, if absent."
     )
     reward_scale: PositiveFloat = Field(1.0, description="Multiply rewards by this value.")
     grayscale: bool | None = Field(
         None, description="Turn colour images into one channel; true for Atari games, else false, if absent."
     )
-    resize: Annotated[int, Field(ge=0)] | None = Field(
+    resize: Annotated[int, Field(ge=0, le=65_536)] | None = Field(
         None,
         description="Resize images to a square of this many pixels, 0: never; 84 for Atari games, else 0, if absent.",
     )
@@ -86,10 +98,10 @@ class FlowConfig(Frozen):
         description="Sync: rounds that actors may collect before the learner has caught up. 1 overlaps collecting with "
         "learning, on data one version old; 0 is strictly on-policy. 1 in sync, else 0, if absent.",
     )
-    window_s: Annotated[float, Field(ge=0)] = Field(
+    window_s: Duration = Field(
         0.02, description="Async: how long the learner gathers finished segments before it learns."
     )
-    max_lag: Annotated[int, Field(ge=0)] = Field(
+    max_lag: Count = Field(
         8, description="Async: segments collected more than this many versions ago are dropped and counted."
     )
     slots_per_actor: Positive | None = Field(
@@ -100,7 +112,7 @@ class FlowConfig(Frozen):
         description="Async on processes or kafka: room for this many actors, so that some can be added while the run goes on; "
         "as many as `actors` if absent.",
     )
-    replay_roles: Annotated[int, Field(ge=0)] = Field(
+    replay_roles: RoleCount = Field(
         0,
         description="Replay in so many roles of their own with one buffer each: processes, or Ray actors on several nodes "
         "(on inline, buffers in the one process). 0: one buffer, in the learner's process.",
@@ -111,17 +123,17 @@ class FlowConfig(Frozen):
     refresh_every: Positive = Field(
         1, description="Workers on mpi: merges after which a worker hears what the others have learned."
     )
-    max_restarts: Annotated[int, Field(ge=0)] = Field(
+    max_restarts: Count = Field(
         10,
         description="How often an actor, a worker or the manager is started again after it was killed or hung, before the run fails.",
     )
-    hang_s: PositiveFloat = Field(
+    hang_s: PositiveDuration = Field(
         120.0, description="An actor or manager that takes longer than this for one step counts as hung."
     )
     record_arrivals: bool = Field(
         False, description="Async: write down which segments were learned from, and when, for `steppe rerun`."
     )
-    trace_spans: Annotated[int, Field(ge=0)] = Field(
+    trace_spans: Annotated[int, Field(ge=0, le=10**8)] = Field(
         0, description="Pieces of work per role whose times go into the event log, for timelines."
     )
     profile: bool = Field(
@@ -157,7 +169,7 @@ class EvalConfig(Frozen):
 class CheckpointConfig(Frozen):
     """When a run is written down."""
 
-    every_s: PositiveFloat = Field(30.0, description="Seconds between checkpoints.")
+    every_s: PositiveDuration = Field(30.0, description="Seconds between checkpoints.")
     every_episodes: Positive | None = Field(None, description="Training episodes between checkpoints, besides every_s.")
     keep: Positive = Field(3, description="How many of the newest are kept, besides the best.")
     full_disk: Literal["go-on", "stop"] = Field(
@@ -175,17 +187,17 @@ class RayConfig(Frozen):
         "pack", description="Put actors on few nodes, or on as many as there are."
     )
     actors_per_node: Positive | None = Field(None, description="At most so many actors on one node.")
-    actor_cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="Ray's CPUs that each actor takes.")
-    actor_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray's GPUs that each actor takes.")
+    actor_cpus: Coefficient = Field(1.0, description="Ray's CPUs that each actor takes.")
+    actor_gpus: Coefficient = Field(0.0, description="Ray's GPUs that each actor takes.")
     actor_resources: dict[str, PositiveFloat] = Field(
         {}, description="Further resources of Ray's that each actor takes, by name: how actors get to chosen nodes."
     )
-    learner_cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="Ray's CPUs that the learner takes.")
-    learner_gpus: Annotated[float, Field(ge=0)] | None = Field(
+    learner_cpus: Coefficient = Field(1.0, description="Ray's CPUs that the learner takes.")
+    learner_gpus: Coefficient | None = Field(
         None,
         description="Ray's GPUs that the learner takes; 1 where the cluster has one and device allows it, if absent.",
     )
-    object_store_mb: Annotated[int, Field(ge=80)] | None = Field(
+    object_store_mb: Annotated[int, Field(ge=80, le=10**9)] | None = Field(
         None, description="Memory of our own cluster's object store; what the run has under way, four times, if absent."
     )
 
@@ -226,12 +238,12 @@ class KafkaConfig(Frozen):
         None,
         description="A directory that all roles share, for weights larger than claim_mb; in the run's own if absent.",
     )
-    replan_s: Annotated[float, Field(ge=0)] = Field(
+    replan_s: Duration = Field(
         60.0,
         description="How long a round of mode sync waits for an actor that shows no life before the others go on without "
         "it, until it shows up again; 0: for ever.",
     )
-    wait_s: PositiveFloat = Field(
+    wait_s: PositiveDuration = Field(
         120.0,
         description="How long a role waits for brokers that do not answer, or do not know their topics yet, before it gives up.",
     )
@@ -292,10 +304,10 @@ class RunConfig(Frozen):
     )
     episodes: Positive | None = Field(None, description="Stop after this many training episodes.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="The one seed everything random comes from.")
-    target_return: float | None = Field(None, description="Succeed when an evaluation's mean return reaches this.")
-    restarts: Annotated[int, Field(ge=0)] = Field(
-        0, description="How often the run resumes by itself after its learner died."
+    target_return: Annotated[float, Field(ge=-1e12, le=1e12)] | None = Field(
+        None, description="Succeed when an evaluation's mean return reaches this."
     )
+    restarts: Count = Field(0, description="How often the run resumes by itself after its learner died.")
     init_from: str | None = Field(
         None, description="Begin with the weights of another run, by its name or directory; the optimizer begins anew."
     )

@@ -51,12 +51,17 @@ class Channel(Protocol):
 
 
 @runtime_checkable
-class Marked(Protocol):
-    """A Channel that keeps what it carried: another reader can go on where this one was."""
+class Rejecting(Protocol):
+    """A Channel that checks what it carries before it hands it out."""
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """What it carried and did not hand out: cause → messages."""
+
+
+@runtime_checkable
+class Marked(Rejecting, Protocol):
+    """A Channel that keeps what it carried: another reader can go on where this one was."""
 
     def mark(self) -> dict[str, Any]:
         """In front of it, everything was released. For a checkpoint."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms import AgentConfig, Frozen, Positive, PositiveFloat
+from steppe.core.algorithms import AgentConfig, Coefficient, Count, Frozen, Positive, PositiveFloat, RoleCount
 from steppe.core.errors import ConfigError
 
 _FACTORS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("beta1",), "adam": ("beta1", "beta2", "eps")}
@@ -27,7 +27,7 @@ class ParamsConfig(Frozen):
     aggregation: Literal["average", "sum", "weighted", "median", "trimmed_mean", "krum", "multi_krum"] = Field(
         "weighted", description="How several gradients become one; weighted: by the steps behind each."
     )
-    byzantine: Annotated[int, Field(ge=0)] | None = Field(
+    byzantine: RoleCount | None = Field(
         None, description="Gradients that may be arbitrary, for krum, multi_krum and trimmed_mean."
     )
     trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
@@ -44,14 +44,16 @@ class ParamsConfig(Frozen):
         None, description="Its first factor; the usual, if absent."
     )
     beta2: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="Its second factor; likewise.")
-    eps: Annotated[float, Field(ge=0)] | None = Field(None, description="Adam's small number; the agent's, if absent.")
-    max_grad_norm: Annotated[float, Field(ge=0)] | None = Field(
+    eps: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Adam's small number; the agent's, if absent."
+    )
+    max_grad_norm: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
         None, description="Combined gradients longer than this are scaled back to it, 0: never; the agent's, if absent."
     )
-    damping: Annotated[float, Field(ge=0)] = Field(
+    damping: Coefficient = Field(
         0.0, description="A gradient that is s updates old counts (1 + s)^-damping as much, unless in rounds."
     )
-    max_staleness: Annotated[int, Field(ge=0)] | None = Field(
+    max_staleness: Count | None = Field(
         None, description="Gradients more updates old than this are refused and counted, unless in rounds."
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from steppe.core.algorithms import AgentConfig
 from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError, nearest
+from steppe.core.specs import EnvSpec
 from steppe.core.validating import validated
 
 
@@ -31,8 +32,11 @@ def live_fields(config: RunConfig) -> tuple[str, ...]:
     return tuple(name for name in agent.live if name not in without)
 
 
-def checked_changes(agent: AgentConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as the algorithm takes them; ConfigError for one that it does not know, cannot change or would refuse."""
+def checked_changes(agent: AgentConfig, values: Mapping[str, Any], spec: EnvSpec | None = None) -> dict[str, Any]:
+    """The values as the algorithm takes them; ConfigError for one that it does not know, cannot change or would refuse.
+
+    With `spec`, also for one that means nothing in that world.
+    """
     kind = type(agent)
     for name, value in values.items():
         if name not in kind.model_fields:
@@ -41,7 +45,10 @@ def checked_changes(agent: AgentConfig, values: Mapping[str, Any]) -> dict[str, 
             raise ConfigError(f"{name} cannot change in a run that has begun to be what it is: make a new run")
         if value is None and getattr(agent, name) is not None and not _may_be_absent(kind, name):
             raise ConfigError(f"{name} has been chosen: give a number")
-    made = validated(kind, {**agent.model_dump(mode="json"), **values}, "agent.").model_dump(mode="json")
+    changed: AgentConfig = validated(kind, {**agent.model_dump(mode="json"), **values}, "agent.")
+    if spec is not None:
+        changed.require(spec, kind.__name__.removesuffix("Config"))
+    made = changed.model_dump(mode="json")
     return {name: made[name] for name in values}
 
 

@@ -22,7 +22,7 @@ from steppe.core.config import RunConfig
 from steppe.core.errors import ConfigError, RunNotFound, UsageError
 from steppe.core.experience import Batch, Segment, SegmentHeader
 from steppe.core.specs import EnvSpec, SegmentSpec
-from steppe.loops.batches import columns_of, segment_of, transitions
+from steppe.loops.batches import columns_of, segment_of, sequences, transitions
 from steppe.loops.collecting import Recipe
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.settings import algorithm_name, choose_device, decide
@@ -173,19 +173,23 @@ class DistributedAgent:
         weights = self.agent.weights()  # first: building the agent fits its configuration to the world
         return Recipe(self.algo, self.config, weights)
 
-    def learn_from_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def learn_from_batch(self, batch: Mapping[str, Any] | Batch) -> dict[str, Any]:
         """Improve from one batch and return its statistics.
 
         Replay agents take flat transitions (obs, action, reward, next_obs, terminated), and answer with `priorities` if the
-        batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value.
+        batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value. Agents
+        that learn from sequences take windows of time as `GlobalBuffer.get_batch` draws them.
         """
-        self._require_rows()
+        given = _columns(batch)
         with borrowed_torch(THREADS, self.config):
             if self.config.memory == "rollout":
-                return self._learn_rollout(batch)
-            checked_batch = self._transitions(batch)  # first: a batch that is refused changes nothing
-            self._pass_time(self._batch_size() / float(getattr(self.config, "samples_per_insert", 1.0)))
-            return self._learn(checked_batch)
+                return self._learn_rollout(given)
+            checked_batch = self._replayed(given)  # first: a batch that is refused changes nothing
+            in_windows = self.config.memory == "sequences"
+            rows = int(np.count_nonzero(checked_batch["learn"])) if in_windows else len(checked_batch["reward"])
+            drawn = rows if in_windows else self._batch_size()
+            self._pass_time(drawn / float(getattr(self.config, "samples_per_insert", 1.0)))
+            return self._learn(checked_batch, rows)
 
     def update_policy(self, experiences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Improve from experiences in the order in which they happened, as `generate_experiences` returns them.
@@ -214,13 +218,12 @@ class DistributedAgent:
         """Take over weights by name: all of them, in the shapes that `get_policy_parameters` gives."""
         self.agent.load(with_arrays(self.agent.weights(), parameters))
 
-    def compute_gradients(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def compute_gradients(self, batch: Mapping[str, Any] | Batch) -> dict[str, np.ndarray]:
         """The gradient of the loss on a batch by parameter, unclipped; the weights stay as they are."""
-        self._require_rows()
-        agent = self.agent
+        agent, given = self.agent, _columns(batch)
         with borrowed_torch(THREADS, self.config):
             gradient = agent.gradients(
-                self._rollout(batch) if self.config.memory == "rollout" else self._transitions(batch)
+                self._rollout(given) if self.config.memory == "rollout" else self._replayed(given)
             )
         return named_gradient(agent.weights(), gradient)
 
@@ -313,18 +316,15 @@ class DistributedAgent:
 
     def require_steps(self) -> None:
         """Raise unless this agent can learn from steps as `generate_experiences` gives them."""
-        self._require_rows()
+        if self.config.memory == "sequences":
+            raise UsageError(
+                f"{self.algo} learns from sequences with stored state, not from single steps: use MainLoop.run_training, "
+                "steppe.train, or learn_from_batch with what GlobalBuffer.get_batch draws"
+            )
         if any(column.once for column in self.config.columns(self.spec)):
             raise UsageError(
                 f"{self.algo} with a memory learns from rollouts [T, B] and the state that each began with, not from single "
                 "steps: use MainLoop.run_training, steppe.train, or learn_from_batch with a column 'hidden' [1, B, …]"
-            )
-
-    def _require_rows(self) -> None:
-        if self.config.memory == "sequences":
-            raise UsageError(
-                f"{self.algo} learns from sequences with stored state, which runs gather: use MainLoop.run_training or "
-                "steppe.train"
             )
 
     def _learn_rollout(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,7 +353,9 @@ class DistributedAgent:
         if unpaid <= 0:
             return
         self._env_steps += max(1, round(unpaid))
-        spec = SegmentSpec(1, 1, self.spec.obs, self.spec.action.field, self.config.columns(self.spec))
+        agents = self.spec.num_agents
+        extras = self.config.columns(self.spec)
+        spec = SegmentSpec(1, agents, self.spec.obs, self.spec.action.field, extras, num_agents=agents)
         nothing = Segment.blank(spec)  # no valid row
         nothing.header = SegmentHeader("", 0, 0, 0, 0)
         self.agent.observe(nothing, Progress(self._env_steps, self._total_steps))
@@ -364,11 +366,24 @@ class DistributedAgent:
             raise UsageError("the rollout has no valid row: there is no gradient to compute")
         return Batch(segment.columns)
 
+    def _replayed(self, batch: Mapping[str, Any]) -> Batch:
+        """A draw from replay, checked: windows of time, or flat transitions."""
+        if self.config.memory == "sequences":
+            return sequences(batch, self.spec, self.config.columns(self.spec))
+        return self._transitions(batch)
+
     def _transitions(self, batch: Mapping[str, Any]) -> Batch:
         return transitions(batch, self.spec, self.config.gamma)
 
     def _batch_size(self) -> int:
         return int(getattr(self.config, "batch_size", 32))
+
+
+def _columns(batch: Mapping[str, Any] | Batch) -> Mapping[str, Any]:
+    """A batch as a dictionary; what a buffer drew has weights and indices besides."""
+    if isinstance(batch, Batch):
+        return {**batch.columns, "weights": batch.weights, "indices": batch.indices}
+    return batch
 
 
 def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:

@@ -17,6 +17,7 @@ Columns = dict[str, np.ndarray]
 _OF_ROLLOUTS = ("valid", "final_obs")  # what tells a [T, B] batch from flat transitions
 REWARD, DISCOUNT = FieldSpec("reward", (), "float32"), FieldSpec("discount", (), "float32")
 TERMINATED, TRUNCATED = FieldSpec("terminated", (), "bool"), FieldSpec("truncated", (), "bool")
+VALID, LEARN = FieldSpec("valid", (), "bool"), FieldSpec("learn", (), "bool")
 EPISODE = FieldSpec("episode", (), "int64")
 WEIGHTS, INDICES = FieldSpec("weights", (), "float32"), FieldSpec("indices", (), "int64")
 
@@ -53,11 +54,50 @@ def transitions(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -> Batch:
         "terminated": _column(batch, TERMINATED, rows),
         "discount": _checked(batch, DISCOUNT, rows) if "discount" in batch else np.full(rows, gamma, np.float32),
     }
-    weights, indices = batch.get("weights"), batch.get("indices")
-    return Batch(
-        columns,
-        None if weights is None else _checked(batch, WEIGHTS, rows),
-        None if indices is None else _column(batch, INDICES, rows),
+    return Batch(columns, *_drawn(batch, rows))
+
+
+def sequences(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Batch:
+    """A batch for agents that remember, from windows of time [R, N, …] as replay/sequences.py lays them. Values are checked.
+
+    With several agents each column has an axis of them after the first two, and `live` (everybody, if absent) says who is
+    there. `hidden` has no axis of time: it is what was remembered at the first row of each window.
+    """
+    team = () if spec.num_agents == 1 else (spec.num_agents,)
+    obs, action = spec.fields
+    reward = as_column(_given(batch, "reward"), "reward", "float32")
+    if reward.ndim != 2 + len(team) or not all(reward.shape[:2]):
+        raise UsageError(f"windows have columns [R, N, …], R and N at least 1, but 'reward' has shape {reward.shape}")
+    rows, count = reward.shape[:2]
+    following = FieldSpec("following", (), "int64", below=(rows,))
+    states = [field for field in extras if field.name == "hidden"]
+    everybody = {"live": np.ones((rows, count, *team), bool)} if team and "live" not in batch else {}
+    batch = {**batch, **everybody}
+    wanted = [(field, (rows, count, *team)) for field in (obs, action, REWARD, TERMINATED, *_heard(extras))]
+    wanted += [(FieldSpec("live", (), "bool"), (rows, count, *team))] if team else []
+    wanted += [(field, (rows, count)) for field in (DISCOUNT, following, VALID, LEARN)]
+    wanted += [(field, (count, *team)) for field in states]
+    columns: Columns = {}
+    for field, leading in wanted:
+        column = as_column(_given(batch, field.name), field.name, field.dtype)
+        require_shape(column, field.name, (*leading, *field.shape))
+        require_values(column, field.name, field)
+        columns[field.name] = column
+    if not columns["learn"].any():
+        raise UsageError("the windows have no row to learn from: 'learn' is False everywhere")
+    return Batch(columns, *_drawn(batch, count))
+
+
+def _heard(extras: tuple[FieldSpec, ...]) -> list[FieldSpec]:
+    """Who was heard at each row, where an agent listens."""
+    return [field for field in extras if field.name == "comm_mask"]
+
+
+def _drawn(batch: Mapping[str, Any], rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Importance weights and indices of a draw, where it has them."""
+    return (
+        None if batch.get("weights") is None else _checked(batch, WEIGHTS, rows),
+        None if batch.get("indices") is None else _column(batch, INDICES, rows),
     )
 
 

@@ -66,7 +66,9 @@ class DistributedMainLoop(MainLoop):
             raise ConfigError(
                 f"backend {self.cluster.backend!r} has a parameter server of its own: leave param_server None, or use 'grpc'"
             )
-        super().__init__(environment, replay_buffer, agent, config=_with_cluster(config, self.cluster))
+        seeded = agent.seed is not None or environment.seed is not None
+        settings = _with_cluster(config, self.cluster, seeded=seeded)
+        super().__init__(environment, replay_buffer, agent, config=settings)
         self.param_server = param_server
         self._node: Node | None = None
         self._hosting, self._is_hosting = contextlib.ExitStack(), False
@@ -195,12 +197,16 @@ def _as_node(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> ClusterC
     return cluster
 
 
-def _with_cluster(config: RunConfig | Mapping[str, Any] | None, cluster: ClusterConfig) -> RunConfig | dict[str, Any]:
-    """A run's settings with the cluster's among them, and a seed of this node's own unless one was given."""
+def _with_cluster(
+    config: RunConfig | Mapping[str, Any] | None, cluster: ClusterConfig, *, seeded: bool
+) -> RunConfig | dict[str, Any]:
+    """A run's settings with the cluster's among them, and a seed of this node's own unless one was given (`seeded`: by agent
+    or environment)."""
     values = {f"cluster.{key}": value for key, value in cluster.model_dump(mode="json", exclude_none=True).items()}
     if isinstance(config, RunConfig):
         return unflatten({**flatten(config), **values})
-    return {"seed": cluster.seed_shift, **(config or {}), **values}
+    own = {} if seeded else {"seed": cluster.seed_shift}
+    return {**own, **(config or {}), **values}
 
 
 def _tokens(cluster: ClusterConfig) -> str | dict[str, str] | None:

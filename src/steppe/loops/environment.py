@@ -48,7 +48,7 @@ class RunCounts(Protocol):
     """How far a run is, for whoever counts: a RunView."""
 
     @property
-    def env_steps(self) -> int: ...
+    def played_steps(self) -> int: ...
 
     @property
     def episodes(self) -> int: ...
@@ -184,13 +184,13 @@ class DistributedEnvironment:
     def _settle_run(self) -> None:
         """Take over the counts of a run that is not looked at any more."""
         if self._run is not None:
-            self._steps, self._episodes = self._steps + self._run.env_steps, self._episodes + self._run.episodes
+            self._steps, self._episodes = self._steps + self._run.played_steps, self._episodes + self._run.episodes
             self._recent.extend(self._run.recent)
             self._run = None
 
     def get_environment_stats(self) -> dict[str, Any]:
-        """Workers, steps and episodes so far, those of loops' runs included, and the mean return and length of the newest
-        whole episodes."""
+        """Workers, steps and episodes that they played so far, those of loops' runs included, and the mean return and length
+        of the newest whole episodes. A run's actors may have played a little more than its learner took in."""
         run = self._run
         recent = [*self._recent, *(run.recent if run is not None else ())][-RECENT:]
         returns, lengths = zip(*recent, strict=True) if recent else ((), ())
@@ -202,7 +202,7 @@ class DistributedEnvironment:
             "running": collector is not None,
             "runtime": collector.plan.config.runtime if collector else self.runtime,
             "device": self.device,
-            "steps": self._steps + (run.env_steps if run is not None else 0),
+            "steps": self._steps + (run.played_steps if run is not None else 0),
             "episodes": self._episodes + (run.episodes if run is not None else 0),
             "policy_version": self._pulled_version if self.parameter_server is not None else None,
             "return_mean": float(np.mean(returns)) if returns else None,

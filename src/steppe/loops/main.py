@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -311,7 +311,7 @@ class MainLoop:
         if self._server is not None:
             agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
             adopt(agent.agent, self._gradient_server().newer_than(POLICY, -1).arrays())
-        directory = RunDirectory.create(plan.config, self.sources, about)
+        directory = RunDirectory.create(plan.config, self.sources, {**about, "spec": asdict(plan.spec)})
         self._init_from = None
         return self._live(plan, directory, observers)
 
@@ -326,7 +326,7 @@ class MainLoop:
         self._commands_after = directory.store.newest(COMMANDS) if commands_after is None else commands_after
         plan = self._plan(self.config)
         if directory.store.status().state == PENDING:
-            directory.settle(plan.config)
+            directory.settle(plan.config, plan.spec)
         else:
             plan = self._from_newest(plan, directory)
         return self._live(plan, directory, observers)

@@ -1,4 +1,5 @@
 """Repeating what an async run learned, from its log of arrivals: the same segments in the same groups, all in one process.
+Hyperparameters that were set while it went on are set again where its learner took them over.
 
 A run that was resumed is repeated life by life: each ends where the next one's checkpoint was made, and is resumed there.
 """
@@ -14,8 +15,9 @@ from steppe.core import factory
 from steppe.core.checked import checked
 from steppe.core.config import KafkaConfig, RayConfig, RunConfig, flatten
 from steppe.core.errors import Conflict, UsageError
-from steppe.core.links import EVENTS
+from steppe.core.links import COMMANDS, EVENTS, SET
 from steppe.core.reports import EventReport
+from steppe.core.tuning import live_fields
 from steppe.envs import probe
 from steppe.loops.composing import NEVER
 from steppe.loops.main import conclude
@@ -26,7 +28,7 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.comparing import differences
 from steppe.records.directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.roles.scripting import Script
+from steppe.roles.scripting import Change, Script
 from steppe.runtimes.plan import Plan, make_plan
 
 
@@ -40,6 +42,7 @@ class Recorded:
     weights_sha256: str
     reached: bool  # whether it is judged by weights from before its learner's end
     judged: bool  # whether its last weights were evaluated
+    changes: list[Change]  # of hyperparameters on the way
 
 
 @checked
@@ -79,16 +82,57 @@ def _read(directory: RunDirectory) -> Recorded:
     _require_unbroken_episodes(directory)
     view = RunView(directory)
     view.refresh()
+    changes = _changes(directory)
     end, reached, final = lives[-1].end, view.reached_evaluation, view.final_evaluation
     assert end is not None, "a life without an end is not read"
     if (
         reached is not None
     ):  # the learner went on for a moment; the run is judged by the weights that reached the target
         return Recorded(
-            directory, lives, (reached.env_steps, reached.updates), reached.weights_sha256, reached=True, judged=True
+            directory,
+            lives,
+            (reached.env_steps, reached.updates),
+            reached.weights_sha256,
+            reached=True,
+            judged=True,
+            changes=changes,
         )
     judged = final is not None and final.weights_sha256 == end.weights_sha256
-    return Recorded(directory, lives, (end.env_steps, end.updates), end.weights_sha256, reached=False, judged=judged)
+    last = (end.env_steps, end.updates)
+    return Recorded(directory, lives, last, end.weights_sha256, reached=False, judged=judged, changes=changes)
+
+
+def _changes(directory: RunDirectory) -> list[Change]:
+    """The hyperparameters that the learner took over, oldest first, but for what it did after a checkpoint it went back to."""
+    found: list[Change] = []
+    waiting = _waiting_for_resume(directory)
+    for number, record in directory.store.read(EVENTS, limit=NEVER):
+        event = EventReport.read(record)
+        details = event.details
+        if event.kind == "resume" and event.role == "supervisor":
+            changed = [name for posted, name in waiting if posted < number]
+            if changed:
+                raise UsageError(
+                    f"{changed[0]} of {directory.id} was changed before it was resumed, and is none of the values that can "
+                    "be set again on the way: such a run cannot be repeated"
+                )
+            env_steps, updates = int(details.get("env_steps", 0)), int(details.get("updates", 0))
+            found = [one for one in found if one.env_steps <= env_steps and one.updates <= updates]
+        elif event.kind == "command" and details.get("command") == SET and details.get("obeyed") and details["live"]:
+            values = {name: details["values"][name] for name in details["live"]}
+            found.append(Change(values, details["env_steps"], details["updates"], details["version"]))
+    return found
+
+
+def _waiting_for_resume(directory: RunDirectory) -> list[tuple[int, str]]:
+    """The number of each command, and the name of each of its values that a running learner does not take over."""
+    live, refused = live_fields(directory.config()), directory.store.refused_commands()
+    commands = [
+        (number, command)
+        for number, command in directory.store.read(COMMANDS, limit=NEVER)
+        if command.get("command") == SET and command.get("id") not in refused
+    ]
+    return [(number, name) for number, command in commands for name in command["values"] if name not in live]
 
 
 def _require_unbroken_episodes(directory: RunDirectory) -> None:
@@ -142,9 +186,11 @@ def _repeat(
     from steppe.runtimes.wiring import Parts
 
     outcome, view = Outcome("FAILED", "error"), RunView(directory)
+    changes = list(recorded.changes)
     for life in recorded.lives:
         last = life is recorded.lives[-1]
-        script = Script(life.intakes, recorded.end if last else _end(life), early=last and recorded.reached)
+        end, early = recorded.end if last else _end(life), last and recorded.reached
+        script = Script(life.intakes, end, early=early, changes=changes)
         lived = replace(plan, config=plan.config.model_copy(update={"steps": life.begin.steps}))
         directory.store.set_status("STARTING")
         handle = inline.launch(_from_newest(lived, directory), directory, Parts(script=script))

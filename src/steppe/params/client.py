@@ -42,8 +42,9 @@ class ParameterClient(Pushing):
     """Speaks to `grpc://host:port` (`grpcs://` for TLS, with `ca` the PEM file of who signed the server's certificate), or
     to the `shm://…` that `share` returned in another process of this machine.
 
-    One call may take `timeout_s`; while nobody answers it is repeated for `retry_s`, then Unreachable is raised. `token`: by
-    default STEPPE_PARAMS_TOKEN, or what a server of the same user on this machine left. A client may be used by threads.
+    One call may take `timeout_s`; while nobody answers it is repeated for `retry_s`, then Unreachable is raised. `token`: one
+    for all workers that push through this client, or one for each by name, as a private server wants it; by default
+    STEPPE_PARAMS_TOKEN, or what a server of the same user on this machine left. A client may be used by threads.
     """
 
     @checked
@@ -51,13 +52,15 @@ class ParameterClient(Pushing):
         self,
         url: str,
         *,
-        token: str | None = None,
+        token: str | Mapping[str, str] | None = None,
         ca: str | Path | None = None,
         timeout_s: float = 30.0,
         retry_s: float = 60.0,
     ) -> None:
         if not timeout_s > 0 or not retry_s >= 0:
             raise ConfigError("timeout_s is above 0, retry_s at least 0")
+        if token is not None and not token:
+            raise ConfigError("token is empty: give the server's, or one for each worker by name")
         self.url = url
         self._standing: dict[str, dict[str, Any]] = {}
         self._line = _line(url, token, ca, timeout_s, retry_s)
@@ -185,7 +188,9 @@ class ParameterClient(Pushing):
         return receipt
 
 
-def _line(url: str, token: str | None, ca: str | Path | None, timeout_s: float, retry_s: float) -> Line:
+def _line(
+    url: str, token: str | Mapping[str, str] | None, ca: str | Path | None, timeout_s: float, retry_s: float
+) -> Line:
     if url.startswith("shm://"):
         if token is not None or ca is not None:
             raise ConfigError(f"{url!r} is memory of this machine: token and ca are for addresses on the network")

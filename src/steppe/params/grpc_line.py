@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,14 @@ class GrpcLine(PackedLine):
 
     LONGEST_ROW = wire.CHUNK
 
-    def __init__(self, url: str, token: str | None, ca: str | Path | None, timeout_s: float, retry_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | Mapping[str, str] | None,
+        ca: str | Path | None,
+        timeout_s: float,
+        retry_s: float,
+    ) -> None:
         super().__init__()
         secure, self._host, self._port = wire.address_of(url)
         if ca is not None and not secure:
@@ -55,7 +63,9 @@ class GrpcLine(PackedLine):
         except grpc.RpcError:
             return False
 
-    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
+    def _send(
+        self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
+    ) -> tuple[bytes, int | None, int]:
         kind = self._channel.unary_unary if row is None else self._channel.stream_unary
         call = kind(wire.path_of(method))
         until, pause, tries = time.monotonic() + self._retry_s, FIRST_PAUSE_S, 0
@@ -63,7 +73,7 @@ class GrpcLine(PackedLine):
             tries += 1
             try:
                 sent = data if row is None else wire.parts_of(data, row)
-                answer, details = call.with_call(sent, timeout=self._timeout_s, metadata=self._metadata())
+                answer, details = call.with_call(sent, timeout=self._timeout_s, metadata=self._metadata(worker))
                 return answer, _round_of(details), tries
             except grpc.RpcError as error:
                 left = until - time.monotonic()
@@ -72,9 +82,21 @@ class GrpcLine(PackedLine):
             time.sleep(min(left, pause * random.uniform(0.5, 1.0)))  # apart, so that not all come again at once
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _metadata(self) -> list[tuple[str, str]]:
-        token = self._token or wire.find_token(self._host, self._port)  # a server that began anew has a new one
+    def _metadata(self, worker: str | None) -> list[tuple[str, str]]:
+        token = self._token_of(worker) or wire.find_token(
+            self._host, self._port
+        )  # a server that began anew has a new one
         return [("authorization", f"Bearer {token}")] if token else []
+
+    def _token_of(self, worker: str | None) -> str | None:
+        """The token that speaks for a worker; any of them where it is for nobody in particular."""
+        if not isinstance(self._token, Mapping):
+            return self._token
+        if worker is None:
+            return next(iter(self._token.values()))
+        if worker not in self._token:
+            raise UsageError(f"there is no token for worker {worker!r}, only for {', '.join(self._token)}")
+        return self._token[worker]
 
     def _meaning(self, error: Any) -> SteppeError:
         code, words = error.code(), error.details()

@@ -28,13 +28,15 @@ class PackedLine:
         self._space: tuple[Space, bool] | None = None  # what the server trains, and whether a push has to have it all
 
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        answer = unpack(self._send(method, pack(dict(request), sealed=False))[0], sealed=False)
+        sent = self._send(method, pack(dict(request), sealed=False), worker=request.get("worker"))
+        answer = unpack(sent[0], sealed=False)
         if method == "Register":
             self._space = Space.described(answer.pop("fields")), bool(answer.pop("whole"))
         return answer
 
     def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
-        data, number, _ = self._send("Pull", pack({"worker": worker, "newer_than": newer_than}, sealed=False))
+        asked = pack({"worker": worker, "newer_than": newer_than}, sealed=False)
+        data, number, _ = self._send("Pull", asked, worker=worker)
         return (decode_weights(data, sealed=False) if data else None), number
 
     def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
@@ -52,12 +54,15 @@ class PackedLine:
         long = refusal is None and self.LONGEST_ROW is not None and row.nbytes > self.LONGEST_ROW
         words = {**push._asdict(), "refusal": list(refusal) if refusal else None}
         header = pack({**words, "row": None if refusal or long else row}, sealed=False)
-        data, _, tries = self._send("PushRow", header, row) if long else self._send("Push", header)
+        method, rest = ("PushRow", row) if long else ("Push", None)
+        data, _, tries = self._send(method, header, rest, worker=push.worker)
         return msgspec.convert(unpack(data, sealed=False), Receipt), tries
 
-    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
+    def _send(
+        self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
+    ) -> tuple[bytes, int | None, int]:
         """The answer, the server's round if it came with it, and how often it was asked for: again while nobody answers or
-        the server has too much to do. With a `row`, that follows in parts."""
+        the server has too much to do. With a `row`, that follows in parts. `worker`: for whom, where it is for one."""
         raise NotImplementedError
 
 

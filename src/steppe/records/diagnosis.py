@@ -42,6 +42,7 @@ class Measured:
     # the rest
     evaluation: float = 0.0  # of the time of training
     dropped: float = 0.0  # of all segments, because they were too old
+    refused: float = 0.0  # of all segments, because their values cannot be learned from
     busy: float = 1.0  # roles at work at the same time, on average
     used_cores: float | None = None
     cores: int = 1
@@ -128,6 +129,7 @@ def measure(view: RunView, spent: TimeTotals | None = None) -> Measured:
         checkpoints=spent.checkpoint_s / seconds if seconds else 0.0,
         evaluation=judging,
         dropped=_dropped(spent),
+        refused=spent.refused / max(1, sum(spent.lags.values())),
         busy=1.0 if inline else (1.0 if together else acting + learning) + judging,
         used_cores=_used_cores(config, spent, seconds, judging),
         cores=int(view.directory.record.get("hardware", {}).get("usable_cores") or 1),
@@ -242,6 +244,14 @@ def _gradients(m: Measured) -> str:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "refused",
+        lambda m: m.refused > 0,
+        lambda m: (
+            f"{percent(m.refused)} of the segments were refused, because their values cannot be learned from: the warnings in "
+            "the event log name the actor and the value; mend that policy or environment"
+        ),
+    ),
     Rule(
         "too_short",
         lambda m: m.seconds < LEAST_S,

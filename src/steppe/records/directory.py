@@ -17,14 +17,17 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from steppe.core.config import RunConfig, flatten, unflatten
 from steppe.core.durable import noticing_full_disk, read_json, sweep, write_json
 from steppe.core.errors import ConfigError, Conflict, DamagedFile, DiskFull, RunExists, RunNotFound, nearest
+from steppe.core.specs import EnvSpec
 from steppe.records.backlog import Backlog
 from steppe.records.provenance import provenance
 from steppe.records.store import Status, Store
@@ -115,9 +118,15 @@ class RunDirectory:
         """The configuration the run was made with."""
         return unflatten(self.record["config"])
 
-    def settle(self, config: RunConfig) -> None:
+    @property
+    def spec(self) -> EnvSpec | None:
+        """The world that the run is in; None where it has not been looked at yet."""
+        found = self.record.get("spec")
+        return None if found is None else msgspec.convert(found, EnvSpec)
+
+    def settle(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
         """Write down the choices that were made for a run that had been created without them; the lock is held."""
-        record = self.record | {"config": flatten(config)}
+        record = self.record | {"config": flatten(config)} | ({} if spec is None else {"spec": asdict(spec)})
         write_json(self.path / RECORD, record)
         self.record = record
 

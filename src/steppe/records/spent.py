@@ -18,6 +18,7 @@ class TimeTotals:
     evaluation_s: float = 0.0
     checkpoint_s: float = 0.0
     too_old: int = 0  # segments dropped for lag
+    refused: int = 0  # segments whose values could not be learned from
     lags: dict[int, int] = field(default_factory=dict)  # versions behind → segments learned from
 
     def since(self, before: TimeTotals) -> TimeTotals:
@@ -29,6 +30,7 @@ class TimeTotals:
             self.evaluation_s - before.evaluation_s,
             self.checkpoint_s - before.checkpoint_s,
             max(0, self.too_old - before.too_old),
+            max(0, self.refused - before.refused),
             {lag: more for lag, count in self.lags.items() if (more := count - before.lags.get(lag, 0)) > 0},
         )
 

@@ -111,6 +111,13 @@ class Store:
         found = [_decoded(text).get("details", {}) for (text,) in rows]
         return frozenset(str(details["id"]) for details in found if details.get("obeyed") is False and "id" in details)
 
+    def is_answered(self, identity: str) -> bool:
+        """Whether the event log says what came of the command of that id."""
+        query = "SELECT record FROM records WHERE topic = ? AND record LIKE '%\"obeyed\":%' AND INSTR(record, ?)"
+        with self._connection() as database:
+            rows = database.execute(query, (EVENTS, json.dumps(identity))).fetchall()
+        return any(_decoded(text).get("details", {}).get("id") == identity for (text,) in rows)
+
     def newest(self, topic: str) -> int:
         """The number of a topic's newest record; 0 when there is none."""
         with self._connection() as database:

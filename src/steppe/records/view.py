@@ -191,6 +191,16 @@ class RunView:
         return sum(self.training.dropped.values()) if self.training else 0
 
     @property
+    def played_steps(self) -> int:
+        """Steps of environments that the actors took, those that nobody has learned from yet included."""
+        return sum(report.env_steps for report in self.actors.values())
+
+    @property
+    def refused(self) -> int:
+        """Segments that the learner refused, because their values cannot be learned from; among the dropped ones."""
+        return self.training.dropped.get("refused", 0) if self.training else 0
+
+    @property
     def actor_restarts(self) -> int:
         """As the restarts were announced, or as the actors count them themselves, whichever knows of more."""
         announced = sum(count for role, count in self._restarts.items() if role.startswith(("actor", "worker")))
@@ -212,6 +222,7 @@ class RunView:
             evaluation_s=self.evaluation_s,
             checkpoint_s=self.checkpoint_s,
             too_old=training.dropped.get("too_old", 0) if training else 0,
+            refused=self.refused,
             lags=dict(training.lags) if training else {},
         )
 
@@ -265,6 +276,7 @@ class RunView:
             "lag_mean": self.lag_mean,
             "lag_max": self.lag_max,
             "dropped_segments": self.dropped,
+            "refused_segments": self.refused,
             "actor_restarts": self.actor_restarts,
             "resume": self.resumed,
             "time_shares": self.time_shares or None,
@@ -337,9 +349,13 @@ class RunView:
             self._take_resume(report)
 
     def _take_resume(self, report: EventReport) -> None:
-        """The run goes on from a checkpoint: what its earlier life ended with is not its end. Actors say how they could."""
+        """The run goes on from a checkpoint: what its earlier life ended with is not its end. Actors say how they could.
+
+        Episodes that actors reported after that checkpoint are played again, so the checkpoint's own count stands.
+        """
         if report.role == "supervisor":
             self.spent.ended()
+            self.episodes = int(report.details.get("episodes", 0))
             self.final_training = self.final_evaluation = self.reached_evaluation = None
             self.resumed = "exact"
             self.damaged = [str(damage) for damage in report.details.get("damaged", ())]

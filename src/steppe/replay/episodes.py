@@ -51,7 +51,9 @@ class LocalBuffer:
         """The whole episode; `terminated` is False where it was cut by a time limit."""
         if not self._rows:
             raise UsageError("an episode without a step cannot be kept: add one first")
-        ends = np.zeros(len(self._rows) + 1, bool)
+        ends = np.zeros(
+            (len(self._rows) + 1, *self._rows[0][1].shape), bool
+        )  # for each agent that has a reward of its own
         ends[-2] = terminated
         episode = {"obs": np.stack(self._obs), "terminated": ends}
         for name, values in zip(NAMES, zip(*self._rows, strict=True), strict=True):
@@ -91,6 +93,11 @@ class GlobalBuffer:
 
     def add(self, episode: Episode) -> None:
         """Keep what `LocalBuffer.finish` gave; its sequences enter with the actor's own estimate of their errors."""
+        shapes = [episode[name].shape if name in episode else None for name in ("terminated", "reward")]
+        if shapes[0] != shapes[1]:
+            raise UsageError(
+                f"an episode has a 'terminated' for every 'reward', not shapes {shapes[0]} and {shapes[1]}"
+            )
         if self._replay is None:
             fields = [FieldSpec(name, rows.shape[1:], rows.dtype.name) for name, rows in episode.items()]
             self.pool.store.allocate([*fields, *META])

@@ -74,7 +74,9 @@ class MpiLine(PackedLine):
     def close(self) -> None:
         """Nothing is held."""
 
-    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
+    def _send(
+        self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
+    ) -> tuple[bytes, int | None, int]:
         with self._asking:
             self._number += 1
             question = msgspec.msgpack.encode((self._number, method, data))

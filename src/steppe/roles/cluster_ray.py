@@ -79,7 +79,9 @@ class RayLine(PackedLine):
     def close(self) -> None:
         self._actor = None
 
-    def _send(self, method: str, data: bytes, row: np.ndarray | None = None) -> tuple[bytes, int | None, int]:
+    def _send(
+        self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
+    ) -> tuple[bytes, int | None, int]:
         until, pause, tries = time.monotonic() + self._cluster.retry_s, FIRST_PAUSE_S, 0
         while True:
             tries += 1

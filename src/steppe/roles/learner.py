@@ -16,7 +16,7 @@ from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.array_checks import empty_segment, require_segment
 from steppe.core.errors import DiskFull, NotFinite, RunFailed, SteppeError
 from steppe.core.experience import Batch, Segment
-from steppe.core.links import SET, TRAINING, Marked
+from steppe.core.links import SET, TRAINING, Marked, Rejecting
 from steppe.core.process import rss_bytes
 from steppe.core.reports import TrainingReport
 from steppe.core.timing import Phases
@@ -399,7 +399,7 @@ class Learner:
     def _dropped(self, *, final: bool) -> dict[str, int]:
         """Segments that nobody learned from, by cause. What was collected ahead of an end is collected again after it."""
         dropped = dict(self.intake.ledger.dropped)
-        if isinstance(self.context.channel, Marked):
+        if isinstance(self.context.channel, Rejecting):
             dropped |= self.context.channel.dropped
         if final and self.limits.ahead and (left := self.intake.left()):
             dropped["ahead"] = left

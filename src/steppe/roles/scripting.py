@@ -1,13 +1,16 @@
 """The parts by which a recorded async run is repeated: they take the place of gates, intake and weight store.
 
 An actor collects each segment with the version that the log names, however far the learner has gone on by then; the learner
-takes the groups that the log names, in its order. Everything else follows from these.
+takes the groups that the log names, in its order, and the hyperparameters that were set on the way. Everything else follows
+from these.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from steppe.core.errors import RunFailed
 from steppe.core.experience import Segment
@@ -15,16 +18,36 @@ from steppe.core.links import Channel, WeightStore
 from steppe.core.weights import Weights
 from steppe.records.arrivals import Arrival
 from steppe.roles.gates import Ledger
+from steppe.roles.learner import Learner
+
+
+@dataclass(frozen=True)
+class Change:
+    """Live hyperparameters that a recorded learner took over, and its counts just before the next step."""
+
+    values: Mapping[str, Any]
+    env_steps: int
+    updates: int
+    version: int
 
 
 class Script:
     """One life of a recorded run: the intakes, and the (env_steps, updates) at which it ended.
 
-    `early` is for a life that is to end before all of its intakes were taken.
+    `early` is for a life that is to end before all of its intakes were taken. `changes` are those still to be made, oldest
+    first; the lives of a run share the list.
     """
 
-    def __init__(self, intakes: Sequence[Sequence[Arrival]], end: tuple[int, int], *, early: bool = False) -> None:
+    def __init__(
+        self,
+        intakes: Sequence[Sequence[Arrival]],
+        end: tuple[int, int],
+        *,
+        early: bool = False,
+        changes: list[Change] | None = None,
+    ) -> None:
         self.intakes, self.end, self.early = intakes, end, early
+        self.changes = [] if changes is None else changes
         self.rest = list(reversed(intakes))  # those still to be taken, the next one last
         self._shelf: Shelf | None = None
 
@@ -101,6 +124,24 @@ class Follower:
 
     def publish(self, policy: str, weights: Weights) -> None:
         raise NotImplementedError("an actor publishes no weights")
+
+
+class ScriptedLearner(Learner):
+    """A learner that takes over the hyperparameters of a script where the recorded one did."""
+
+    changes: list[Change]
+
+    def step(self) -> bool:
+        while self.changes and self._reached(self.changes[0]):
+            change = self.changes.pop(0)
+            self._set({"values": change.values, "live": sorted(change.values)})
+        return super().step()
+
+    def _reached(self, change: Change) -> bool:
+        counts = self.env_steps, self.updates, self.version
+        return all(
+            now >= then for now, then in zip(counts, (change.env_steps, change.updates, change.version), strict=True)
+        )
 
 
 class Scripted:

@@ -67,26 +67,12 @@ class ServedStore(Store):
 
     def show(self) -> Learned:
         """Give the agent the newest parameters."""
-        before, self._shown = self._shown, self._newest.version
-        found, weights = self._newest.arrays(), self.agent.weights()
-        for entry in self._entries:
-            weights.arrays()[entry.name][...] = found[entry.name]
-        updates = self._shown - self._base
-        self.agent.load(weights.stamped(version=weights.version, updates=updates, env_steps=weights.env_steps))
         stats = {"learning_rate": self.given.optimizer.rates[0]} if isinstance(self.given, ParameterServer) else {}
-        return Learned(self._shown - before, stats)
+        return Learned(self._load(self._newest), stats)
 
     def stats(self) -> dict[str, float]:
         """The server's counts, over all that it has served."""
-        stats = self.given.get_server_stats()
-        ages = stats.get("staleness", {})
-        pushes = sum(ages.values())
-        return {
-            "pushes": float(stats["accepted_pushes"]),
-            "refused": float(sum(self.refused.values())),
-            "abandoned_rounds": float(stats["abandoned_rounds"]),
-            "staleness": sum(int(age) * count for age, count in ages.items()) / pushes if pushes else 0.0,
-        }
+        return self._counts_of(self.given.get_server_stats())
 
     def state(self) -> Tree:
         """Where the run stands. The server's state is with it where the server is here, for `steppe resume` without it."""

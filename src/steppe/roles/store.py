@@ -78,22 +78,29 @@ class Store:
 
     def show(self) -> Learned:
         """Give the agent the newest parameters."""
-        before, self._shown = self._shown, self.server.version
-        newest = self.server.weights()
+        rate = self._rate() or self.server.optimizer.rates[0]
+        return Learned(self._load(self.server.weights()), {"learning_rate": rate})
+
+    def _load(self, newest: Weights) -> int:
+        """Give the agent these parameters; how many updates they are ahead of those that it had."""
+        before, self._shown = self._shown, newest.version
         found, weights = newest.arrays(), self.agent.weights()
         for entry in self._entries:
             weights.arrays()[entry.name][...] = found[entry.name]
         updates = self._shown - self._base
         self.agent.load(weights.stamped(version=weights.version, updates=updates, env_steps=weights.env_steps))
-        return Learned(self._shown - before, {"learning_rate": self._rate() or self.server.optimizer.rates[0]})
+        return self._shown - before
 
     def update(self, batch: Batch, learned: Learned) -> None:
         """Nothing is owed."""
 
     def stats(self) -> dict[str, float]:
         """Pushes that counted and that did not, and how many updates old they were on average."""
-        stats = self.server.get_server_stats()
-        ages = stats.get("staleness", {})
+        return self._counts_of(self.server.get_server_stats())
+
+    def _counts_of(self, stats: Mapping[str, Any]) -> dict[str, float]:
+        """A server's statistics as a run reports them; behind a client the ages of pushes are texts."""
+        ages = {int(age): count for age, count in stats.get("staleness", {}).items()}
         pushes = sum(ages.values())
         return {
             "pushes": float(stats["accepted_pushes"]),

@@ -28,6 +28,7 @@ from steppe.runtimes.kafka_charter import (
     Vetting,
     answer,
     find_charter,
+    is_published,
     taken,
     wire_name,
 )
@@ -176,7 +177,7 @@ class Mirror:
 
     def _take(self, message: Message) -> None:
         about = headers_of(message)
-        if about.get("run") != self._run or about.get("origin") == SUPERVISOR.encode():
+        if about.get("run") != self._run or about.get("origin") == SUPERVISOR.encode() or is_published(message):
             return
         topic = self._names[message.topic()]
         try:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -223,7 +223,7 @@ def _founded(config: KafkaConfig, run: str, resolved: Resolved) -> Charter:
     require_memory(plan.config, plan.spec)
     kafka.require(plan)
     ensure_topics(Connection(config, run))
-    directory = RunDirectory.create(plan.config, resolved.sources)
+    directory = RunDirectory.create(plan.config, resolved.sources, {"spec": asdict(plan.spec)})
     directory.release()
     charter = Charter.of(plan, directory)
     board = KafkaBoard(Connection(config, wire_name(directory)))

@@ -45,6 +45,7 @@ from steppe.transport.kafka_links import Marks, beginning
 CHARTER = "charter"  # the command that says what a run is
 PLAN = "plan"  # the one that says who is in the rounds of mode sync from one of them on
 WORDS = ("stop", "finish", "pause", "resume")
+PUBLISHED = "published"  # the origin of commands that a service carries out itself: all others pass them over
 EXPIRY_S = 300.0  # of a command that does not say how long it is good for
 REMEMBERED = 4096  # ids of commands that were carried out
 _WORDS = 500  # characters of an answer
@@ -134,7 +135,7 @@ def newest_word(connection: Connection, since: int = 0) -> str | None:
     run = connection.run.encode()
 
     def word(message: Message) -> str | None:
-        if headers_of(message).get("run") != run:
+        if headers_of(message).get("run") != run or is_published(message):
             return None
         try:
             told = str(checked(COMMANDS, message.value())["command"])
@@ -144,6 +145,11 @@ def newest_word(connection: Connection, since: int = 0) -> str | None:
 
     found, _ = newest(connection, connection.topic(COMMANDS), 0, lambda message: word(message) is not None, since=since)
     return None if found is None else word(found)
+
+
+def is_published(message: Message) -> bool:
+    """Whether a command is on Kafka only to be seen: the service that published it carries it out."""
+    return headers_of(message).get("origin") == PUBLISHED.encode()
 
 
 def _charter_in(message: Message) -> Charter | None:
@@ -261,7 +267,7 @@ class Commands:
 
     def take(self, message: Message) -> None:
         """Carry out what is for this run and still good. What is older than this process is known to have been told."""
-        if headers_of(message).get("run") != self._run.encode():
+        if headers_of(message).get("run") != self._run.encode() or is_published(message):
             return
         old = message.offset() < self.heard_from
         try:

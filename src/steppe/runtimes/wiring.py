@@ -32,7 +32,7 @@ from steppe.roles.gates import Free, Gate, Intake, Lockstep, Rounds, Window
 from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
 from steppe.roles.quota import EpisodeQuota
-from steppe.roles.scripting import Follower, Script, Scripted
+from steppe.roles.scripting import Follower, Script, Scripted, ScriptedLearner
 from steppe.roles.tuning import Tuning
 from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
@@ -228,6 +228,9 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
     intake = _intake(plan, parts.script, context, log)
     made = (agent, memory, intake, _limits(plan, parts.script), save, context)
     learner = _node(plan, *made) if config.cluster.joined else Learner(*made)
+    if parts.script is not None:
+        learner = scripted = ScriptedLearner(*made)
+        scripted.changes = parts.script.changes
     learner.tuning = Tuning(agent, live_fields(config))
     if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import DamagedFile, MissingExtra, RoleDied
+from steppe.core.errors import MissingExtra, RoleDied
 from steppe.core.experience import Segment
 from steppe.core.specs import SegmentSpec
 from steppe.core.weights import Layout, Weights
@@ -127,7 +127,7 @@ class _Arrival:
 
 
 class RayInlet:
-    """A Channel as its one reader holds it."""
+    """A Channel as its one reader holds it. A segment of another size than the run's is rejected and counted."""
 
     def __init__(self, spec: SegmentSpec, run: str, num_actors: int, slots_per_actor: int, ring: Ring) -> None:
         self._run, self._slots, self._ring = run, slots_per_actor, ring
@@ -138,6 +138,7 @@ class RayInlet:
         self._reading: dict[int, _Writer] = {}  # frame → whose segment is in it
         self._arrived: deque[_Arrival] = deque()
         self._last: dict[int, Last] = {}
+        self.dropped: Counter[str] = Counter()
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
@@ -207,10 +208,13 @@ class RayInlet:
     def _take_in(self, writer: _Writer, data: np.ndarray) -> None:
         if self._writers[writer.actor] is not writer:
             return  # another has begun anew after what was here
+        if not self._is_sound(data):
+            self.dropped["rejected"] += 1
+            if not self._has_head(writer, data):
+                self._call(writer, -1)  # nobody knows which segment it was
+                return
+            data = self._emptied(data)
         words = data[:HEAD].view(np.int64)
-        if len(data) != self._nbytes + max(0, int(words[SegmentFrame.STATE])):
-            self._error = DamagedFile(f"a segment of {len(data)} bytes came, which is not one of this run")
-            return
         writer.early[int(words[SegmentFrame.TICKET])] = data
         while (due := writer.early.pop(writer.expected, None)) is not None:
             writer.expected += 1
@@ -218,6 +222,28 @@ class RayInlet:
             state = due[self._nbytes :].tobytes() if words[SegmentFrame.STATE] >= 0 else None
             self._last[writer.actor] = (int(words[SegmentFrame.SEQUENCE]), state)
             self._arrived.append(_Arrival(writer, due, state))
+
+    def _is_sound(self, data: np.ndarray) -> bool:
+        """Whether this has the size of a segment of this run with the state that it says it has."""
+        if len(data) < self._nbytes:
+            return False
+        return len(data) == self._nbytes + max(0, int(data[:HEAD].view(np.int64)[SegmentFrame.STATE]))
+
+    def _has_head(self, writer: _Writer, data: np.ndarray) -> bool:
+        """Whether a message that is no segment still says which one it should have been."""
+        if len(data) < HEAD:
+            return False
+        words = data[:HEAD].view(np.int64)
+        slot, ticket = int(words[SegmentFrame.SLOT]), int(words[SegmentFrame.TICKET])
+        due = writer.expected <= ticket < writer.expected + self._slots and ticket not in writer.early
+        return due and 0 <= slot < self._slots
+
+    def _emptied(self, data: np.ndarray) -> np.ndarray:
+        """A segment without a valid row and without state in its place, so that the round it belongs to goes on."""
+        empty = np.zeros(self._nbytes, np.uint8)
+        empty[:HEAD] = data[:HEAD]
+        empty[:HEAD].view(np.int64)[SegmentFrame.STATE] = -1
+        return empty
 
 
 class RayDesk:

@@ -20,6 +20,9 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e12)]
 StepSize = Annotated[float, Field(gt=0.0, le=10.0)]
 Coefficient = Annotated[float, Field(ge=0.0, le=1e6)]
+Duration = Annotated[float, Field(ge=0.0, le=1e9)]  # seconds
+PositiveDuration = Annotated[float, Field(gt=0.0, le=1e9)]
+RoleCount = Annotated[int, Field(ge=0, le=100_000)]  # actors, workers or nodes of one run
 SCHEDULE_STEPS = 100_000  # what schedules run over where a run has no fixed number of steps
 
 

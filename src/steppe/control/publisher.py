@@ -1,0 +1,129 @@
+"""Publishes on Kafka what is asked of runs through REST, the page and MCP, and answers what the runs do not answer themselves.
+
+    request ▶ ledger: an answer is due ▶ commands.control ▶ the run's store or the cluster, which carries it out
+    events  ◀ the run, or else this module when the operation is finished ◀ the run's store
+
+A command is published before it is carried out: while no broker answers it is refused, and nothing has changed. The ledger keeps
+which answers are due, so a service that was killed in between gives them when it is back. Every reader of commands.control passes
+over what is published here (the header `origin`): nothing is carried out twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from steppe.control.ledger import Due
+from steppe.control.repeating import Repeating
+from steppe.control.service import REACH_S, Service
+from steppe.core.config import KafkaConfig
+from steppe.core.errors import DamagedFile, RunFailed, RunNotFound, Unreachable
+from steppe.core.links import COMMANDS, EVENTS
+from steppe.core.reports import EventReport
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.kafka import SERVICE, SUPERVISOR
+from steppe.runtimes.kafka_charter import PUBLISHED, answer, find_charter, wire_name
+from steppe.transport.kafka import Connection
+from steppe.transport.kafka_board import KafkaBoard
+
+LOOK_S = 0.2
+ENDING = ("stop", "kill")  # a run can be ended without brokers: what was asked is published when one answers
+NOT_BEGUN = "it was not carried out"
+
+
+class CommandPublisher(Repeating):
+    """Publishes when asked to; between `start` and `stop` it also gives the answers that are due."""
+
+    def __init__(
+        self, service: Service, config: KafkaConfig, wire_name: Callable[[RunDirectory], str] = wire_name
+    ) -> None:
+        """`wire_name` returns what the messages of a run are found by: its name, with or without its key."""
+        super().__init__("publisher", LOOK_S, self.look)
+        self._service, self._ledger, self._config = service, service.ledger, config
+        self._wire_name = wire_name
+
+    def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
+        """Write a command down on Kafka. Unreachable, and no answer is due, while that cannot be done."""
+        due = Due(str(command["id"]), str(command["id"]), directory.path.name, dict(command))
+        self._ledger.keep_due(due)  # before it is sent: whoever is killed in between still has to answer
+        try:
+            self._send(directory, due)
+        except (Unreachable, RunFailed) as error:
+            word = due.command["command"]
+            if word in ENDING:
+                self._ledger.keep_due(due._replace(waits=True))
+                return
+            self._ledger.drop_due(due.id)
+            raise Unreachable(f"{word} was not published, and nothing has changed: {error}") from None
+
+    def refuse(self, directory: RunDirectory, command: Mapping[str, Any], reason: str) -> None:
+        """Answer a published command that could not be begun; where no broker answers, with less detail later."""
+        with contextlib.suppress(Unreachable, RunFailed):
+            tell(self._connection(directory)[0], directory, command, reason)
+            self._ledger.drop_due(str(command["id"]))
+
+    def look(self) -> None:
+        """Publish what waits, and answer what is finished; Unreachable while no broker answers."""
+        for due in self._ledger.dues():
+            try:
+                self._look_at(due)
+            except (RunNotFound, DamagedFile):  # of a run that cannot be read nobody can say what came of it
+                self._ledger.drop_due(due.id)
+
+    def _look_at(self, due: Due) -> None:
+        directory = RunDirectory.open(self._service.root / due.run)
+        if due.waits:
+            self._send(directory, due)
+            self._ledger.keep_due(due._replace(waits=False))
+        self._answer_if_finished(directory, due)
+
+    def _answer_if_finished(self, directory: RunDirectory, due: Due) -> None:
+        try:
+            found = self._service.get_operation(due.operation)
+        except RunNotFound:
+            # Another process may just be about to begin it.
+            if time.time() > (due.command.get("expires_s") or 0.0):
+                self._answer(directory, due, NOT_BEGUN)
+            return
+        if found.state != "pending":
+            self._answer(directory, due, None if found.state == "succeeded" else found.message or "it failed")
+
+    def _answer(self, directory: RunDirectory, due: Due, reason: str | None) -> None:
+        """Answer unless the run has: what it said in its store is copied to Kafka by its supervisor, or came from there."""
+        if not directory.store.is_answered(str(due.command["id"])):
+            tell(self._connection(directory)[0], directory, due.command, reason)
+        self._ledger.drop_due(due.id)
+
+    def _send(self, directory: RunDirectory, due: Due) -> None:
+        connection, generation = self._connection(directory)
+        record = {**due.command, "run": directory.id, "generation": generation}
+        _post(connection, PUBLISHED, COMMANDS, record)
+
+    def _connection(self, directory: RunDirectory) -> tuple[Connection, int]:
+        """Where the run's messages go, and its generation there: 0 for a run that was never begun."""
+        name = self._wire_name(directory)
+        Connection(self._config, name).reach(REACH_S)  # which answers sooner than what follows where nobody is there
+        charter = find_charter(self._config, name)
+        if charter is None:
+            return Connection(self._config, name), 0
+        return charter.connection(self._config), charter.generation
+
+
+def tell(connection: Connection, directory: RunDirectory, command: Mapping[str, Any], reason: str | None) -> None:
+    """Write what came of a command on Kafka, and then into the run's event log; Unreachable where no broker answers."""
+    event = EventReport(run=directory.id, kind="command", role=SERVICE, details=answer(command, reason)).record()
+    _post(connection, SUPERVISOR, EVENTS, event)
+    directory.board.post(EVENTS, event)
+
+
+def _post(connection: Connection, origin: str, topic: str, record: dict[str, Any]) -> None:
+    """Unreachable unless the record is written down; one that was given up is not sent later."""
+    board = KafkaBoard(connection, origin)
+    try:
+        written = board.post(topic, record)
+    finally:
+        board.close(0.0)
+    if not written:
+        raise Unreachable(f"no Kafka broker answers at {connection.config.address}: ask again when one does")

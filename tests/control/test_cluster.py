@@ -1,0 +1,225 @@
+"""What a service asks of a cluster's run: pods by a Scaler, which is a stand-in here, and everything that roles can be told by
+Kafka, which is real. The test plays the learner."""
+
+from __future__ import annotations
+
+import contextlib
+import tomllib
+
+import pytest
+
+from steppe.control.cluster import ClusterService
+from steppe.control.publisher import CommandPublisher
+from steppe.control.scaling import ACTOR, LEARNER, Described, Seen
+from steppe.core.config import KafkaConfig, resolve
+from steppe.core.errors import Unreachable, UsageError
+from steppe.core.links import COMMANDS, EVENTS
+from steppe.core.reports import EventReport
+from steppe.envs import probe
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.kafka_charter import PUBLISHED, Charter, wire_name
+from steppe.runtimes.plan import make_plan
+from steppe.transport.kafka import Connection, ends, ensure_topics, headers_of, reading, span
+from steppe.transport.kafka_board import KafkaBoard, record_of
+from tests.support.kafka import settings
+from tests.support.service import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+SETTINGS = 'env = "CartPole-v1"\nmode = "async"\nactors = 4\n'
+
+
+class Pods:
+    """A Scaler whose pods are there at once."""
+
+    lost = None
+
+    def __init__(self):
+        self.replicas = {ACTOR: 1, LEARNER: 1}
+        self.settings, self.version, self.rolled = SETTINGS, 1, []
+
+    def wanted(self, role):
+        return self.replicas[role]
+
+    def scale(self, role, count):
+        self.replicas[role] = count
+
+    def seen(self, role, digest):
+        return Seen(ready=self.replicas[role], exit_code=0)
+
+    def described(self):
+        return Described("demo", self.settings, str(self.version))
+
+    def describe(self, run, settings, version):
+        assert version == str(self.version)
+        self.settings, self.version = settings, self.version + 1
+
+    def roll(self, role, digest):
+        self.rolled.append(role)
+
+    def close(self):
+        pass
+
+
+class Roles:
+    """The learner's end of the topics."""
+
+    def __init__(self, config, path):
+        given = {"env": "CartPole-v1", "runtime": "kafka", "mode": "async", "actors": 4, "run_dir": path}
+        made = resolve(("test", given)).config.model_copy(update={"kafka": config})
+        self._connection = Connection(config, "demo")
+        ensure_topics(self._connection)
+        directory = RunDirectory.create(made, {}, {"id": "demo"})
+        charter = Charter.of(make_plan(made, probe(made.env, made.environment)), directory)
+        directory.release()
+        directory.store.close()
+        self.board = KafkaBoard(Connection(config, wire_name(directory)))
+        charter.post(self.board)
+
+    def told(self, *, published):
+        """The commands in the topic: those that a service carries out itself, or those for the roles."""
+        topic = self._connection.topic(COMMANDS)
+        with reading(self._connection) as consumer:
+            messages = span(consumer, topic, 0, *ends(consumer, topic))
+        chosen = [one for one in messages if (headers_of(one)["origin"] == PUBLISHED.encode()) is published]
+        return [record for one in chosen if (record := record_of(one))["command"] != "charter"]
+
+    def answers(self):
+        return [record["details"] for _, record in self.board.read(EVENTS) if record["kind"] == "command"]
+
+    def obey(self, word):
+        """Wait for the newest command, and say that it was carried out."""
+        record = until(lambda: (told := self.told(published=False)) and told[-1]["command"] == word and told[-1], word)
+        details = {"id": record["id"], "command": word, "obeyed": True, "message": None}
+        if word == "set":
+            details |= {"values": record["values"], "live": record["live"], "version": 7}
+        self.board.post(EVENTS, EventReport(run="demo", kind="command", role="learner", details=details).record())
+        return record
+
+
+@contextlib.contextmanager
+def serving(pods, config):
+    service = ClusterService(pods, kafka=config)
+    if config is not None:
+        service.publisher = CommandPublisher(service, config, lambda directory: directory.id)
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def finished(service, operation):
+    def looked():
+        service.tend()
+        found = service.get_operation(operation.id)
+        return found if found.state != "pending" else None
+
+    done = until(looked, f"{operation.kind} is finished")
+    assert done.state == "succeeded", done
+    return done
+
+
+def state(service):
+    service.tend()
+    return service.get_run("demo").state
+
+
+@pytest.fixture
+def config(kafka):
+    return settings(kafka)
+
+
+@pytest.fixture
+def roles(config, tmp_path):
+    made = Roles(config, tmp_path / "learner")
+    yield made
+    made.board.close()
+
+
+def test_what_is_live_goes_over_kafka_and_the_rest_replaces_the_learner(config, roles):
+    pods = Pods()
+    with serving(pods, config) as service:
+        until(lambda: state(service) == "RUNNING", "the run is under way")
+
+        asked = service.set_hyperparameters("demo", {"learning_rate": 0.0125}, "test")
+        record = roles.obey("set")
+        assert (record["id"], record["values"], record["generation"]) == (
+            asked.operation.id,
+            {"learning_rate": 0.0125},
+            1,
+        )
+        assert record["expires_s"] > record["time_s"]
+        assert finished(service, asked.operation).message == "taken over at version 7"
+        assert [effect.effect for effect in asked.effects] == ["takes effect with the next update"]
+        assert pods.rolled == [], "the learner stays"
+        assert tomllib.loads(pods.settings)["agent"]["learning_rate"] == 0.0125, "the next one begins with it"
+
+        for word, ask, after in (("pause", service.pause_run, "PAUSED"), ("resume", service.resume_run, "RUNNING")):
+            operation = ask("demo", "test")
+            assert roles.obey(word)["id"] == operation.id
+            finished(service, operation)
+            assert state(service) == after
+        assert pods.rolled == []
+        assert pods.replicas == {ACTOR: 1, LEARNER: 1}
+
+        change = service.set_hyperparameters("demo", {"learning_rate": 0.02, "max_grad_norm": 0.25}, "test")
+        assert [effect.effect for effect in change.effects] == ["takes effect on restart"] * 2
+        assert pods.rolled == [LEARNER]
+        assert tomllib.loads(pods.settings)["agent"]["learning_rate"] == 0.02
+        assert [record["command"] for record in roles.told(published=False)] == ["set", "pause", "resume"]
+
+
+def test_what_the_cluster_carries_out_is_published_with_what_came_of_it(config, roles):
+    with serving(Pods(), config) as service:
+        until(lambda: state(service) == "RUNNING", "the run is under way")
+        done = [
+            finished(service, service.scale_actors("demo", 3, "test")),
+            finished(service, service.set_hyperparameters("demo", {"max_grad_norm": 0.25}, "test").operation),
+            finished(service, service.stop_run("demo", "test")),
+            finished(service, service.start_run("demo", "test")),
+        ]
+        service.publisher.look()
+        told = roles.told(published=True)
+        assert [(record["id"], record["command"]) for record in told] == [(one.id, one.kind) for one in done]
+        assert [record.get("actors") for record in told] == [3, None, None, None]
+        assert all(record["generation"] == 1 and record["issuer"] == "test" for record in told)
+        assert [(answer["id"], answer["obeyed"]) for answer in roles.answers()] == [(one.id, True) for one in done]
+
+
+def test_a_run_that_was_stopped_while_it_was_paused_goes_on_when_it_is_started(config, roles):
+    with serving(Pods(), config) as service:
+        until(lambda: state(service) == "RUNNING", "the run is under way")
+        operation = service.pause_run("demo", "test")
+        roles.obey("pause")
+        finished(service, operation)
+        finished(service, service.stop_run("demo", "test"))
+        assert state(service) == "STOPPED"
+        finished(service, service.start_run("demo", "test"))
+        roles.obey("resume")
+        until(lambda: state(service) == "RUNNING", "the run is under way again")
+
+
+def test_without_brokers_nothing_changes(tmp_path):
+    pods = Pods()
+    with serving(pods, None) as service:
+        with pytest.raises(UsageError, match="--kafka HOST:PORT"):
+            service.pause_run("demo", "test")
+        service.tend()
+        assert (
+            service.set_hyperparameters("demo", {"learning_rate": 0.01}, "test")
+            .effects[0]
+            .effect.endswith("on restart")
+        )
+        assert pods.rolled == [LEARNER], "nobody can tell the learner"
+    with serving(pods, KafkaConfig(address="127.0.0.1:9")) as service:
+        until(lambda: state(service) == "RUNNING", "the run is under way")
+        before = (pods.version, dict(pods.replicas), service.ledger.wish("demo"), len(service.ledger.operations()))
+        for ask in (
+            lambda: service.pause_run("demo", "test"),
+            lambda: service.scale_actors("demo", 3, "test"),
+            lambda: service.set_hyperparameters("demo", {"learning_rate": 0.02}, "test"),
+            lambda: service.set_hyperparameters("demo", {"max_grad_norm": 0.2}, "test"),
+        ):
+            with pytest.raises(Unreachable, match="no Kafka broker answers"):
+                ask()
+        after = (pods.version, dict(pods.replicas), service.ledger.wish("demo"), len(service.ledger.operations()))
+        assert before == after

@@ -1,0 +1,17 @@
+"""Examples and the pages' code run in forks of a process that has imported torch already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.warm_host import WarmHost
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmHost]:
+    """Run a script with `warm_python.run([path, …], environ, cwd, logs)`."""
+    host = WarmHost(torch=True)
+    yield host
+    host.close()
