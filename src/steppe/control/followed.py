@@ -21,7 +21,7 @@ from steppe.core.links import COMMANDS
 from steppe.core.reports import TrainingReport
 from steppe.core.tuning import live_fields
 from steppe.records.directory import RECORD, RunDirectory
-from steppe.records.store import LOST, LOST_AFTER_S, PAUSED, RUNNING, STARTING, STOPPED, SUCCEEDED, Status
+from steppe.records.store import LOST, LOST_AFTER_S, PAUSED, RUNNING, SILENT, STARTING, STOPPED, SUCCEEDED, Status
 from steppe.records.view import ENDED
 from steppe.runtimes.kafka_charter import Charter, find_charter
 
@@ -200,5 +200,5 @@ def _state(before: Status, report: TrainingReport | None, word: str) -> State | 
     if report.final:
         return STOPPED, "stopped", "its learner has ended, with a checkpoint"
     if before.state not in ENDED:
-        return LOST, "heartbeat_expired", f"its learner has been silent for more than {LOST_AFTER_S:g} s"
+        return LOST, SILENT, f"its learner has been silent for more than {LOST_AFTER_S:g} s"
     return None

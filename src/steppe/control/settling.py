@@ -9,7 +9,7 @@ from typing import Any
 from steppe.control import hosting
 from steppe.core.links import ACTORS, COMMANDS, EVENTS, SCALE, SET
 from steppe.records.directory import RunDirectory
-from steppe.records.store import FAILED, LOST, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED, Status
+from steppe.records.store import FAILED, LOST, PAUSED, PENDING, RUNNING, SILENT, STOPPED, SUCCEEDED, Status
 from steppe.records.view import ENDED
 
 Record = dict[str, Any]
@@ -40,9 +40,7 @@ Verdict = tuple[str, str | None] | None
 def _started(record: Record, run: RunDirectory, status: Status) -> Verdict:
     if status.state in (RUNNING, PAUSED, SUCCEEDED, STOPPED):
         return "succeeded", None
-    if status.state in (FAILED, LOST):
-        return "failed", status.message or status.reason
-    return None
+    return ("failed", status.message or status.reason) if _has_ended(status) else None
 
 
 def _stopped(record: Record, run: RunDirectory, status: Status) -> Verdict:
@@ -70,8 +68,8 @@ def _scaled(record: Record, run: RunDirectory, status: Status) -> Verdict:
     later = run.store.read(COMMANDS, record["details"].get("number", 0))
     if any(command.get("command") == SCALE for _, command in later):
         return "failed", "another number was asked for before this one was reached"
-    if status.state in ENDED:
-        return "failed", f"the run ended {status.state} before"
+    if _has_ended(status):
+        return _too_late(status)
     ready = ready_actors(run)
     return ("succeeded", None) if ready == record["details"]["actors"] else None
 
@@ -100,7 +98,12 @@ def _words(details: Record) -> str | None:
 
 
 def _too_late(status: Status) -> Verdict:
-    return ("failed", f"the run ended {status.state} before") if status.state in ENDED else None
+    return ("failed", f"the run ended {status.state} before") if _has_ended(status) else None
+
+
+def _has_ended(status: Status) -> bool:
+    """Whether nothing more is to come. A process that is silent may only be short of processor time: the deadline decides."""
+    return status.state in ENDED and status.reason != SILENT
 
 
 def _escalated(record: Record, status: Status) -> Record:

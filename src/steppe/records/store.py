@@ -32,6 +32,7 @@ SUCCEEDED, FAILED, STOPPED, LOST = "SUCCEEDED", "FAILED", "STOPPED", "LOST"
 LIVE = (STARTING, RUNNING, PAUSED, STOPPING)
 STATES = (PENDING, *LIVE, SUCCEEDED, FAILED, STOPPED, LOST)
 HEARTBEAT_S = 2.0
+SILENT = "heartbeat_expired"  # the reason of a LOST run whose process is there, but has not been heard of for LOST_AFTER_S
 LOST_AFTER_S = 3 * HEARTBEAT_S
 SCHEMA = 1
 NOBODY = 0  # the owner of a run that waits to be started
@@ -260,7 +261,7 @@ def _seen(status: Status, start: int | None, beat: float) -> Status:
         return _lost(status, "process_dead", message)
     silent = time.time() - beat
     if status.live and silent > LOST_AFTER_S:
-        return _lost(status, "heartbeat_expired", f"process {pid} has been silent for {silent:.0f} s")
+        return _lost(status, SILENT, f"process {pid} has been silent for {silent:.0f} s")
     return status
 
 
