@@ -330,4 +330,17 @@ def _in_compiled_code(
     for name, column in (("states", states), ("actions", actions), ("next_states", next_states)):
         if not isinstance(getattr(column, "dtype", None), numba.types.Integer):
             raise numba.TypingError(f"{name} must be an array of whole numbers")
-    return _update_batch.py_func
+
+    def update(
+        q_table: Any,
+        states: Any,
+        actions: Any,
+        rewards: Any,
+        next_states: Any,
+        dones: Any,
+        learning_rate: Any,
+        discount_factor: Any,
+    ) -> Any:
+        _update_batch(q_table, states, actions, rewards, next_states, dones, learning_rate, discount_factor)
+
+    return update
