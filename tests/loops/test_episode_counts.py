@@ -30,6 +30,20 @@ class Counting(gym.Wrapper):
         return found
 
 
+class CountingLake(gym.Wrapper):
+    """A frozen lake that counts the episodes of all its kind in this process."""
+
+    ends = 0
+
+    def __init__(self):
+        super().__init__(gym.make("FrozenLake-v1"))
+
+    def step(self, action):
+        found = super().step(action)
+        CountingLake.ends += bool(found[2] or found[3])
+        return found
+
+
 def view_of(path: object) -> RunView:
     view = RunView(RunDirectory.open(path))
     view.refresh()
@@ -98,6 +112,49 @@ def test_workers_of_an_asynchronous_loop_play_as_many_too(runtime: str) -> None:
     assert summary["reason"] == "episodes_done"
     assert loop.episode == view_of(summary["path"]).episodes == 60
     assert environment.get_environment_stats()["episodes"] == 60
+
+
+@pytest.mark.parametrize(
+    ("env", "algo", "runtime", "envs", "total"),
+    rest_slow(
+        ("FrozenLake-v1", "q-learning", "inline", 4, 60),
+        ("steppe/TicTacToe-v0", "q-learning", "inline", 64, 1000),
+        ("FrozenLake-v1", "q-learning", "processes", 4, 60),
+        ("Taxi-v4", "sarsa", "inline", 2, 7),
+        ("CliffWalking-v1", "n-step-q", "processes", 3, 31),
+        ("steppe/TicTacToe-v0", "q-learning", "processes", 64, 30),
+    ),
+)
+def test_workers_that_share_a_table_play_as_many_too(env: str, algo: str, runtime: str, envs: int, total: int) -> None:
+    environment = DistributedEnvironment(env, 3, runtime=runtime)
+    agent = DistributedAgent(algo, seed=0).bind(environment)
+    loop = AsyncMainLoop(environment, None, agent, None, num_workers=3, config=SHORT | {"envs": envs})
+    summary = loop.run_training(total_episodes=total, max_steps_per_episode=50)
+    assert summary["reason"] == "episodes_done"
+    assert loop.episode == view_of(summary["path"]).episodes == total
+    assert environment.get_environment_stats()["episodes"] == total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["mpi", "ray"])
+def test_workers_that_share_a_table_by_messages_play_as_many_too(runtime: str) -> None:
+    settings = {"algo": "q-learning", "mode": "workers", "actors": 3, "envs": 4, "episodes": 60, "runtime": runtime}
+    result = steppe.train("FrozenLake-v1", **settings, **SHORT)
+    assert result.summary["reason"] == "episodes_done"
+    assert view_of(result.path).episodes == 60
+
+
+def test_workers_that_share_a_table_step_no_environment_beyond() -> None:
+    CountingLake.ends = 0
+    environment = DistributedEnvironment(CountingLake, 2, runtime="inline")
+    agent = DistributedAgent("q-learning", seed=0).bind(environment)
+    loop = AsyncMainLoop(environment, None, agent, None, num_workers=2, config=SHORT | {"envs": 4})
+    summary = loop.run_training(total_episodes=20)
+    judged = 2 * len(view_of(summary["path"]).evaluations)
+    assert loop.episode == 20
+    assert 20 + judged <= CountingLake.ends <= 20 + judged + 2, (
+        "evaluations may have played an episode more than they count"
+    )
 
 
 def test_a_resumed_run_plays_what_is_left() -> None:

@@ -39,6 +39,8 @@ class House:
             Worker(number, crew, chunk, self.limits.steps, self.context(f"worker-{number}"))
             for number, crew in enumerate(crews)
         ]
+        for worker in self.workers:
+            worker.claims_episodes = self.limits.episodes is not None
 
     def context(self, name):
         none = object()
@@ -99,6 +101,59 @@ def test_workers_come_to_the_values_of_value_iteration(algo, num_workers):
     table = House(agents[0], crews, chunk=128, limits=Limits(steps=60_000)).run()
     error = np.abs(table[:-1] - Maze().exact(0.8))
     assert error.max() < 0.25, error.round(2)
+
+
+def lake_crew(vector, number):
+    config = resolve(("test", {"env": "FrozenLake-v1", "algo": "q-learning", "environment.vector": vector})).config
+    agent = make_agent("q-learning", config.agent, probe(config.env, config.environment), seed=number)
+    agent.begin(5, np.random.default_rng(number))
+    seeds = np.random.SeedSequence(number)
+    return WorldCrew(agent, make_world(config.env, config.environment, 5, seeds), 16, seeds)
+
+
+def game_crew(number):
+    config = resolve(("test", {"env": "steppe/TicTacToe-v0", "algo": "q-learning"})).config
+    agent = make_agent("q-learning", config.agent, probe(config.env, config.environment), seed=number)
+    return GameCrew(agent, game_of(agent, config.env, config.environment, 16, number))
+
+
+@pytest.mark.parametrize(
+    "crew_of",
+    [
+        lambda number: lake_crew("loop", number),
+        lambda number: lake_crew("auto", number),
+        game_crew,
+        lambda number: EpisodeCrew(classic(Maze), Maze(), number),
+    ],
+    ids=["loop", "vector", "games", "episodes"],
+)
+@pytest.mark.parametrize("total", [1, 23, 700])
+def test_workers_play_as_many_episodes_as_asked_for(crew_of, total):
+    crews = [crew_of(number) for number in range(3)]
+    house = House(crew_of(9).agent, crews, chunk=80, limits=Limits(episodes=total))
+    house.run()
+    reports = [record for _, record in house.board.read(ACTORS)]
+    assert house.keeper.totals.episodes == total
+    assert sum(record["num_episodes"] for record in reports) == total
+    assert sum(record["env_steps"] for record in reports if record["state"] == "stopped") == house.keeper.totals.steps
+
+
+def test_an_environment_that_waited_begins_its_episode_where_it_was():
+    """The environment objects to moves that it did not allow, and steps that it waited are in no episode's length."""
+    agent = classic(Corridor, epsilon=1.0, epsilon_decay=1.0)
+    agent.begin(2, np.random.default_rng(0))
+    seeds = np.random.SeedSequence(0)
+    crew = WorldCrew(agent, make_world(reference(Corridor), INDEX, 2, seeds), 64, seeds)
+    left, steps, finished = 0, 0, []
+    for more in (1, 2, 1, 2, 1, 2):
+        left += more
+        while left:
+            taken = crew.run(10_000, most_episodes=left)
+            left -= taken.episodes
+            steps, finished = steps + taken.steps, finished + taken.finished
+    assert len(finished) == 9
+    assert sum(length for _, length in finished) == steps
+    assert [total for total, _ in finished] == [1.0] * 9
 
 
 def test_compiled_games_are_learned_together():

@@ -174,3 +174,27 @@ def test_shared_memory_that_is_too_small_is_said(room, monkeypatch):
     with pytest.raises(UsageError, match="1526 MiB of shared memory for the table: No space left"):
         ShmTable(room).create(np.broadcast_to(np.float32(0), (10**8, 4)), 1, None)
     assert not list(room.glob("table*"))
+
+
+@pytest.mark.parametrize("crowd", [1, 3])
+def test_episodes_given_out_are_those_asked_for(crowd, pair):
+    """A worker plays fewer than it was given at a time, and one is killed: what it had not brought is given out again."""
+    keeper, opened = pair
+    keeper.create(np.zeros((3, 2), np.float32), crowd, None, episodes=10, episode_limit=70)
+    workers = [opened() for _ in range(crowd)]
+    left = [0] * crowd
+    for number, worker in enumerate(workers):
+        worker.begin(number, np.zeros((3, 2), np.float32))
+    for turn in range(200):
+        for number, worker in enumerate(workers):
+            left[number] += worker.claim_episodes(number, 8)
+            played = min(left[number], 3)
+            worker.merge(number, change(5, played), 0.0)
+            left[number] -= played
+        if turn == 2:
+            assert left[0] > 0
+            left[0] = 0
+            workers[0] = opened()
+            workers[0].begin(0, np.zeros((3, 2), np.float32))
+    assert left == [0] * crowd
+    assert keeper.totals().episodes == 70

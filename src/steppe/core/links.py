@@ -122,6 +122,12 @@ class Table(Protocol):
     def claim(self, worker: int, num_steps: int, now_s: float) -> int | None:
         """How many of so many steps the worker is to take now: 0 when all are taken, None while the answer is under way."""
 
+    def claim_episodes(self, worker: int, num_episodes: int) -> int | None:
+        """How many of so many episodes the worker may play besides those that it was given; 0 and None as for steps.
+
+        Only in a table that was created with a number of episodes.
+        """
+
     def merge(self, worker: int, change: Change, now_s: float) -> None:
         """Put what the worker's copy learned into the table, and count what it took for that."""
 
@@ -129,9 +135,17 @@ class Table(Protocol):
         """As far as is known here."""
 
     def create(
-        self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
+        self,
+        values: np.ndarray,
+        num_workers: int,
+        limit: int | None,
+        steps: int = 0,
+        episodes: int = 0,
+        *,
+        episode_limit: int | None = None,
     ) -> None:
-        """By the role that keeps it: let workers begin with these values, and give out steps up to `limit` in total."""
+        """By the role that keeps it: let workers begin with these values, and give out steps up to `limit` and episodes up
+        to `episode_limit` in total; `steps` and `episodes` of them were taken before."""
 
     def read(self, values: np.ndarray) -> Totals:
         """By the role that keeps it: copy the table as all have merged it so far."""

@@ -7,6 +7,7 @@ new one, so every row is experience. How the environments were made is making.py
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -76,12 +77,12 @@ class LoopWorld:
         """Act once everywhere; see the contract in core/world.py."""
         columns = segment.columns
         following, rewards, put = columns["obs"][t + 1], self._ledger.rewards, self._put
-        masks = self.masks
+        masks, steps = self.masks, self._resting_steps() if self._retired else self._steps
         ended: list[tuple[int, bool, bool]] = []
         index, action = 0, None
         try:
             for index, action in enumerate(self._actions.each(actions)):
-                raw, rewards[index], terminated, truncated, info = self._steps[index](action)
+                raw, rewards[index], terminated, truncated, info = steps[index](action)
                 if masks is not None:
                     masks[index] = info.get("action_mask", True)
                 if terminated or truncated:
@@ -92,12 +93,13 @@ class LoopWorld:
         except Exception as error:
             raise self._fault(error, index, int(self._ledger.lengths[index]) + 1, action) from error
         columns["valid"][t] = True
-        if self._retired:
-            columns["valid"][t, self._retired] = False
         columns["terminated"][t] = False
         columns["truncated"][t] = False
         self.starts.fill(False)
-        self._ledger.book(columns["reward"][t])
+        if self._retired:
+            columns["valid"][t, self._retired] = False
+            self.starts[self._retired] = True
+        self._ledger.book(columns["reward"][t], columns["valid"][t] if self._retired else None)
         for index, died, cut in ended:
             columns["terminated"][t, index] = died
             columns["truncated"][t, index] = cut
@@ -106,15 +108,23 @@ class LoopWorld:
             self.starts[index] = True
 
     def retire(self, indices: list[int]) -> None:
-        """Step these environments no more: their rows are written with `valid == False`, and nothing ends in them."""
-        for index in indices:
-            if index not in self._retired:
-                self._retired.append(index)
-                self._steps[index] = partial(self._rest, index)
+        """Step these environments, each at the start of an episode, no more, until a call that leaves them out.
+
+        Their rows are written with `valid == False`, and nothing ends in them.
+        """
+        self._retired = list(indices)
+
+    def _resting_steps(self) -> list[Callable[[Any], Any]]:
+        """How to step each environment; those that are retired stay where they are."""
+        steps = list(self._steps)
+        for index in self._retired:
+            steps[index] = partial(self._rest, index)
+        return steps
 
     def _rest(self, index: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """A step of an environment that is not stepped any more."""
-        return self._first[index], 0.0, False, False, {}
+        """A step of an environment that is retired."""
+        info = {} if self.masks is None else {"action_mask": self.masks[index]}
+        return self._first[index], 0.0, False, False, info
 
     def take_finished(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call."""

@@ -25,6 +25,7 @@ from steppe.core.specs import SegmentSpec
 from steppe.core.world import World, masks_of
 from steppe.envs.finite import require_finite
 from steppe.envs.making import compiled_game
+from steppe.roles.quota import EpisodeClaims
 
 ESTIMATE_EVERY = 16  # runs
 NO_ROWS = np.empty(0, np.int64)
@@ -50,9 +51,13 @@ class Crew(Protocol):
     candidates: np.ndarray
     kept: np.ndarray
     least_steps: int  # fewer between two merges would only keep it from working
+    num_envs: int
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
-        """Act and learn for about so many steps over all its environments, at least one; less if the pulse says so."""
+    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
+        """Act and learn for about so many steps over all its environments, at least one; less if the pulse says so.
+
+        No more than `most_episodes` end. Episodes under way count when they end, in a later run.
+        """
 
     def follow(self, totals: Totals, limit: int | None) -> None:
         """Set rates to how far all workers together are."""
@@ -66,7 +71,7 @@ class _Crew:
 
     def __init__(self, agent: TabularAgent) -> None:
         self.agent = agent
-        self.candidates, self.least_steps = NO_ROWS, 1
+        self.candidates, self.least_steps, self.num_envs = NO_ROWS, 1, 1
         self.kept = np.ones(agent.table.shape, np.float32)
         self._visited = NO_ROWS
         self._own_episodes = self._others = 0
@@ -95,7 +100,8 @@ class WorldCrew(_Crew):
 
     def __init__(self, agent: TabularAgent, world: World, num_rows: int, seeds: np.random.SeedSequence) -> None:
         super().__init__(agent)
-        self.world = world
+        self.world, self.num_envs = world, world.num_envs
+        self._claims: EpisodeClaims | None = None
         columns = agent.config.columns(world.spec)
         spec = SegmentSpec(num_rows, world.num_envs, world.spec.obs, world.spec.action.field, columns)
         self._segment = Segment.blank(spec)
@@ -103,18 +109,21 @@ class WorldCrew(_Crew):
         self._obs = np.zeros(world.num_envs, np.int64)
         self._begun = False
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
+    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
         if not self._begun:
             self.world.reset(self._obs, self._seeds)
             self._begun = True
         segment, world = self._segment, self.world
         rows = min(segment.spec.num_steps, max(1, math.ceil(num_steps / world.num_envs)))
+        claims = self._claims_of(most_episodes, rows)
         segment["obs"][0] = self._obs
         for t in range(rows):
             noted = self.agent.act(segment["obs"][t], world.starts, masks=masks_of(world))
             segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
             world.step(segment["action"][t], segment, t)
-            if pulse():
+            if claims is not None:
+                claims.count(segment, t)
+            if pulse() or (claims is not None and claims.exhausted):
                 rows = t + 1
                 break
         masks = masks_of(world)
@@ -124,9 +133,21 @@ class WorldCrew(_Crew):
         more = ("obs", "mask")
         self.agent.learn(Batch({name: column[: rows + (name in more)] for name, column in segment.columns.items()}))
         valid, finished = segment["valid"][:rows], world.take_finished()
+        if claims is not None:
+            finished = claims.within(finished)
         self._visit(segment["obs"][:rows][valid], segment["action"][:rows][valid])
         self._own_episodes += len(finished)
         return Taken(int(np.count_nonzero(valid)), len(finished), finished)
+
+    def _claims_of(self, most_episodes: int | None, rows: int) -> EpisodeClaims | None:
+        """What counts the episodes of the next rows; None where they cannot be too many."""
+        if most_episodes is None:
+            return None
+        if self._claims is None:
+            self._claims = EpisodeClaims(self.world)
+        self._claims.allow(most_episodes)
+        self._segment["valid"].fill(True)  # a world may leave it as it was, and what was closed may be open
+        return None if self._claims.unrestricted(rows) else self._claims
 
     def close(self) -> None:
         self.world.close()
@@ -137,13 +158,13 @@ class GameCrew(_Crew):
 
     def __init__(self, agent: TabularAgent, trainer: GameTrainer) -> None:
         super().__init__(agent)
-        self.trainer, self.least_steps = trainer, 16 * trainer.num_games
+        self.trainer, self.num_envs, self.least_steps = trainer, trainer.num_games, 16 * trainer.num_games
         self.candidates = np.flatnonzero(trainer.game.reachable & (trainer.game.legal > 0))
         self._seen = np.zeros(len(agent.table))  # how often each state was met at the end of a run
         self._runs = 0
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
-        tally = self.trainer.run(num_steps)
+    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
+        tally = self.trainer.run(num_steps, most_episodes)
         self._estimate(num_steps)
         self._own_episodes += tally.num_games
         if not tally.num_games:
@@ -177,13 +198,15 @@ class EpisodeCrew(_Crew):
         self._env, self._seed = _Watched(env), seed
         self._begun = False
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False) -> Taken:
+    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
         algorithm, self._env.pulse = self.agent.algorithm, pulse
         if not self._begun:
             self._env.reset(seed=self._seed)  # every later reset goes on with the stream that this one began
             self._begun = True
-        start, finished = algorithm.step_count, []
-        while (taken := algorithm.step_count - start) < num_steps and not (taken and pulse()):
+        finished: list[tuple[float, int]] = []
+        start = algorithm.step_count
+        most = math.inf if most_episodes is None else most_episodes
+        while (taken := algorithm.step_count - start) < num_steps and len(finished) < most and not (taken and pulse()):
             total = algorithm.train_episode(self._env)
             finished.append((total, algorithm.step_count - start - taken))
         self._visit(*self._env.take())

@@ -79,7 +79,10 @@ class Keeper:
     def announce(self) -> None:
         """Let the workers begin, and publish what they begin with."""
         steps, episodes = self.totals.steps, self.totals.episodes
-        self._table.create(self.agent.table, self.num_workers, self.limits.steps, steps, episodes)
+        limits = self.limits
+        self._table.create(
+            self.agent.table, self.num_workers, limits.steps, steps, episodes, episode_limit=limits.episodes
+        )
         self._created = True
         self.publish()
 

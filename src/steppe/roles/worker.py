@@ -16,7 +16,8 @@ SHOWN = 1_000  # episodes of one report that are listed, the newest
 
 
 class Worker:
-    """One worker's life. It takes no steps but those that the table gives out, so that their sum is what was asked for."""
+    """One worker's life. It takes no steps and, where these are counted, plays no episodes but those that the table gives
+    out, so that their sum is what was asked for."""
 
     def __init__(self, index: int, crew: Crew, chunk_steps: int, limit: int | None, context: Context) -> None:
         """`chunk_steps` lie between two merges; `limit` is the length that schedules go by."""
@@ -25,10 +26,12 @@ class Worker:
         self.index, self.crew, self.chunk_steps, self.limit = index, crew, chunk_steps, limit
         self.context = context
         self.claim_chunks = 1
+        self.claims_episodes = False  # whether the run is to play so many episodes and no more
         self.env_steps = self.merges = 0
         self.phases = Phases("work", "merge", "blocked", "other")
         self._begun = False
         self._left = 0  # steps that were given out to this worker and not taken yet
+        self._episodes_left = 0  # episodes likewise, those under way included
         self._finished: list[tuple[float, int]] = []
         self._episodes = 0
         self._reported_s = context.clock()
@@ -38,19 +41,26 @@ class Worker:
         if self.context.ending:
             self.done = True
             return False
-        if self.context.asked() == PAUSE or not (self._begun or self._begin()) or not self._granted():
+        if (
+            self.context.asked() == PAUSE
+            or not (self._begun or self._begin())
+            or not self._granted()
+            or not self._may_play()
+        ):
             self.phases.switch("blocked")
             return False
         table = self._table
         self.phases.switch("work")
         started_s = self.context.clock()
         self.crew.follow(table.totals(), self.limit)
-        taken = self.crew.run(min(self._left, self.chunk_steps), self._pulse)
+        most = self._episodes_left if self.claims_episodes else None
+        taken = self.crew.run(min(self._left, self.chunk_steps), self._pulse, most)
         self.phases.switch("merge")
         change = Change(self.crew.candidates, self.crew.kept, taken.steps, taken.episodes)
         table.merge(self.index, change, self.context.clock())
         self.phases.switch("other")
         self._left -= taken.steps
+        self._episodes_left -= taken.episodes
         self.env_steps += taken.steps
         self.merges += 1
         self._episodes += taken.episodes
@@ -92,6 +102,17 @@ class Worker:
             wanted = self.chunk_steps * self.claim_chunks
             self._left = self._table.claim(self.index, wanted, self.context.clock()) or 0
         return self._left > 0
+
+    def _may_play(self) -> bool:
+        """Whether there is an episode to play; asks for more before an environment has none."""
+        if not self.claims_episodes:
+            return True
+        if self._episodes_left < self.crew.num_envs:
+            given = self._table.claim_episodes(self.index, self.chunk_steps * self.claim_chunks)
+            if given is None:
+                return False
+            self._episodes_left += given
+        return self._episodes_left > 0
 
     def _report(self, state: str) -> None:
         self.phases.switch("other")

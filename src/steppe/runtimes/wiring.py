@@ -267,7 +267,7 @@ def _worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
     chunk_steps = plan.segment.num_steps * (1 if isinstance(config.agent, ClassicConfig) else plan.num_envs)
     chunk_steps = max(chunk_steps, crew.least_steps)
     worker = Worker(role.index, crew, chunk_steps, config.steps, context)
-    worker.claim_chunks = config.flow.refresh_every
+    worker.claim_chunks, worker.claims_episodes = config.flow.refresh_every, config.episodes is not None
     if plan.resume is not None:
         context.event("resume", how="episode-boundary")
     return worker

@@ -1,6 +1,6 @@
 """A table that workers learn together by messages. It lies where it is kept; workers elsewhere send what they add.
 
-    BEGIN, MERGE, CLAIM → the keeper      ANSWER → the worker
+    BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the keeper      ANSWER → the worker
 
 Nothing here blocks. A worker sends as many merges as it was given steps for, then asks for more; the answer brings what
 others have learned since. While it waits for that it learns nothing, so its copy can be overwritten. How messages travel is
@@ -19,8 +19,8 @@ from steppe.core.links import Change, Totals
 from steppe.core.merging import changed_rows
 from steppe.transport.tables import LocalTable
 
-BEGIN, MERGE, CLAIM, ANSWER = range(4)
-_WORDS = 8  # before rows and values: given steps or wanted, rows, steps, episodes, clock (a float), lost steps, unused, unused
+BEGIN, MERGE, CLAIM, CLAIM_EPISODES, ANSWER = range(5)
+_WORDS = 8  # before rows and values: given steps (episodes) or wanted, rows, steps, episodes, clock (a float), lost steps, unused, unused
 
 
 class _Remote:
@@ -45,9 +45,16 @@ class MessageTable(ABC):
         self.dropped: Counter[str] = Counter()  # messages that were not taken in, by cause
 
     def create(
-        self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
+        self,
+        values: np.ndarray,
+        num_workers: int,
+        limit: int | None,
+        steps: int = 0,
+        episodes: int = 0,
+        *,
+        episode_limit: int | None = None,
     ) -> None:
-        self._table.create(values, num_workers, limit, steps, episodes)
+        self._table.create(values, num_workers, limit, steps, episodes, episode_limit=episode_limit)
         for worker in dict.fromkeys(self._waiting):
             self._answer(worker, 0)
         self._waiting.clear()
@@ -62,6 +69,11 @@ class MessageTable(ABC):
         if self._kept is not None:
             return self._kept.claim(worker, num_steps, now_s)
         return self._reply(worker, self._remotes[worker], CLAIM, num_steps, now_s)
+
+    def claim_episodes(self, worker: int, num_episodes: int) -> int | None:
+        if self._kept is not None:
+            return self._kept.claim_episodes(worker, num_episodes)
+        return self._reply(worker, self._remotes[worker], CLAIM_EPISODES, num_episodes)
 
     def merge(self, worker: int, change: Change, now_s: float) -> None:
         if self._kept is not None:
@@ -137,6 +149,8 @@ class MessageTable(ABC):
             self._table.count(worker, int(words[2]), int(words[3]), now_s)
         elif what == CLAIM:
             self._answer(worker, self._table.claim(worker, int(words[0]), now_s) or 0)
+        elif what == CLAIM_EPISODES:
+            self._answer(worker, self._table.claim_episodes(worker, int(words[0])) or 0)
         elif self._table.made:  # another may have been here under that number, and have left steps that it was given
             self._seen.pop(worker, None)
             self._answer(worker, self._table.forfeit(worker))

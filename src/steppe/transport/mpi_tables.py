@@ -1,6 +1,6 @@
 """A table that the ranks of an MPI world learn together: it lies on the first rank, and messages go by tag.
 
-    tag 4 · worker + what    BEGIN, MERGE, CLAIM → the first rank      ANSWER → the worker's rank
+    tag 5 · worker + what    BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the first rank      ANSWER → the worker's rank
 
 Nothing is done by all ranks at once, so it does not matter who comes to an end when. What is said is in message_tables.py.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from steppe.transport.message_tables import ANSWER, MessageTable
 from steppe.transport.mpi import Comm, Outbox, Status, library
 
-_KINDS = 4
+_KINDS = 5
 
 
 class MpiTable(MessageTable):

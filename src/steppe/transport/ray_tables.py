@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, MessageTable
+from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MessageTable
 from steppe.transport.ray import NOTHING, Ring, is_loss
 
 Message = tuple[int, int, np.ndarray]  # worker, what, words
+_QUESTIONS = (BEGIN, CLAIM, CLAIM_EPISODES)
 
 
 class RayTable(MessageTable):
@@ -47,11 +48,11 @@ class RayTable(MessageTable):
             raise self._error
         while self._came:
             (worker, what, data), answer = self._came.popleft()
-            if answer is not None and what in (BEGIN, CLAIM):
+            if answer is not None and what in _QUESTIONS:
                 self._dismiss(worker)  # an earlier one of that number, which is gone
                 self._askers[worker] = answer
             self._take(worker, what, data)
-            if answer is not None and what not in (BEGIN, CLAIM):
+            if answer is not None and what not in _QUESTIONS:
                 answer.set_result(NOTHING)
         self._call_next()
 

@@ -1,11 +1,11 @@
 """A table that the workers of one machine learn together: in this process's memory, or in a file that all of them map.
 
-    <room>/table        page 0…  words (see _WORDS), then four words per worker: steps given out, merged, episodes, unused
+    <room>/table        page 0…  words (see _WORDS), then four words per worker: steps given out, merged, episodes merged, given out
                         then     the log of changed rows, one word each (core/merging.py), then the table itself
     <room>/table-lock   held while a worker merges; the system lets go of it when its holder is killed
 
-A worker that is killed while it merges leaves part of what it learned in the table, and steps that it was given but did
-not bring. These are given out again by whoever notices.
+A worker that is killed while it merges leaves part of what it learned in the table, and steps and episodes that it was
+given but did not bring. These are given out again by whoever notices.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from steppe.core.rooms import map_file
 LOG_ROWS = 1 << 17
 _HEAD = 32  # words before those of the workers
 _ROWS, _ACTIONS, _ITEM, _WORKERS, _LIMIT, _LOGGED, _GIVEN, _STEPS, _EPISODES, _STARTED, _MERGED, _LOST = range(12)
+_EPISODE_LIMIT, _EPISODES_GIVEN = 12, 13
 
 
 class _Shape(NamedTuple):
@@ -80,7 +81,14 @@ class LocalTable:
         self._lock: AbstractContextManager[None] = nullcontext()
 
     def create(
-        self, values: np.ndarray, num_workers: int, limit: int | None, steps: int = 0, episodes: int = 0
+        self,
+        values: np.ndarray,
+        num_workers: int,
+        limit: int | None,
+        steps: int = 0,
+        episodes: int = 0,
+        *,
+        episode_limit: int | None = None,
     ) -> None:
         rows, actions = values.shape
         shape = _Shape(rows, actions, values.dtype.itemsize, num_workers)
@@ -88,7 +96,8 @@ class LocalTable:
         memory.words[: _WORKERS + 1] = shape
         memory.words[_LIMIT] = -1 if limit is None else limit
         memory.words[_GIVEN] = memory.words[_STEPS] = steps
-        memory.words[_EPISODES] = episodes
+        memory.words[_EPISODE_LIMIT] = -1 if episode_limit is None else episode_limit
+        memory.words[_EPISODES_GIVEN] = memory.words[_EPISODES] = episodes
         memory.values[...] = values
         self._memory = self._show(memory)
 
@@ -107,16 +116,23 @@ class LocalTable:
         memory = self._ready()
         words = memory.words
         with self._lock:
-            limit, given = int(words[_LIMIT]), int(words[_GIVEN])
-            if limit >= 0:
-                crowd = int(words[_WORKERS])
-                share = limit - given if crowd == 1 else -(-(limit - given) // (2 * crowd))  # all end about together
-                num_steps = max(0, min(num_steps, share))
+            if words[_LIMIT] >= 0:
+                num_steps = _share(num_steps, int(words[_LIMIT] - words[_GIVEN]), int(words[_WORKERS]))
             if num_steps and not memory.floats[_STARTED]:
                 memory.floats[_STARTED] = now_s
             words[_GIVEN] += num_steps
             memory.workers[worker, 0] += num_steps
         return num_steps
+
+    def claim_episodes(self, worker: int, num_episodes: int) -> int | None:
+        memory = self._ready()
+        words = memory.words
+        with self._lock:
+            left = int(words[_EPISODE_LIMIT] - words[_EPISODES_GIVEN])
+            num_episodes = _share(num_episodes, left, int(words[_WORKERS]))
+            words[_EPISODES_GIVEN] += num_episodes
+            memory.workers[worker, 3] += num_episodes
+        return num_episodes
 
     def merge(self, worker: int, change: Change, now_s: float) -> None:
         memory, (local, base, found) = self._ready(), self._copies[worker]
@@ -161,6 +177,9 @@ class LocalTable:
         beyond = max(0, int(mine[1] - mine[0]))  # whole episodes and whole rows of environments end when they end
         mine[0] += beyond
         words[_GIVEN] += beyond
+        beyond = max(0, int(mine[2] - mine[3]))  # where there is no limit, or a worker was thought to be gone
+        mine[3] += beyond
+        words[_EPISODES_GIVEN] += beyond
         words[_STEPS] += steps
         words[_EPISODES] += episodes
         memory.floats[_MERGED] = now_s
@@ -176,6 +195,8 @@ class LocalTable:
             mine[0] = mine[1]
             memory.words[_GIVEN] -= lost
             memory.words[_LOST] += lost
+            memory.words[_EPISODES_GIVEN] -= mine[3] - mine[2]
+            mine[3] = mine[2]
         return lost
 
     def totals(self) -> Totals:
@@ -235,6 +256,11 @@ class ShmTable(LocalTable):
     @property
     def _draft(self) -> Path:
         return self._path.with_suffix(f".{os.getpid()}")
+
+
+def _share(wanted: int, left: int, num_workers: int) -> int:
+    """How many of `wanted` one worker is given of what is left: so few that all workers end about together."""
+    return max(0, min(wanted, left if num_workers == 1 else -(-left // (2 * num_workers))))
 
 
 class _FileLock(AbstractContextManager[None]):

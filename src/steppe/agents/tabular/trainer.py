@@ -74,13 +74,23 @@ class GameTrainer:
         self._starts = game.starts(self._moves, self.opening_moves)
         self.states = playing.begin_all(self._starts, self.words.take(num_games))
 
-    def run(self, num_steps: int) -> GameTally:
-        """Train for `num_steps` steps over all games, rounded up to whole steps of every game."""
+    def run(self, num_steps: int, most_games: int | None = None) -> GameTally:
+        """Train for `num_steps` steps over all games, rounded up to whole steps of every game.
+
+        No more than `most_games` end: when fewer are left than are under way, only so many go on.
+        """
         waiting, tally = -(-num_steps // self.num_games), np.zeros(3, np.int64)
-        taken = waiting * self.num_games
+        taken, playing_games = 0, self.num_games
         while waiting > 0:
             block = min(waiting, self.block_steps)
-            self._block(block, tally)
+            if most_games is not None:
+                left = most_games - int(tally.sum())
+                playing_games = min(self.num_games, left)
+                if playing_games == 0:
+                    break
+                block = min(block, left // playing_games)  # a step ends a game at most
+            self._block(block, playing_games, tally)
+            taken += block * playing_games
             waiting -= block
         return GameTally(taken, *(int(count) for count in tally))
 
@@ -96,14 +106,15 @@ class GameTrainer:
         self.words.restore(state["words"])
         self.states[...] = states
 
-    def _block(self, steps: int, tally: np.ndarray) -> None:
+    def _block(self, steps: int, num_games: int, tally: np.ndarray) -> None:
+        """Play so many steps of the first `num_games` games."""
         agent, ended = self.agent, int(tally.sum())
-        words = self.words.take(steps * self.num_games).reshape(steps, self.num_games)
+        words = self.words.take(steps * num_games).reshape(steps, num_games)
         q, rules, gamma = agent.storage, self.game.rules, agent.discount_factor
-        games = (self._starts, self.states, words, *agent.rates(steps, self.num_games), gamma, tally)
+        games = (self._starts, self.states[:num_games], words, *agent.rates(steps, num_games), gamma, tally)
         if len(self._moves):
             playing.play_against(q, rules, self._moves, *games)
         else:
             playing.play_self(q, rules, *games)
-        agent.count_steps(steps * self.num_games)
+        agent.count_steps(steps * num_games)
         agent.count_episodes(int(tally.sum()) - ended)
