@@ -22,6 +22,7 @@ def steppe(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str
     return subprocess.run([STEPPE, *words], capture_output=True, text=True, timeout=timeout, check=False)
 
 
+@pytest.mark.long
 def test_the_demos_command_reaches_its_target_and_says_everything_asked_for():
     words = "train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475 --json --name demo"
     done = steppe(*words.split())
