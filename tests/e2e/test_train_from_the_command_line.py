@@ -90,8 +90,8 @@ def test_a_run_is_watched_and_stopped_from_another_terminal():
                 assert watching.stdout is not None
                 states = {json.loads(watching.stdout.readline())["state"] for _ in range(3)}
                 stopped = steppe("stop", "endless", "--wait")
-                watching.communicate(timeout=60)
-            out, err = training.communicate(timeout=60)
+                watching.communicate(timeout=300)
+            out, err = training.communicate(timeout=300)
         finally:
             training.kill()
     assert stopped.returncode == 0, stopped.stderr

@@ -223,14 +223,14 @@ def test_an_environment_that_hangs_is_found_and_left_behind():
         "mpi",
         *SMALL,
         "-s",
-        "flow.hang_s=1",
+        "flow.hang_s=10",
         "--name",
         "run",
     ]
     with under_way(command) as process:
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
-        assert "actor-0 took longer than flow.hang_s=1 for one step" in errors
+        assert "actor-0 took longer than flow.hang_s=10 for one step" in errors
         assert "mpi_world_suite.py" in errors, "it does not say where"
     assert (status().state, status().reason) == ("FAILED", "hung")
 
