@@ -23,9 +23,20 @@ PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- coverage: written by make coverage -->", "<!-- end of coverage -->"
 LOW = 80.0
 # The passes: name → environment and arguments of pytest.
+SIDE_BY_SIDE = ["--numprocesses", "4", "--dist", "worksteal"]
 PASSES = {
-    "everything": ({}, ["-m", "", "--numprocesses", "2", "--dist", "worksteal"]),
-    "kernels": ({"NUMBA_DISABLE_JIT": "1"}, ["-m", "unit and not slow", "--numprocesses", "2", "--dist", "worksteal"]),
+    "everything": ({}, ["-m", "", *SIDE_BY_SIDE]),
+    # Compiled code adds whole numbers without a word where NumPy warns of the overflow, which here would be an error.
+    "kernels": ({"NUMBA_DISABLE_JIT": "1"}, ["-m", "unit and not slow", "-W", "ignore::RuntimeWarning", *SIDE_BY_SIDE]),
+}
+# Modules whose lines run where no coverage is saved → where that is.
+REASONS = {
+    "control/cluster.py": "runs in `make test-kube`, which is not measured",
+    "control/kubernetes.py": "runs in `make test-kube`, which is not measured",
+    "control/scaling.py": "runs in `make test-kube`, which is not measured",
+    "runtimes/ray.py": "runs in Ray's own processes, which Ray kills without a chance to save",
+    "runtimes/ray_seat.py": "runs in Ray's own processes, which Ray kills without a chance to save",
+    "transport/ray.py": "runs in Ray's own processes, which Ray kills without a chance to save",
 }
 
 
@@ -68,7 +79,8 @@ def main() -> int:
     DATA.mkdir(parents=True, exist_ok=True)
     codes = [run_pass(name, options.tests) for name in options.passes]
     coverage("combine", "--quiet", "--keep")
-    coverage("json", "--quiet", "-o", str(DATA / "report.json"))
+    # Tests that install the package elsewhere have removed that copy again: only this tree's files count.
+    coverage("json", "--quiet", "--ignore-errors", "--include", "src/steppe/*", "-o", str(DATA / "report.json"))
     write_table(json.loads((DATA / "report.json").read_text())["files"])
     return max(codes, default=0)
 
@@ -98,7 +110,7 @@ def write_table(files: dict[str, dict[str, dict[str, int]]]) -> None:
         own = Count()
         own.add(found["summary"])
         if own.percent < LOW:
-            low.append(f"- `{module}` {own.percent:.0f} %")
+            low.append(f"- `{module}` {own.percent:.0f} %: {REASONS.get(module, 'to be tested')}")
     rows = ["| package | lines | lines run | branches taken |", "|---|---|---|---|"]
     rows += [count.row(f"`{name}`") for name, count in packages.items()] + [total.row("all")]
     text = "\n".join([BEGIN, *rows, "", f"Modules under {LOW:.0f} %:", "", *(low or ["none"]), END])

@@ -44,6 +44,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         own_broker(session_home(factory)).down()
 
 
+@pytest.hookimpl(trylast=True)  # after what is not to run was deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin every worker's share with tests that take long, so that none is left for the end when the others have finished."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = [item for item in items if not item.get_closest_marker("long")]
+    share = -(-len(rest) // workers)
+    items[:] = [
+        item
+        for worker in range(workers)
+        for item in long[worker::workers] + rest[worker * share : (worker + 1) * share]
+    ]
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a real Kafka broker."""

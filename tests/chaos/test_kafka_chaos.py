@@ -121,6 +121,7 @@ def some_time(stream, troupe):
     time.sleep(stream.uniform(0, 0.05))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victims", [["writer-0", "writer-1"], ["reader"]], ids=["writers", "reader"])
 def test_killed_again_and_again(victims, troupe):
     stream = random.Random(str(victims))
@@ -154,6 +155,7 @@ def performing(broker, room, **environ):
         troupe.close()
 
 
+@pytest.mark.long
 def test_the_broker_is_killed_again_and_again(broker, tmp_path):
     with performing(broker, tmp_path) as troupe:
         stream = random.Random(5)
@@ -163,6 +165,7 @@ def test_the_broker_is_killed_again_and_again(broker, tmp_path):
             broker.up(0)
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away(broker, tmp_path):
     """Writers wait with a bounded number of segments, then everybody goes on. Who comes meanwhile says that nobody answers."""
     with performing(broker, tmp_path) as troupe:

@@ -91,6 +91,7 @@ def flood(connection, count, seed):
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_garbage_on_every_topic_changes_nothing(served, tmp_path, count):
     steps = 12_000 + count // 4
     with served.client() as api:

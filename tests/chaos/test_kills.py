@@ -51,6 +51,7 @@ def hashes(tmp_path_factory):
     return {(algo, ahead): twin(algo, STEPS[algo], room / f"{algo}-{ahead}", **{AHEAD: ahead}) for algo, ahead in CASES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", rest_slow("processes", "inline"))
 @pytest.mark.parametrize(("algo", "ahead"), rest_slow(*CASES))
 def test_all_killed_again_and_again_then_resumed(algo, ahead, runtime, host, hashes, tmp_path):

@@ -92,6 +92,7 @@ def node_of(cluster: Path, name: str, environment: dict[str, str]) -> subprocess
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cluster_of_processes_with_tls(cluster: Path) -> None:
     """Two nodes train; the server is stopped and begins again where it was; then it is killed, and again."""

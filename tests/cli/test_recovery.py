@@ -72,6 +72,7 @@ def test_damaged_checkpoints_are_listed_and_named_loudly(steppe, tmp_path):
     assert "\nWARNING: passed over a checkpoint" in "\n" + done.stderr, "said from the beginning on, too"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rerun_compares_and_answers_by_its_exit_code(steppe, tmp_path):
     recorded = train(steppe, "free", "--mode", "async", "--actors", "2", "--record-arrivals", "--seed", "4")

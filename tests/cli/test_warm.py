@@ -53,6 +53,7 @@ def kept(cache: Path) -> set[Path]:
     return set(cache.rglob("*.nbc"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # compiles everything there is: half a minute on two idle cores
 def test_after_it_default_runs_compile_nothing(tmp_path):

@@ -101,6 +101,7 @@ def test_every_operation_is_a_tool_and_a_scope_sees_its_own(served: Served, door
     assert entry["outcome"].startswith("refused: ")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize("door", DOORS)
 def test_a_run_from_its_beginning_to_its_removal(served: Served, door: str) -> None:

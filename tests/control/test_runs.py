@@ -75,6 +75,7 @@ def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str |
     assert api.get(f"/api/v1/runs/{run}").status_code == 404
 
 
+@pytest.mark.long
 @pytest.mark.slow  # in Chromium: page/test_story.py
 def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
     run = make(api, LONG)
@@ -176,6 +177,7 @@ def beats_until_lost(socket: ClientConnection, run: str) -> int:
     return beats
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: httpx.Client):
     run = make(api, LONG, checkpoint={"every_s": 0.5})

@@ -110,6 +110,7 @@ def test_arrays_are_aligned_and_writable():
         ({"a": np.array([object()])}, "dtype"),
         ({"a": {1.5: 0}}, "key 1.5"),
         ({"a": {True: 0}}, "key True"),
+        ({"a": {2**63: 0}}, "key 9223372036854775808"),
         ([np.datetime64("2020-01-01")], "dtype"),
         (print, "builtin_function"),
     ],
@@ -201,6 +202,14 @@ def test_a_newer_format_is_named_as_such():
     data[4] = 9
     with pytest.raises(DamagedFile, match="format 9, newer than"):
         codec.unpack(bytes(data))
+
+
+def test_bytes_of_another_kind_are_named_as_such():
+    for other in (codec.pack(1, sealed=False), b"\x89PNG" + codec.pack(1)[4:]):
+        with pytest.raises(DamagedFile, match="not a Steppe message"):
+            codec.unpack(other)
+    with pytest.raises(DamagedFile, match="not a Steppe message"):
+        codec.unpack(codec.pack(1), sealed=False)
 
 
 SPEC = SegmentSpec(
@@ -357,6 +366,13 @@ def test_a_wrong_layout_is_damage(rows):
         codec.decode_weights(codec.pack({**message, "layout": rows}))
 
 
+@pytest.mark.parametrize("buffer", [np.zeros(12, np.int8), np.zeros((3, 4), np.uint8), bytes(12)])
+def test_a_buffer_that_is_no_row_of_bytes_is_damage(buffer):
+    message = {"kind": "weights", "schema": 1, "counters": {}, "layout": [["a", [3], "float32", 0]]}
+    with pytest.raises(DamagedFile, match="not a flat array of bytes"):
+        codec.decode_weights(codec.pack({**message, "buffer": buffer}))
+
+
 def test_every_flipped_byte_of_weights_is_damage():
     packed = codec.encode_weights(some_weights())
     for place in range(len(packed)):
@@ -370,3 +386,8 @@ def test_wrong_counters_are_damage(counters):
     codec.decode_weights(codec.pack({**message, "counters": {}}))
     with pytest.raises(DamagedFile):
         codec.decode_weights(codec.pack({**message, "counters": counters}))
+
+
+def test_the_first_unknown_counter_is_named():
+    with pytest.raises(ValueError, match="unknown counter 'a'"):
+        codec.checked_counters({"b": 1, "version": 1, "a": 1})

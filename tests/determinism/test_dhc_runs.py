@@ -40,6 +40,7 @@ def standing(result):
     return load_weights(result.path / "weights.safetensors").arrays()["lessons"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", ["processes", "mpi", "ray"])
 def test_sync_is_the_same_on_every_runtime(runtime, tmp_path):
     one, beside = train(tmp_path / "one"), train(tmp_path / "beside", runtime=runtime)

@@ -115,6 +115,7 @@ def test_two_machines_train_together(tmp_path: Path) -> None:
         assert "worker_2: " in said
 
 
+@pytest.mark.long
 def test_one_word_changes_the_runtime_and_nothing_else(tmp_path: Path) -> None:
     """These two are run by the interpreter itself, as a user does."""
     weights = set()

@@ -22,6 +22,7 @@ def steppe(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str
     return subprocess.run([STEPPE, *words], capture_output=True, text=True, timeout=timeout, check=False)
 
 
+@pytest.mark.long
 def test_the_demos_command_reaches_its_target_and_says_everything_asked_for():
     words = "train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475 --json --name demo"
     done = steppe(*words.split())
@@ -89,8 +90,8 @@ def test_a_run_is_watched_and_stopped_from_another_terminal():
                 assert watching.stdout is not None
                 states = {json.loads(watching.stdout.readline())["state"] for _ in range(3)}
                 stopped = steppe("stop", "endless", "--wait")
-                watching.communicate(timeout=60)
-            out, err = training.communicate(timeout=60)
+                watching.communicate(timeout=300)
+            out, err = training.communicate(timeout=300)
         finally:
             training.kill()
     assert stopped.returncode == 0, stopped.stderr

@@ -35,6 +35,7 @@ def arrived(choose, episodes=400, seed=10**6):
     return there.mean()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_agents_find_their_goals(tmp_path):
     """Seed 1, 40,000 steps, 833 updates: both lessons are passed (70 % of 50 episodes that explore), and without exploration

@@ -34,6 +34,7 @@ def test_ppo_learns_continuous_actions():
     assert result.state == "SUCCEEDED", result.summary
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings", [{"algo": "a3c"}, {"algo": "a2c", "mode": "workers"}], ids=lambda given: given["algo"]
 )

@@ -200,3 +200,24 @@ def test_finite_and_norm(values: np.ndarray) -> None:
     assert all_finite(values) == bool(np.isfinite(values).all())
     if np.isfinite(values).all():
         np.testing.assert_allclose(squared_norm(values), float((values.astype(np.float64) ** 2).sum()), rtol=1e-12)
+
+
+def test_how_many_updates_each_method_needs():
+    for method in METHODS:
+        assert Aggregation(method).at_least == (3 if "krum" in method else 1), method
+    for count in (1, 2, 3):
+        assert Aggregation("trimmed_mean", byzantine=count).at_least == 2 * count + 1
+        assert Aggregation("multi_krum", byzantine=count).at_least == 2 * count + 3
+
+
+@pytest.mark.parametrize(
+    "updates", [np.zeros((2, 2, 2), np.float32), np.zeros((2, 2), np.int64), np.zeros((0, 2), np.float32)]
+)
+def test_only_rows_of_float32_are_aggregated(updates):
+    with pytest.raises(UsageError, match=r"float32 \[workers, parameters\]"):
+        Aggregation("average").combine(updates)
+
+
+def test_settings_stay_as_they_were_checked():
+    with pytest.raises(AttributeError):
+        Aggregation("average").trim = 0.7

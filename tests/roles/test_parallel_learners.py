@@ -71,6 +71,7 @@ def test_two_ranks_of_an_mpi_world_are_one_learner(tmp_path: Path) -> None:
     assert run([mpi.mpiexec(), "-n", 2, sys.executable, PROGRAM, "mpi"], tmp_path) == list(kit.CASES)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_nodes_in_ray_are_one_learner(tmp_path_factory: pytest.TempPathFactory) -> None:
     scratch = tmp_path_factory.mktemp("r", numbered=True)

@@ -103,6 +103,7 @@ def test_a_killed_role_costs_nothing(victim, kafka, tmp_path):
     assert victim != "actor-1" or (1, True) in [(one["actor"], one["replaced"]) for one in members]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_broker_costs_nothing(kafka, tmp_path):
     """One of this run's own, which is started again."""
@@ -175,6 +176,7 @@ def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
     assert not (tmp_path / "actor-a" / "run" / "checkpoints" / "00000001").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, tmp_path, monkeypatch):
     """Nobody starts the killed actor again: the other goes on alone, until somebody takes the place."""
@@ -232,6 +234,7 @@ def test_a_second_learner_of_the_same_directory_is_refused(kafka, tmp_path):
         assert Checkpoints(opened().checkpoints).latest() is not None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may hide a directory")
 def test_a_second_learner_elsewhere_ends_the_first(kafka, tmp_path, monkeypatch):

@@ -67,6 +67,7 @@ def test_contract_of_runtimes_in_a_world():
     assert re.search(r"[67] passed", done.stdout), done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_runs_of_one_world(tmp_path):
     done = world(4, sys.executable, SUITE, "runs", str(tmp_path))
@@ -141,6 +142,7 @@ def test_mpi_that_is_not_installed(missing, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_rank_fails_the_run_and_resuming_mends_it():
     """The run that goes on after the kill ends with the weights of one that was never in trouble."""
@@ -221,14 +223,14 @@ def test_an_environment_that_hangs_is_found_and_left_behind():
         "mpi",
         *SMALL,
         "-s",
-        "flow.hang_s=1",
+        "flow.hang_s=10",
         "--name",
         "run",
     ]
     with under_way(command) as process:
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
-        assert "actor-0 took longer than flow.hang_s=1 for one step" in errors
+        assert "actor-0 took longer than flow.hang_s=10 for one step" in errors
         assert "mpi_world_suite.py" in errors, "it does not say where"
     assert (status().state, status().reason) == ("FAILED", "hung")
 

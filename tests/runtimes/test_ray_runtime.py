@@ -57,6 +57,7 @@ def restarted():
     return [event for _, event in opened().store.read(EVENTS) if event["kind"] == "restart"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_runs_on_a_cluster_of_two_nodes():
     done = subprocess.run([sys.executable, SUITE], capture_output=True, text=True, timeout=590, check=False)
@@ -67,6 +68,7 @@ def test_runs_on_a_cluster_of_two_nodes():
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["raylet", "gcs_server"])
 def test_killed_actor_then_killed_head(head):

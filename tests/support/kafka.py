@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 from steppe.core.config import KafkaConfig
+from steppe.core.errors import Unreachable
 from steppe.transport.kafka import DEAD_LETTERS, Connection, ends, ensure_topics, reading, span
 from steppe.transport.kafka_broker import Broker, cache_directory, fetch_jars
 
@@ -58,7 +59,15 @@ def dead_letters(connection: Connection) -> list:
 
 
 def wait_until(true, what="it"):
+    """Wait for a condition; while brokers cannot be reached it is not true yet."""
     deadline = time.monotonic() + PATIENCE_S
-    while not true():
+    while not _holds(true):
         assert time.monotonic() < deadline, f"{what} never came true"
         time.sleep(0.02)
+
+
+def _holds(true):
+    try:
+        return true()
+    except Unreachable:
+        return False

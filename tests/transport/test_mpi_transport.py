@@ -17,6 +17,7 @@ pytestmark = pytest.mark.integration
 SUITE = Path(__file__).with_name("mpi_conformance.py")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", rest_slow(2, 4))
 def test_links_between_ranks(ranks):
     command = [mpiexec(), "-n", str(ranks), sys.executable, SUITE]

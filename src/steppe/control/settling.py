@@ -9,7 +9,7 @@ from typing import Any
 from steppe.control import hosting
 from steppe.core.links import ACTORS, COMMANDS, EVENTS, SCALE, SET
 from steppe.records.directory import RunDirectory
-from steppe.records.store import FAILED, LOST, PAUSED, PENDING, RUNNING, SILENT, STOPPED, SUCCEEDED, Status
+from steppe.records.store import LOST, PAUSED, PENDING, RUNNING, SILENT, STOPPED, SUCCEEDED, Status
 from steppe.records.view import ENDED
 
 Record = dict[str, Any]

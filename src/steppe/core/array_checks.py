@@ -82,8 +82,11 @@ def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None
 
 def is_finite(column: np.ndarray) -> bool:
     """Whether a column of real numbers has neither NaN nor infinity; one pass while all is well."""
-    if column.size <= _FEW and column.dtype != np.float16:
-        total = np.vdot(column, column)
+    if column.dtype != np.float16 and column.flags.c_contiguous:
+        flat, total = column.reshape(-1), 0.0
+        for start in range(0, column.size, _FEW):
+            part = flat[start : start + _FEW]
+            total += float(np.vdot(part, part))  # which, unlike `dot`, does not warn of an overflow
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.add.reduce(column, axis=None)
@@ -133,11 +136,14 @@ def require_segment(segment: Segment) -> None:
 
 def _require_final_obs(segment: Segment) -> None:
     """Only after the flags are known to be sound: they select the rows."""
-    obs = segment.spec.obs
-    if obs.below or segment["final_obs"].dtype.kind == "f":
+    obs, final_obs = segment.spec.obs, segment["final_obs"]
+    is_real = final_obs.dtype.kind == "f"
+    if is_real and not obs.below and is_finite(final_obs):  # so are the rows that count
+        return
+    if obs.below or is_real:
         cut = segment.cut
         if cut.any():
-            require_values(segment["final_obs"][cut], "final_obs", obs)
+            require_values(final_obs[cut], "final_obs", obs)
 
 
 def empty_segment(segment: Segment) -> None:

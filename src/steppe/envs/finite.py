@@ -16,11 +16,10 @@ def require_finite(segment: Segment, upto: int, where: str) -> None:
     if obs.dtype.kind != "f":
         return
     _require(obs[: upto + 1], "obs", where)
-    cut = segment["terminated"][:upto] | segment["truncated"][:upto]
-    if cut.any() and not np.isfinite(segment["final_obs"][:upto][cut]).all():
-        last = segment["final_obs"][:upto].copy()
-        last[~cut] = 0.0  # rows of nobody
-        _require(last, "final_obs", where)
+    last = segment["final_obs"][:upto]
+    if not is_finite(last):
+        cut = segment["terminated"][:upto] | segment["truncated"][:upto]
+        _require(np.where(cut.reshape(*cut.shape, *(1,) * (last.ndim - 2)), last, 0.0), "final_obs", where)
 
 
 def _require(column: np.ndarray, name: str, where: str) -> None:
