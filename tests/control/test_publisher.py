@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+import steppe.control.publisher
 from steppe.control import hosting, model
 from steppe.control.ledger import new_operation
 from steppe.control.publisher import NOT_BEGUN, CommandPublisher
@@ -162,14 +163,14 @@ def test_a_look_while_a_command_is_being_published_does_not_publish_it_again(
     begin, directory, config, topics, monkeypatch
 ):
     service, publisher = begin(config)
-    connection_of = publisher._connection
+    find = steppe.control.publisher.find_charter
 
-    def meanwhile(directory):
-        monkeypatch.setattr(publisher, "_connection", connection_of)
+    def meanwhile(*given):
+        monkeypatch.setattr(steppe.control.publisher, "find_charter", find)
         publisher.look()  # as the publisher's own thread may do now
-        return connection_of(directory)
+        return find(*given)
 
-    monkeypatch.setattr(publisher, "_connection", meanwhile)
+    monkeypatch.setattr(steppe.control.publisher, "find_charter", meanwhile)
     done = service.stop_run(directory.path.name, "test")
     assert [record["id"] for record in topics.commands()] == [done.id]
 

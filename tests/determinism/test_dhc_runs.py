@@ -11,6 +11,7 @@ from steppe.core.config import resolve
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints, load_weights
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +42,7 @@ def standing(result):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("runtime", ["processes", "mpi", "ray"])
+@pytest.mark.parametrize("runtime", rest_slow("ray", "processes", "mpi"))
 def test_sync_is_the_same_on_every_runtime(runtime, tmp_path):
     one, beside = train(tmp_path / "one"), train(tmp_path / "beside", runtime=runtime)
     assert one.updates > 10

@@ -21,6 +21,7 @@ from steppe.core.specs import SegmentSpec
 from steppe.envs import make_world, reading, snapshots
 from steppe.envs.rebuilding import Rebuilding
 from steppe.testing.env import sample
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -113,7 +114,7 @@ ENVS += ["steppe/Counting-v0"]
 
 
 @pytest.mark.parametrize("env", [*ENVS, reference(chain), reference(checked)])
-@pytest.mark.parametrize("steps", [0, 1, 57, 250])
+@pytest.mark.parametrize("steps", rest_slow(57, 0, 1, 250))
 def test_the_heir_of_a_loop_goes_on_exactly(env, steps):
     require_exact(env, steps=steps)
 
@@ -127,7 +128,7 @@ def test_frames_limits_clipped_rewards_and_wrappers_go_along(env):
     require_exact(env, config)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 57, 250])
+@pytest.mark.parametrize("steps", rest_slow(57, 0, 1, 250))
 @pytest.mark.parametrize("config", [{}, {"frame_stack": 3}, {"time_limit": 9}])
 def test_the_heir_of_a_native_vector_goes_on_exactly(config, steps):
     require_exact("CartPole-v1", EnvConfig(vector="native", **config), num_envs=8, steps=steps)

@@ -260,6 +260,7 @@ def test_nothing_else_is_allowed(strict):
         assert not may_create(connection), user
 
 
+@pytest.mark.slow
 def test_forgeries_are_refused_by_the_brokers(strict):
     """Well-formed lies that no reader can see through, by principals that may not write where they would work."""
     run = "forged~12345678"

@@ -85,6 +85,7 @@ def test_the_right_password_gets_in(guarded, tls, monkeypatch):
     board.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["another password", "no password", "another authority"])
 def test_others_do_not(how, guarded, tls, monkeypatch, tmp_path):
     monkeypatch.setenv("STEPPE_KAFKA_PASSWORD", PASSWORD if how != "another password" else "guessed")
