@@ -157,7 +157,7 @@ def test_what_is_live_goes_over_kafka_and_the_rest_replaces_the_learner(config, 
             operation = ask("demo", "test")
             assert roles.obey(word)["id"] == operation.id
             finished(service, operation)
-            assert state(service) == after
+            until(lambda after=after: state(service) == after, f"the run is {after}")
         assert pods.rolled == []
         assert pods.replicas == {ACTOR: 1, LEARNER: 1}
 
@@ -192,7 +192,7 @@ def test_a_run_that_was_stopped_while_it_was_paused_goes_on_when_it_is_started(c
         roles.obey("pause")
         finished(service, operation)
         finished(service, service.stop_run("demo", "test"))
-        assert state(service) == "STOPPED"
+        until(lambda: state(service) == "STOPPED", "the cluster says so too, at which the service looks once a second")
         finished(service, service.start_run("demo", "test"))
         roles.obey("resume")
         until(lambda: state(service) == "RUNNING", "the run is under way again")
