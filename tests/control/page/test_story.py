@@ -158,6 +158,7 @@ def test_everything_by_keyboard(page: Page, api: httpx.Client):
     page.keyboard.press("r")
     expect(page.get_by_role("heading", name="Runs")).to_be_visible()
     page.keyboard.press("/")
+    expect(page.get_by_label("Search runs")).to_be_focused()
     page.keyboard.type("by-keys stopped")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.keyboard.press("Tab")

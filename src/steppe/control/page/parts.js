@@ -11,10 +11,11 @@ export const go = (hash) => {
   location.hash = hash;
 };
 
-// Draw again when the service has said something.
+// Draw again when the service has said something. With the drawing, not after the next frame: what is said in between would
+// never be drawn.
 export function useLive() {
   const [, again] = useReducer((n) => n + 1, 0);
-  useEffect(() => subscribe(again), []);
+  useLayoutEffect(() => subscribe(again), []);
 }
 
 // Ask at once, then again and again while `live`. `begin` gives the function that asks; it is told how to see that nobody
@@ -168,7 +169,7 @@ const typing = (target) => target.closest(TYPED);
 export function useKeys(keys) {
   const held = useRef(keys);
   held.current = keys;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const pressed = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
       if (!keysOn() || document.querySelector("dialog[open]")) return;
