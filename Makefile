@@ -26,8 +26,8 @@ serve: page
 page: $(VENV)/.ready
 	$(BIN)/python scripts/fetch_page_parts.py
 
-# Tests wait for other processes half of their time, so there are three workers a core, as far as memory goes (1.5 GiB each).
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(max(2, min(3 * len(os.sched_getaffinity(0)), \
+# Tests wait for other processes half of their time, so there are two workers a core, as far as memory goes (1.5 GiB each).
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(max(2, min(2 * len(os.sched_getaffinity(0)), \
 	os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') * 2 // (3 << 30))))")
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 10
 
