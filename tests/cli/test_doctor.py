@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from steppe.records.diagnosis import LEAST_S
 from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
@@ -98,9 +99,10 @@ def test_a_resumed_run_has_the_time_of_both_lives(steppe):
 def test_a_failed_run(steppe):
     words = ("train", "steppe/Failing-v0", "--name", "broken", "-s", "environment.kwargs={at_step = 3}")
     assert steppe(*words).returncode == 1
-    done = steppe("doctor", "broken")
+    done, found = steppe("doctor", "broken"), json.loads(steppe("doctor", "broken", "--json").stdout)
     assert done.returncode == 0
-    assert done.stdout.startswith("broken: ")  # on a machine that is idle: too short to judge
+    assert done.stdout.startswith(f"broken: {found['sentence']}")
+    assert (found["rule"] == "too_short") == (found["measured"]["seconds"] < LEAST_S)  # a busy machine takes its time
     assert "FAILED (environment_fault)" in done.stdout
 
 

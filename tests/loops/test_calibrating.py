@@ -28,6 +28,10 @@ class TestEnvs:
         tried = paces((1, 30, 40), (2, 20, 40), (4, 10, 40))
         assert choose_envs(tried, overlap=True).envs == 1
 
+    def test_copies_that_sleep_one_after_the_other_bring_nothing(self):
+        tried = paces((1, 10_010, 10), (2, 10_008, 10), (4, 10_007, 10), (8, 10_006, 10))
+        assert choose_envs(tried, overlap=True).envs == 1
+
     def test_taking_turns_both_count(self):
         tried = paces((1, 30, 40), (2, 10, 40), (4, 8, 40))
         assert choose_envs(tried, overlap=False).envs == 2
@@ -49,10 +53,9 @@ class TestActors:
         assert choose_actors(Pace(1, 10_000 * US, 1000 * US, 0.02), cores=2) == 9
 
 
-def test_an_environment_that_sleeps_gets_many_actors_and_no_copies():
+def test_an_environment_that_sleeps_gets_many_actors():
     chosen = calibrated(resolve(("call", {"env": "steppe/Sleep-v0", "actors": "auto", "envs": "auto"})))
     assert chosen.config.actors == calibrating.MOST_ACTORS  # sleeping takes 10 ms, learning from a step some µs
-    assert chosen.config.envs <= 4  # one after the other, copies do not sleep at the same time; a busy machine blurs it
     assert chosen.sources["actors"] == chosen.sources["envs"] == "calibration"
     assert chosen.auto == ()
 

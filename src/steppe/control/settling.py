@@ -82,7 +82,7 @@ def _acknowledged(record: Record, run: RunDirectory, status: Status) -> Verdict:
             if not details.get("obeyed"):
                 return "failed", details.get("message") or "the run refused it"
             return "succeeded", _words(details)
-    if record["kind"] == SET and (status.state in ENDED or status.state == PENDING):
+    if record["kind"] == SET and (_has_ended(status) or status.state == PENDING):
         return "succeeded", "takes effect on restart"
     return _too_late(status)
 

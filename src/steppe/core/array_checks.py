@@ -37,9 +37,8 @@ def as_column(values: Any, name: str, dtype: npt.DTypeLike) -> np.ndarray:
     Other numbers are converted if that changes no whole number: 1.0 is an action, 1.5 is none.
     """
     wanted = np.dtype(dtype)
-    if (
-        type(values) is np.ndarray and values.dtype == wanted and values.flags.carray
-    ):  # the usual case, with no more calls
+    # The usual case, with no more calls.
+    if type(values) is np.ndarray and values.dtype == wanted and values.flags.carray:
         return values
     given = as_array(values, name)
     if given.dtype == wanted and given.flags.carray:

@@ -83,9 +83,8 @@ class GrpcLine(PackedLine):
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _metadata(self, worker: str | None) -> list[tuple[str, str]]:
-        token = self._token_of(worker) or wire.find_token(
-            self._host, self._port
-        )  # a server that began anew has a new one
+        # A server that began anew has a new one.
+        token = self._token_of(worker) or wire.find_token(self._host, self._port)
         return [("authorization", f"Bearer {token}")] if token else []
 
     def _token_of(self, worker: str | None) -> str | None:

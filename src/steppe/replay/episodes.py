@@ -51,9 +51,8 @@ class LocalBuffer:
         """The whole episode; `terminated` is False where it was cut by a time limit."""
         if not self._rows:
             raise UsageError("an episode without a step cannot be kept: add one first")
-        ends = np.zeros(
-            (len(self._rows) + 1, *self._rows[0][1].shape), bool
-        )  # for each agent that has a reward of its own
+        of_each = self._rows[0][1].shape  # agents that have a reward of their own
+        ends = np.zeros((len(self._rows) + 1, *of_each), bool)
         ends[-2] = terminated
         episode = {"obs": np.stack(self._obs), "terminated": ends}
         for name, values in zip(NAMES, zip(*self._rows, strict=True), strict=True):
