@@ -1,5 +1,6 @@
 """Numbers of actors and environments chosen by trying."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -81,6 +82,27 @@ def test_a_vector_world_gets_many_environments_and_one_actor_on_two_cores(monkey
     chosen = calibrated(resolve(("call", {"env": "CartPole-v1", "algo": algo, "actors": "auto", "envs": "auto"})))
     assert chosen.config.actors == 1
     assert chosen.config.envs in calibrating.VECTOR
+
+
+class TenStepsAreTried:
+    """A clock that moves only when it is read: 1 step to compile, then 3 in each of 3 tries."""
+
+    def __init__(self):
+        self.reads = itertools.count()
+
+    def perf_counter(self):
+        return 0.02 * next(self.reads)
+
+    thread_time = perf_counter
+
+
+@pytest.mark.regression
+def test_trying_may_end_between_two_episodes(monkeypatch):
+    """All environments see a cue, wait and answer: nine steps, and the tenth resets all of them."""
+    monkeypatch.setattr(calibrating, "time", TenStepsAreTried())
+    settings = {"algo": "r2d2", "envs": 256, "actors": "auto", "mode": "async", "environment.kwargs": {"delay": 7}}
+    chosen = calibrated(resolve(("call", {"env": "steppe/Recall-v0", **settings})))
+    assert chosen.config.actors >= 1
 
 
 def test_other_words_are_no_numbers():

@@ -131,6 +131,8 @@ def _collect(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, 
         agent.begin(segment.spec.num_envs, seeding.generator(config.seed, "calibration", "act"))
         _fill(agent, world, segment, 0.0)  # once, to compile what has to be
         tries = [_timed_fill(agent, world, segment, TRY_S / TRIES) for _ in range(TRIES)]
+        while not segment.env_steps:  # only resets, as between episodes of one length: nothing to learn from
+            _fill(agent, world, segment, 0.0)
     finally:
         world.close()
     known = min(tries[-1][0], segment.spec.num_steps)
