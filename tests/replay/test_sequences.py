@@ -9,7 +9,7 @@ from scipy import stats
 
 from steppe.core import codec
 from steppe.core.agent import Learned
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.errors import ConfigError, SteppeError, UsageError
 from steppe.core.sequences import ETA, mixed
 from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceDraws, SequenceMemory, Windowing
@@ -393,3 +393,59 @@ def test_an_episode_with_nan_is_refused() -> None:
             local.add(*bad)
     local.add(*good)
     assert len(local) == 1
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"action": np.full((11, 2), 10**8)}, "'action' is 100000000"),
+        ({"action": np.full((11, 2), 0.5)}, "'action' has the value 0.5"),
+        ({"action": np.zeros(11, int)}, r"'action' has shape \(\), but this buffer's column has \(2,\)"),
+        ({"obs": np.full((11, 2, 3), np.nan)}, "'obs' is nan"),
+        ({"reward": np.full(11, 1e300)}, "'reward' is inf"),
+        ({"obs": np.full((11, 2, 3), "x")}, "'obs' holds <U1 values"),
+        ({"hidden": np.zeros((10, 2, 4))}, "one common length"),
+        ({"before": np.zeros(11, int)}, "the episode has before, which is made when it is drawn"),
+        ({"more": np.zeros(11)}, "has unknown more"),
+        ({"terminated": np.full(11, 2, np.uint8).view(bool)}, "'terminated' has bytes that are neither 0 nor 1"),
+    ],
+)
+def test_episodes_that_cannot_be_learned_from_are_refused_whole(changes, words):
+    """Windows are laid by compiled code, which checks nothing."""
+    good = episode(1, 10, terminated=True)
+    buffer = GlobalBuffer(50, Windowing(length=4), batch_size=2)
+    buffer.add(good)
+    with pytest.raises(SteppeError, match=words):
+        buffer.add({**good, **changes})
+    with pytest.raises(UsageError, match="the episode lacks reward"):
+        buffer.add({name: rows for name, rows in good.items() if name != "reward"})
+    assert len(buffer) == 11
+
+
+def test_columns_of_a_first_episode_are_of_the_same_agents():
+    buffer, good = GlobalBuffer(50, Windowing(length=4)), episode(1, 10, terminated=True)
+    with pytest.raises(UsageError, match=r"'action' has shape \(11,\), but 'q_val' has \(11, 2, 5\)"):
+        buffer.add({**good, "action": np.zeros(11, int)})
+    buffer.add(good)
+    assert len(buffer) == 11
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 10**12, 10**30])
+def test_a_batch_that_memory_cannot_hold_is_refused(batch_size):
+    buffer = GlobalBuffer(50, Windowing(length=4), batch_size=2)
+    buffer.add(episode(1, 10, terminated=True))
+    with pytest.raises(UsageError, match="memory has room for"):
+        buffer.get_batch(batch_size)
+
+
+def test_steps_are_copied_and_have_one_shape():
+    obs = np.zeros((1, 3), np.float32)
+    rest = (1, 0.5, obs, np.zeros((1, 4)), np.ones((1, 1), bool), np.zeros(5))
+    local = LocalBuffer(obs)
+    local.add(*rest)
+    obs[...] = 7.0  # as an environment does that uses its memory again
+    local.add(*rest)
+    with pytest.raises(UsageError, match=r"next_obs of step 2 has shape \(2, 3\), but it was \(1, 3\) before"):
+        local.add(1, 0.5, np.zeros((2, 3)), *rest[3:])
+    assert local.finish(terminated=True)["obs"][:, 0, 0].tolist() == [0.0, 0.0, 7.0]

@@ -25,9 +25,10 @@ from steppe.core.specs import ActionSpec, SegmentSpec
 
 Call = Callable[[], object]
 Entry = Callable[[st.DataObject], Iterator[Call]]
-ROWS, STATES, ACTIONS = 4, 5, 3
+ROWS, STATES, ACTIONS, AGENTS = 4, 5, 3, 2
 SPEC = EnvSpec("fuzz", FieldSpec("obs", (2,), "float32"), ActionSpec("discrete", (ACTIONS,)))
 TABLE = EnvSpec("fuzz", FieldSpec("obs", (), "int64"), ActionSpec("discrete", (ACTIONS,)), num_states=STATES)
+TEAM = EnvSpec("fuzz", FieldSpec("obs", (6, 9, 9), "float32"), ActionSpec("discrete", (ACTIONS,)), num_agents=AGENTS)
 DTYPES = ["?", "i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", ">f4", ">i8", "c8", "U2", "O"]
 NUMBERS = st.sampled_from(
     [0, 1, 2, 3, -1, -5, 7, 10**8, -(2**63), 2**63 - 1, 10**30, 0.5, 1e300, float("nan"), float("inf")]
@@ -111,6 +112,77 @@ def composition() -> Entry:
     return calls
 
 
+def played(spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> dict[str, Any]:
+    """An episode of ROWS steps, of one agent or of a team, that every agent with a memory can learn from."""
+    team, rows = () if spec.num_agents == 1 else (spec.num_agents,), ROWS + 1
+    hidden = next((field.shape for field in extras if field.name == "hidden"), (2,))
+    heard = next((field.shape for field in extras if field.name == "comm_mask"), (1,))
+    return {
+        "obs": np.zeros((rows, *team, *spec.obs.shape), np.float32), "action": np.zeros((rows, *team), np.int64),
+        "reward": np.zeros((rows, *team), np.float32), "terminated": np.zeros((rows, *team), bool),
+        "hidden": np.zeros((rows, *team, *hidden), np.float32), "comm_mask": np.ones((rows, *team, *heard), bool),
+        "q_val": np.zeros((rows, *team, ACTIONS), np.float32),
+    }  # fmt: skip
+
+
+def bad_columns(data: st.DataObject, columns: dict[str, Any], *more: str) -> dict[str, Any]:
+    """Columns of which one or two are arbitrary, most of the time in a shape that another one has."""
+    names = data.draw(st.lists(st.sampled_from([*columns, *more]), min_size=1, max_size=2, unique=True))
+    shapes = sorted({np.shape(column) for column in columns.values()})
+    return columns | {name: data.draw(arrays(np.shape(columns.get(name, 0)), *shapes)) for name in names}
+
+
+def episodes() -> Entry:
+    """Episodes of one agent and of a team: gathered step by step, kept, drawn as windows, learned from."""
+    from steppe import DistributedAgent
+    from steppe.replay import GlobalBuffer, LocalBuffer, Windowing
+
+    configs = {"r2d2": {"cell_size": 4, "hidden": (4,)}, "dhc": {"channels": 8}}
+    worlds = {"r2d2": SPEC, "dhc": TEAM}
+    made = {name: DistributedAgent(name, config=config).bind(worlds[name]) for name, config in configs.items()}
+    rules = Windowing(length=3, burn_in=1, n_step=2)
+
+    def filled(episode: dict[str, Any]) -> GlobalBuffer:
+        buffer = GlobalBuffer(40, rules, batch_size=2, seed=0)
+        buffer.add(episode)
+        return buffer
+
+    def calls(data: st.DataObject) -> Iterator[Call]:
+        name = data.draw(st.sampled_from(sorted(made)))
+        agent, spec = made[name], worlds[name]
+        good = played(spec, agent.config.columns(spec))
+        bad = bad_columns(data, good, "live", "before", "lesson")
+        buffer, fresh = filled(good), GlobalBuffer(40, rules, batch_size=2, seed=0)
+        for kept in (buffer, fresh):
+            yield lambda kept=kept: kept.add(bad)
+            yield lambda kept=kept: kept.add({key: bad[key] for key in list(bad)[1:]})
+            yield lambda kept=kept: agent.learn_from_batch(kept.get_batch())
+        yield lambda: buffer.get_batch(data.draw(st.one_of(NUMBERS, arrays(()))))
+        numbers, more = data.draw(arrays((2,))), data.draw(arrays((2,)))
+        yield lambda: buffer.update_priorities(numbers, more)
+        yield lambda: buffer.update_priorities(buffer.get_batch().indices, more)
+        yield lambda: buffer.get_data()
+        names = {key: "next_obs" if key == "obs" else key for key in good if key != "terminated"}
+        steps = [{name: good[key][row] for key, name in names.items()} for row in range(ROWS)]
+        steps[data.draw(st.integers(0, ROWS - 1))] |= bad_columns(data, steps[0])
+
+        def gather(first: Any) -> None:
+            local = LocalBuffer(first)
+            for step in steps:
+                local.add(**step)
+            buffer.add(local.finish(terminated=data.draw(st.booleans())))
+            agent.learn_from_batch(buffer.get_batch())
+
+        yield lambda: gather(good["obs"][0])
+        yield lambda: gather(data.draw(arrays(good["obs"][0].shape, ())))
+        batch = filled(good).get_batch()
+        windows = bad_columns(data, {**batch.columns, "weights": batch.weights, "indices": batch.indices}, "live")
+        yield lambda: agent.learn_from_batch(windows)
+        yield lambda: agent.compute_gradients(windows)
+
+    return calls
+
+
 def replay() -> Entry:
     from steppe import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferPool
 
@@ -133,9 +205,21 @@ def replay() -> Entry:
         yield lambda: pool.add_experiences(batch, priorities=numbers)
         yield lambda: pool.update_priorities(numbers, more)
         yield lambda: pool.sample_batch(ROWS)
+        yield lambda: pool.sample_batch(2, data.draw(NUMBERS))
+        yield lambda: pool.add_experiences(batch, data.draw(st.one_of(NUMBERS, arrays(()))))
+        yield lambda: pool.balance_buffers()
+        yield lambda: pool.get_buffer_stats()
+        one = {key: column[0] if np.shape(column)[:1] > (0,) else column for key, column in bad.items()}
+        for buffer in (uniform, by_priority, *pool.buffers):
+            yield lambda buffer=buffer: buffer.add(one)
+            yield lambda buffer=buffer: buffer.sample(data.draw(st.one_of(NUMBERS, arrays(()))))
+        yield lambda: by_priority.add(one, data.draw(st.one_of(NUMBERS, arrays(()))))
+        yield lambda: pool.buffers[1].update_priorities(numbers, more)
         steps = ExperienceBuffer(4)
         yield lambda: steps.push(numbers, more, 0.0, numbers, False)
+        yield lambda: steps.push(numbers, more, data.draw(st.one_of(NUMBERS, arrays(()))), numbers, False)
         yield lambda: steps.sample(1)
+        yield lambda: steps.buffer[:]
 
     return calls
 
@@ -232,13 +316,15 @@ def segments() -> Entry:
     from steppe.transport.framing import SegmentFrame
     from steppe.transport.shm import ShmChannel
 
-    learned = {}
-    for name in ("dqn", "ppo"):
-        agent = DistributedAgent(name, batch_size=ROWS).bind(SPEC)
-        config = agent.agent.config.model_copy(
-            update={"buffer_size": 64, "learning_starts": 0} if name == "dqn" else {}
-        )
-        spec = SegmentSpec(3, 2, *SPEC.fields, config.columns(SPEC))
+    learned, small = {}, {"buffer_size": 64, "learning_starts": 0}
+    windows = small | {"sequence_length": 2, "burn_in": 1}
+    changes = {"dqn": small, "ppo": {}, "r2d2": windows, "dhc": windows}
+    made = {"r2d2": {"cell_size": 4, "hidden": (4,)}, "dhc": {"channels": 8}}
+    for name, update in changes.items():
+        world = TEAM if name == "dhc" else SPEC
+        agent = DistributedAgent(name, batch_size=ROWS, config=made.get(name)).bind(world)
+        config = agent.agent.config.model_copy(update=update)
+        spec = SegmentSpec(3, 2, *world.fields, config.columns(world), num_agents=world.num_agents)
         learned[name] = agent.agent, config, spec, ShmChannel(make_room("fuzz", 1), spec, "fuzz", 1, create=True)
 
     def calls(data: st.DataObject) -> Iterator[Call]:
@@ -278,7 +364,8 @@ def segments() -> Entry:
 
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
-    "composition": composition, "replay": replay, "classic": classic, "params": params, "codec": codec, "segments": segments,
+    "composition": composition, "episodes": episodes, "replay": replay, "classic": classic, "params": params,
+    "codec": codec, "segments": segments,
 }  # fmt: skip
 
 

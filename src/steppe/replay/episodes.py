@@ -1,48 +1,55 @@
 """Recurrent replay by episodes, under the names of the pathfinding project: a LocalBuffer gathers one, a GlobalBuffer keeps many.
 
-Both are thin: an episode is a piece of sequence replay (sequences.py), the global buffer a pool with one buffer.
+Both are thin: an episode is a piece of sequence replay (sequences.py), the global buffer a pool with one buffer. An episode is
+checked once, when it enters the global buffer: windows are laid by compiled code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from steppe.core.arrays import as_array
+from steppe.core.array_checks import as_array, as_column, require_below, require_finite, require_flags
 from steppe.core.checked import checked
-from steppe.core.errors import UsageError
+from steppe.core.errors import ConfigError, UsageError
 from steppe.core.experience import Batch
 from steppe.core.specs import FieldSpec
+from steppe.replay.making import SHARE, available_bytes
 from steppe.replay.pool import ReplayBufferPool
 from steppe.replay.sequences import META, SequenceReplay, Windowing, Windows
+from steppe.replay.writing import as_block, fit_block
 
 Episode = dict[str, np.ndarray]  # rows of steps, and one more row that has only the last observation
 FIRST = ("obs", "action", "reward", "terminated")  # in this order a batch is unpacked, and then the rest
 NAMES = ("action", "reward", "hidden", "comm_mask", "q_val")
+WINDOW_BYTES = 32  # of a row of a batch, for what `Windows` adds to the columns
+MADE = ("before", "after", "discount", "following", "valid", "learn")  # columns of batches that no episode has
 
 
 class LocalBuffer:
     """The steps of one episode, from its first observation `obs` (num_agents, *obs_shape) to `finish`."""
 
-    def __init__(self, obs: np.ndarray) -> None:
-        self._obs = [as_array(obs, "obs")]
-        self._rows: list[tuple[Any, ...]] = []
+    def __init__(self, obs: Any) -> None:
+        self._obs = [_number_array(obs, "obs", "the first observation")]
+        self._rows: list[tuple[np.ndarray, ...]] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, action: Any, reward: float, next_obs: Any, hidden: Any, comm_mask: Any, q_val: Any) -> None:
         """Append a step; `hidden` is the state in which the policy saw the observation before it, q_val its values of that."""
-        row = [
-            as_array(value, name) for name, value in zip(NAMES, (action, reward, hidden, comm_mask, q_val), strict=True)
-        ]
+        where = f"step {len(self._rows)}"
+        given = zip(NAMES, (action, reward, hidden, comm_mask, q_val), strict=True)
+        row = [_number_array(value, name, where) for name, value in given]
         row[:2] = [value.reshape(()) if value.shape == (1,) else value for value in row[:2]]  # (1,) is one number too
-        row[1] = row[1].astype(np.float32)
-        seen = as_array(next_obs, "next_obs")
-        for name, value in zip((*NAMES, "next_obs"), (*row, seen), strict=True):
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                raise UsageError(f"{name} of step {len(self._rows)} has NaN or infinity: leave this episode out")
+        row[1] = _number_array(row[1], "reward", where, np.float32)
+        seen = _number_array(next_obs, "next_obs", where)
+        before = (*self._rows[0], self._obs[0]) if self._rows else (*row, self._obs[0])
+        for name, value, first in zip((*NAMES, "next_obs"), (*row, seen), before, strict=True):
+            if value.shape != first.shape:
+                raise UsageError(f"{name} of {where} has shape {value.shape}, but it was {first.shape} before")
         self._rows.append(tuple(row))
         self._obs.append(seen)
 
@@ -56,7 +63,7 @@ class LocalBuffer:
         ends[-2] = terminated
         episode = {"obs": np.stack(self._obs), "terminated": ends}
         for name, values in zip(NAMES, zip(*self._rows, strict=True), strict=True):
-            rows = np.stack([np.asarray(value) for value in values])
+            rows = np.stack(values)
             episode[name] = np.concatenate([rows, np.zeros_like(rows[:1])])
         return episode
 
@@ -90,23 +97,25 @@ class GlobalBuffer:
         """Rows stored: steps, and an observation per episode."""
         return len(self.pool.store)
 
-    def add(self, episode: Episode) -> None:
-        """Keep what `LocalBuffer.finish` gave; its sequences enter with the actor's own estimate of their errors."""
-        shapes = [episode[name].shape if name in episode else None for name in ("terminated", "reward")]
-        if shapes[0] != shapes[1]:
-            raise UsageError(
-                f"an episode has a 'terminated' for every 'reward', not shapes {shapes[0]} and {shapes[1]}"
-            )
+    def add(self, episode: Mapping[str, Any]) -> None:
+        """Keep what `LocalBuffer.finish` gave; its sequences enter with the actor's own estimate of their errors.
+
+        UsageError or NotFinite, and nothing is kept, where it cannot be learned from or does not fit the episodes before.
+        """
+        store = self.pool.store
+        known = [field for field in store.fields if field not in META]
+        columns = checked_episode(episode, known)
+        count = len(columns["reward"])
+        if count > store.capacity:  # before it decides what the columns are
+            raise ConfigError(f"an episode of {count} rows does not fit a buffer of {store.capacity}")
         if self._replay is None:
-            fields = [FieldSpec(name, rows.shape[1:], rows.dtype.name) for name, rows in episode.items()]
-            self.pool.store.allocate([*fields, *META])
+            fields = [FieldSpec(name, rows.shape[1:], rows.dtype.name) for name, rows in columns.items()]
+            store.allocate([*fields, *META])
             self._replay = SequenceReplay(self.pool, self.windowing)
-        for field in self.pool.store.fields:
-            if field not in META and (field.name not in episode or episode[field.name].shape[1:] != field.shape):
-                found = episode[field.name].shape[1:] if field.name in episode else "none"
-                raise UsageError(f"{field.name!r} has shape {found}, but this buffer's column has {field.shape}")
-        starts = np.arange(0, len(episode["reward"]) - 1, self.windowing.step)
-        self._replay.write(episode, starts, 0, self._replay.entering(episode, starts, whole=True))
+        starts = np.arange(0, count - 1, self.windowing.step)
+        with np.errstate(over="ignore", invalid="ignore"):  # an estimate that is not finite does not count
+            priorities = self._replay.entering(columns, starts, whole=True)
+        self._replay.write(columns, starts, 0, priorities)
 
     def get_data(self) -> Batch:
         """The next batch of `batch_size` sequences."""
@@ -120,11 +129,82 @@ class GlobalBuffer:
             raise UsageError("there is no episode yet: add one first")
         batch_size = self.batch_size if batch_size is None else batch_size
         if batch_size not in self._rooms:
+            self._require_room(batch_size)
             self._rooms[batch_size] = self._replay.room(batch_size)
         drawn = self._replay.draw(self._stream, self._rooms[batch_size], self.beta)
         first = {name: drawn.columns[name] for name in FIRST}
         return Batch({**first, **drawn.columns}, drawn.weights, drawn.indices)
 
-    def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+    def _require_room(self, batch_size: int) -> None:
+        """Raise UsageError for a batch of no sequence, or of more than memory holds."""
+        row_bytes = WINDOW_BYTES + sum(field.nbytes for field in self.pool.store.fields)
+        most = int(SHARE * available_bytes() / (row_bytes * self.windowing.rows))
+        if not 1 <= batch_size <= most:
+            raise UsageError(f"batch_size={batch_size}: must be at least 1, and memory has room for {most:,} sequences")
+
+    def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Set the priorities of sequences by the indices of a batch."""
         self.pool.store.prioritize(indices, priorities)
+
+
+def checked_episode(episode: Mapping[str, Any], known: Sequence[FieldSpec]) -> Episode:
+    """The columns of an episode, checked for what compiled code and `estimate` rely on, as the `known` fields if there are any.
+
+    [rows, …] with at least two rows; finite numbers; a `terminated` for every `reward`, of one agent or of several; actions
+    that `q_val`, if it is there, has a value for.
+    """
+    if not isinstance(episode, Mapping):
+        raise UsageError(f"an episode is a dictionary of columns, not a {type(episode).__name__}")
+    missing, made = [name for name in FIRST if name not in episode], [name for name in MADE if name in episode]
+    if missing or made:
+        problem = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(made)}, which is made when it is drawn"
+        raise UsageError(f"the episode {problem}: LocalBuffer.finish gives what is needed")
+    given = as_block(episode, None)
+    if len(given.get("reward", ())) < 2:
+        raise UsageError("an episode without a step cannot be kept: it has a row for each step and one more")
+    dtypes = {name: rows.dtype.name for name, rows in given.items()} | {"reward": "float32", "terminated": "bool"}
+    dtypes |= {"live": "bool"} if "live" in given else {}
+    dtypes |= {"action": "int64"} if "q_val" in given else {}
+    dtypes |= {field.name: field.dtype for field in known if field.name in given}
+    columns = {name: as_column(rows, name, dtypes[name]) for name, rows in given.items()}
+    if known:
+        fit_block(columns, known)
+    for name, rows in columns.items():
+        if rows.dtype.kind == "f":
+            require_finite(rows, name)
+        elif rows.dtype.kind == "b":
+            require_flags(rows, name)
+    _require_shapes(columns)
+    return columns
+
+
+def _require_shapes(columns: Episode) -> None:
+    """Raise UsageError unless the columns of each agent have as many agents as others have."""
+    reward, terminated = columns["reward"].shape, columns["terminated"].shape
+    if terminated != reward:
+        raise UsageError(f"an episode has a 'terminated' for every 'reward', not shapes {terminated} and {reward}")
+    if len(reward) > 2 or 0 in reward:
+        raise UsageError(f"'reward' has shape {reward}, where (rows,) or (rows, agents) is needed")
+    if "q_val" not in columns:
+        return
+    values = columns["q_val"].shape
+    if len(values) not in (2, 3) or 0 in values:
+        raise UsageError(f"'q_val' has shape {values}, where (rows, actions) or (rows, agents, actions) is needed")
+    agents = 1 if len(values) == 2 else values[1]
+    one = ((values[0],), (values[0], 1))  # two ways to write one number
+    each = one if agents == 1 else ((values[0], agents),)
+    for name, shapes in (("action", each), ("live", each), ("reward", (*each, *one))):
+        if name in columns and columns[name].shape not in shapes:
+            raise UsageError(f"{name!r} has shape {columns[name].shape}, but 'q_val' has {values}")
+    require_below(columns["action"], "action", (values[-1],))
+
+
+def _number_array(value: Any, name: str, where: str, dtype: Any = None) -> np.ndarray:
+    """A copy, since environments may use their arrays again; UsageError unless it holds finite numbers or truth values."""
+    with np.errstate(over="ignore"):
+        found = np.array(as_array(value, name), dtype, order="C")
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise UsageError(f"{name} of {where} has NaN or infinity: leave this episode out")
+    if found.dtype.kind == "b":
+        require_flags(found, name)
+    return found

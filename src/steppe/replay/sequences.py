@@ -185,7 +185,7 @@ def estimate(piece: Mapping[str, np.ndarray], starts: np.ndarray, rules: Windowi
     known = steps + (not whole)  # rows with values
     values = piece["q_val"].astype(np.float64).reshape(rows, -1, piece["q_val"].shape[-1])  # [rows, agents, actions]
     reward, ends = piece["reward"].astype(np.float64).reshape(rows, -1), piece["terminated"].reshape(rows, -1)
-    there = piece["live"] if "live" in piece else np.ones(values.shape[:2], np.bool_)
+    there = piece["live"].reshape(rows, -1) if "live" in piece else np.ones(values.shape[:2], np.bool_)
     chosen = np.take_along_axis(values, piece["action"].reshape(rows, -1, 1).astype(np.int64), axis=2)[:steps, :, 0]
     t = np.arange(steps)[:, None]
     count, total, ended = np.minimum(rules.n_step, steps - t), np.zeros(1), np.zeros(1, np.bool_)

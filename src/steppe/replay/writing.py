@@ -55,16 +55,21 @@ class Writing:
         with self.store.lock:
             if not self.store.fields:
                 self.store.allocate([self._field(key, rows) for key, rows in block.items()])
-        require_keys(block, tuple(self.store.columns))
-        for field in self.store.fields:
-            rows = block[field.name]
-            if {rows.shape[1:], field.shape} == {(), (1,)}:  # two ways to write one number
-                rows = block[field.name] = rows.reshape(len(rows), *field.shape)
-            _require_fit(field, rows)
+        fit_block(block, self.store.fields)
 
     def _field(self, key: str, rows: np.ndarray) -> FieldSpec:
         frames = self.frame_stack if rows.ndim >= 4 and rows.shape[1] % self.frame_stack == 0 else 1
         return FieldSpec(key, rows.shape[1:], _dtype(key, rows).name, frames)
+
+
+def fit_block(block: dict[str, np.ndarray], fields: Sequence[FieldSpec]) -> None:
+    """Raise UsageError unless the columns are those of the fields, and reshape those of single numbers to fit."""
+    require_keys(block, tuple(field.name for field in fields))
+    for field in fields:
+        rows = block[field.name]
+        if {rows.shape[1:], field.shape} == {(), (1,)}:  # two ways to write one number
+            rows = block[field.name] = rows.reshape(len(rows), *field.shape)
+        _require_fit(field, rows)
 
 
 def as_block(experiences: Experiences, keys: tuple[str, ...] | None) -> dict[str, np.ndarray]:
