@@ -12,7 +12,7 @@ from steppe.control.cluster import ClusterService
 from steppe.control.publisher import CommandPublisher
 from steppe.control.scaling import ACTOR, LEARNER, Described, Seen
 from steppe.core.config import KafkaConfig, resolve
-from steppe.core.errors import Unreachable, UsageError
+from steppe.core.errors import ConfigError, Unreachable, UsageError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.envs import probe
@@ -183,6 +183,44 @@ def test_what_the_cluster_carries_out_is_published_with_what_came_of_it(config, 
         assert [record.get("actors") for record in told] == [3, None, None, None]
         assert all(record["generation"] == 1 and record["issuer"] == "test" for record in told)
         assert [(answer["id"], answer["obeyed"]) for answer in roles.answers()] == [(one.id, True) for one in done]
+
+
+@pytest.mark.regression
+def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
+    """CartPole has no continuous actions whose bounds could be exceeded: a learner with that setting would not start."""
+    pods = Pods()
+    with serving(pods, config) as service:
+        until(lambda: state(service) == "RUNNING", "the run is under way")
+
+        def refused(values):
+            try:
+                service.set_hyperparameters("demo", values, "test", dry_run=True)
+            except ConfigError as error:
+                return str(error)
+            return None
+
+        words = "bounds_coef is for continuous actions, and CartPole-v1 has others: leave it out"
+        until(lambda: refused({"bounds_coef": 0.5}) == words, "the service knows the run's environment")
+        before = pods.settings
+        for values in ({"bounds_coef": 0.5}, {"bounds_coef": 0.5, "max_grad_norm": 0.25}):
+            with pytest.raises(ConfigError, match="bounds_coef is for continuous actions"):
+                service.set_hyperparameters("demo", values, "test")
+        assert (pods.settings, pods.rolled, roles.told(published=False)) == (before, [], [])
+
+
+def test_an_operation_says_who_settles_it(config, roles):
+    """Pods show that a learner was replaced; the learner says itself what it took over."""
+    with serving(Pods(), config) as service:
+        until(lambda: state(service) == "RUNNING", "the run is under way")
+        asked = [
+            service.set_hyperparameters("demo", {"learning_rate": 0.01}, "test").operation,
+            service.pause_run("demo", "test"),
+            service.set_hyperparameters("demo", {"max_grad_norm": 0.25}, "test").operation,
+            service.scale_actors("demo", 2, "test"),
+        ]
+        found = [service.get_operation(one.id) for one in asked]
+        assert [one.settled_by for one in found] == ["run", "run", "cluster", "cluster"]
+        assert [one.state for one in found] == ["pending", "pending", "succeeded", "succeeded"]
 
 
 def test_a_run_that_was_stopped_while_it_was_paused_goes_on_when_it_is_started(config, roles):

@@ -23,6 +23,7 @@ from steppe.core.config import Resolved, flat_keys, flatten, resolve
 from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
 from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
+from steppe.core.specs import EnvSpec
 from steppe.core.tuning import checked_changes, live_fields
 from steppe.records.directory import RECORD, RunDirectory
 from steppe.records.store import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from steppe.core.config import KafkaConfig
 
 ROLL_S = 600.0  # how long pods may take to come and go
+CLUSTER = "cluster"  # who settles an operation whose outcome is seen in pods (model.Operation.settled_by)
 Verdict = tuple[str, str | None] | None
 
 
@@ -177,7 +179,7 @@ class ClusterService(Service):
         with self._lock:
             current = self._look()
             agent = current.resolved.config.agent
-            changed = checked_changes(agent, values)
+            changed = checked_changes(agent, values, self._spec())
             live = self._live(current)
             live = live if set(changed) <= set(live) else ()
             effects = describing.effects(agent.model_dump(mode="json"), changed, live)
@@ -253,6 +255,11 @@ class ClusterService(Service):
             self._scaler.roll(role, made.digest)
         return made
 
+    def _spec(self) -> EnvSpec | None:
+        """The environment's spec as the learner has told it over Kafka; None before, or without brokers."""
+        charter = None if self._following is None else self._following.charter
+        return None if charter is None else charter.order.env_spec
+
     def _live(self, current: Current) -> tuple[str, ...]:
         """The hyperparameters that the learner can be told of now."""
         state = self._directory(current.run).store.status().state
@@ -277,7 +284,7 @@ class ClusterService(Service):
     def _replace_learner(
         self, current: Current, changed: dict[str, Any], issuer: str, expected: int | None
     ) -> model.Operation:
-        record = new_operation(SET, current.run, issuer, deadline_s=ROLL_S, values=changed)
+        record = new_operation(SET, current.run, issuer, settled_by=CLUSTER, deadline_s=ROLL_S, values=changed)
         with self._published(self._directory(current.run), record, expected):
             self.ledger.change(current.run, None, expected)
             made = self._describe(current, current.run, _changed(current, changed), (LEARNER,))
@@ -299,7 +306,7 @@ class ClusterService(Service):
         self._require_current(run)
         with self._lock:
             details = {"deadline_s": ROLL_S, "role": role, role if role == LEARNER else "actors": count}
-            record = new_operation(kind, run, issuer, **details)
+            record = new_operation(kind, run, issuer, settled_by=CLUSTER, **details)
             with self._published(self._directory(run), record, expected):
                 self.ledger.change(run, desired, expected)
                 self._scaler.scale(role, count)
@@ -308,8 +315,8 @@ class ClusterService(Service):
             return self._settled(record)
 
     def _settled(self, record: dict[str, Any]) -> model.Operation:
-        answered_by_learner = "role" not in record["details"] and "digest" not in record["details"]
-        if record["state"] != "pending" or answered_by_learner or not self._is_current(record["run"]):
+        by_cluster = record.get("settled_by") == CLUSTER
+        if record["state"] != "pending" or not by_cluster or not self._is_current(record["run"]):
             return super()._settled(record)
         with self._lock:
             verdict = self._verdict(record)

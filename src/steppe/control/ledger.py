@@ -212,8 +212,8 @@ class Ledger:
             return self._database.execute(query, values).fetchall()
 
 
-def new_operation(kind: str, run: str, issuer: str, **details: Any) -> dict[str, Any]:
-    """The record of an operation that begins now; `Ledger.keep_operation` writes it down."""
+def new_operation(kind: str, run: str, issuer: str, *, settled_by: str = "run", **details: Any) -> dict[str, Any]:
+    """The record of an operation that begins now (model.Operation); `Ledger.keep_operation` writes it down."""
     return {
         "id": uuid.uuid4().hex,
         "kind": kind,
@@ -223,5 +223,6 @@ def new_operation(kind: str, run: str, issuer: str, **details: Any) -> dict[str,
         "issuer": issuer,
         "created_s": time.time(),
         "finished_s": None,
+        "settled_by": settled_by,
         "details": details,
     }

@@ -191,6 +191,9 @@ class Operation(Answer):
     issuer: str
     created_s: float
     finished_s: float | None = None
+    settled_by: Literal["run", "cluster"] = Field(
+        "run", description="Who shows that it is done: the run, in its reports, or the cluster, in its pods."
+    )
     details: dict[str, JsonValue] = {}
 
 

@@ -52,9 +52,14 @@ class Order(msgspec.Struct, frozen=True):
         """The same, given now and here."""
         return msgspec.structs.replace(self, host=socket.gethostname(), clock_s=time.monotonic())
 
+    @property
+    def env_spec(self) -> EnvSpec:
+        """The spec of the run's environment."""
+        return msgspec.convert(self.spec, EnvSpec)
+
     def plan(self) -> Plan:
         """The same plan again."""
-        plan = make_plan(unflatten(self.config), msgspec.convert(self.spec, EnvSpec))
+        plan = make_plan(unflatten(self.config), self.env_spec)
         return replace(plan, resume=self.resume)
 
     def clock(self) -> RunClock:
