@@ -10,6 +10,7 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 
+from steppe.core.agent import trainable
 from steppe.core.config import resolve
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.tuning import live_fields
@@ -50,6 +51,7 @@ CHANGES = {
     "entropy_coef": 0.3, "bounds_coef": 5.0, "epochs": 3, "minibatch_size": 32, "clip": 1e-4, "target_kl": 1e-9,
     "target_every": 5, "epsilon_start": 0.1, "epsilon_end": 0.9, "epsilon": 0.1, "exploration_fraction": 0.9,
 }  # fmt: skip
+STILL = {"learning_rate": 1e-9}  # for runs whose updates nobody can repeat: their weights stay where they are
 
 
 class Upwards(gym.Env):
@@ -141,10 +143,11 @@ def copy_of(path, into):
 
 
 class Change:
-    """Observes a run: asks for a change once it learns, and ends it when the change is answered and an update reports it."""
+    """Observes a run: asks for a change once it learns, and ends it when the change is answered, an update reports it, and `more`
+    updates came after it."""
 
-    def __init__(self, values):
-        self.values, self.answer, self.posted = values, None, False
+    def __init__(self, values, more=0):
+        self.values, self.answer, self.posted, self.more = values, None, False, more
         self.rates = []
 
     def __call__(self, view):
@@ -155,7 +158,7 @@ class Change:
         if self.posted and self.answer is None:
             events = [record["details"] for _, record in store.read(EVENTS) if record["kind"] == "command"]
             self.answer = next((one for one in events if one.get("id") == "change"), None)
-        if self.answer is None or view.training is None or view.updates <= self.answer["updates"]:
+        if self.answer is None or view.training is None or view.updates <= self.answer["updates"] + self.more:
             return False
         rate = view.training.stats.get("learning_rate")
         self.rates += [rate] if rate is not None else []
@@ -171,16 +174,24 @@ def require_tuned(kind, run_dir, **layer):
         given |= {"learning_rate_end": CHANGES["learning_rate"]}
     if kind == "sequences" and mode == "workers":
         given |= {"prioritized": False}
+    repeatable = mode in ("single", "sync")
+    moves = not repeatable and kind != "table"
+    if moves:
+        given |= STILL | ({"value_coef": 0.0} if kind == "rollout" else {})
     resolved = resolve(("call", given | layer))
     live = [name for name in live_fields(resolved.config) if name not in ("bounds_coef", "learning_rate_end")]
-    change = Change({name: CHANGES[name] for name in live} or {"learning_rate": CHANGES["learning_rate"]})
+    values = {name: CHANGES[name] for name in live} or {"learning_rate": CHANGES["learning_rate"]}
+    more = 40 if moves else 0  # pushes that were under way then were made with the values before
+    change = Change(values, more)
     result = run_experiment(resolved, observers=[change])
     assert (result.state, result.reason) == ("STOPPED", "stopped_by_callback"), result.message
     assert change.answer["obeyed"], change.answer
     assert change.answer["live"] == sorted(live), change.answer
     if live:
         assert math.isclose(change.rates[-1], CHANGES["learning_rate"]), change.rates
-    if mode in ("single", "sync"):
+    if moves:
+        require_moved(given, run_dir, result.updates, only="value" if kind == "rollout" else "")
+    if repeatable:
         alike = given | {"mode": mode, "runtime": "inline"}
         repeated = [
             repeat_inline(alike | {"run_dir": run_dir.with_name(f"{run_dir.name}-{name}")}, result.updates, taken)
@@ -188,6 +199,23 @@ def require_tuned(kind, run_dir, **layer):
         ]
         assert repeated[0] == result.weights_sha256, "not the updates of a run that took the values over there"
         assert repeated[1] != result.weights_sha256, "the values changed nothing"
+
+
+def require_moved(layer, run_dir, updates, only):
+    """Require weights, of those with `only` in their names, that so many updates with the values of STILL cannot have made.
+
+    Adam moves a weight by less than four times the learning rate: (1 - 0.9) / sqrt(1 - 0.999). A value network whose loss has
+    the weight 0 it does not move at all, so one that moved had gradients that were computed with the new weight.
+    """
+    life = Life.begin(run_dir.with_name(f"{run_dir.name}-start"), layer | {"mode": "sync", "runtime": "inline"})
+    agent = life.learner.agent
+    names = [entry.name for entry in trainable(agent) if only in entry.name]
+    before = {name: agent.weights().arrays()[name].copy() for name in names}
+    life.stop()
+    directory = RunDirectory.open(run_dir)
+    after = Checkpoints(directory.checkpoints, run=directory.key).latest().weights.arrays()
+    moved = max(float(np.abs(after[name] - before[name]).max()) for name in names)
+    assert moved > 4 * STILL["learning_rate"] * updates, f"{moved}: the values are reported, and changed nothing"
 
 
 def repeat_inline(layer, updates, taken=None):
