@@ -18,9 +18,8 @@ from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.records.directory import RunDirectory
 from steppe.records.store import NOBODY, PENDING
-from steppe.runtimes.kafka_charter import wire_name
 from steppe.transport.kafka import Connection, ensure_topics
-from steppe.transport.kafka_board import KafkaBoard
+from tests.support.kafka import Topics
 from tests.support.service import LONG, finished, in_state, make, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -31,23 +30,6 @@ NOWHERE = KafkaConfig(address="127.0.0.1:9")
 @pytest.fixture(scope="session")
 def brokers(kafka):
     return str(kafka)
-
-
-class Topics:
-    """The two topics, read by a consumer that knows nothing of the service."""
-
-    def __init__(self, config, directory):
-        self._board = KafkaBoard(Connection(config, wire_name(directory)))
-
-    def commands(self):
-        return [record for _, record in self._board.read(COMMANDS) if record["command"] not in ("charter", "plan")]
-
-    def answers(self, identity):
-        found = [record["details"] for _, record in self._board.read(EVENTS) if record["kind"] == "command"]
-        return [(details["obeyed"], details["message"]) for details in found if details["id"] == identity]
-
-    def close(self):
-        self._board.close()
 
 
 def test_every_command_and_its_answer_are_seen_and_nothing_is_done_twice(served, api):

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from steppe.core.config import KafkaConfig
 from steppe.core.errors import Unreachable
+from steppe.core.links import COMMANDS, EVENTS
+from steppe.runtimes.kafka_charter import wire_name
 from steppe.transport.kafka import DEAD_LETTERS, Connection, ends, ensure_topics, reading, span
+from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, cache_directory, fetch_jars
 
 PATIENCE_S = 240.0  # only bounds how long a failure takes
@@ -56,6 +59,23 @@ def dead_letters(connection: Connection) -> list:
     with reading(connection) as consumer:
         low, high = ends(consumer, topic)
         return span(consumer, topic, 0, low, high) if low < high else []
+
+
+class Topics:
+    """The two topics, read by a consumer that knows nothing of the service."""
+
+    def __init__(self, config, directory):
+        self._board = KafkaBoard(Connection(config, wire_name(directory)))
+
+    def commands(self):
+        return [record for _, record in self._board.read(COMMANDS) if record["command"] not in ("charter", "plan")]
+
+    def answers(self, identity):
+        found = [record["details"] for _, record in self._board.read(EVENTS) if record["kind"] == "command"]
+        return [(details["obeyed"], details["message"]) for details in found if details["id"] == identity]
+
+    def close(self):
+        self._board.close()
 
 
 def wait_until(true, what="it"):

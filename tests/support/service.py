@@ -31,15 +31,19 @@ LONG = {
 class Served:
     """One life of the service after the other, over the same runs."""
 
-    def __init__(self, root: Path, kafka: str | None = None, descriptors: int | None = None) -> None:
-        """With `kafka`, runs go through that broker, by topics of their own; `descriptors` is a limit on open files."""
+    def __init__(
+        self, root: Path, kafka: str | None = None, descriptors: int | None = None, prefix: str | None = None
+    ) -> None:
+        """With `kafka`, runs go through that broker, by topics of their own unless a `prefix` is given; `descriptors` is a limit
+        on open files."""
         self.root = root
         self.before = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh") if descriptors else ()
         self.options: tuple[str, ...] = ()
         self.environ = {"STEPPE_RUNS": str(root / "runs")}
         if kafka is not None:
             self.options = ("--kafka", kafka)
-            self.environ |= {"STEPPE_KAFKA__PREFIX": f"t{uuid.uuid4().hex[:8]}.", "STEPPE_KAFKA__PARTITIONS": "2"}
+            prefix = prefix or f"t{uuid.uuid4().hex[:8]}."
+            self.environ |= {"STEPPE_KAFKA__PREFIX": prefix, "STEPPE_KAFKA__PARTITIONS": "2"}
         self.process: subprocess.Popen[str] | None = None
         self.address = self.link = ""
 

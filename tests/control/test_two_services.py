@@ -1,0 +1,131 @@
+"""Two services on one broker and the same topics, each with runs of its own, of which two have the same name: everybody sees, does
+and answers what is asked of his own runs, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+
+import pytest
+
+from steppe.control import hosting
+from steppe.core.links import COMMANDS
+from steppe.records.directory import RunDirectory
+from steppe.runtimes.kafka_charter import command, wire_name
+from steppe.transport.kafka import Connection
+from steppe.transport.kafka_board import KafkaBoard
+from tests.support.kafka import Topics, settings
+from tests.support.service import LONG, Served, bring_down, finished, in_state, make, run_of, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+SMALL = {**LONG, "actors": 1, "agent": {"hidden": [8], "epochs": 1}}
+NAME = f"twin-{uuid.uuid4().hex[:8]}"  # of a run of each: whoever cleans up looks for what has its name
+TWIN = f"/api/v1/runs/{NAME}"
+
+
+class OwnService:
+    """One of the services, with a run `twin` and what the topics say of that."""
+
+    def __init__(self, root, config):
+        root.mkdir()
+        self.config = config
+        self.served = Served(root, config.address, prefix=config.prefix)
+        self.served.start()
+        self.api = self.served.client()
+        self.asked, self.topics = [], None
+
+    def begin(self):
+        """Make the run and start it."""
+        make(self.api, SMALL, name=NAME, start=False)
+        self.directory = RunDirectory(self.served.root / "runs" / NAME)
+        self.topics = Topics(self.config, self.directory)
+        self.ask(self.api.post(f"{TWIN}/start"))
+        in_state(self.api, NAME, "RUNNING")
+
+    def ask(self, answer):
+        """Require that what was asked over REST comes to a good end."""
+        done = finished(self.api, answer)
+        assert done["state"] == "succeeded", done
+        self.asked.append(done["id"])
+
+    def tell(self, word):
+        """Ask over Kafka, as a stranger who knows the run's name and key."""
+        board = KafkaBoard(Connection(self.config, wire_name(self.directory)), "stranger")
+        asked = command(word, "stranger")
+        assert board.post(COMMANDS, asked)
+        board.close()
+        self.asked.append(asked["id"])
+
+    def carried_out(self):
+        """The commands in the run's store."""
+        return [record["command"] for _, record in self.directory.store.read(COMMANDS)]
+
+    def operations(self):
+        """What the service has been asked, oldest first, and by whom."""
+        told = self.api.get("/api/v1/operations", params={"limit": 100}).json()["operations"]
+        return [(one["kind"], one["issuer"]) for one in reversed(told)]
+
+    def rate(self):
+        told = self.api.get(f"{TWIN}/hyperparameters").json()["hyperparameters"]
+        return next(one["value"] for one in told if one["name"] == "learning_rate")
+
+    def kill(self):
+        """End the run at once, if there is one."""
+        if self.topics is not None:
+            hosting.kill(self.directory.store.status())
+
+    def close(self):
+        self.api.close()
+        if self.topics is not None:
+            self.topics.close()
+        bring_down(self.served)
+
+
+@pytest.fixture
+def services(kafka, tmp_path):
+    config, made = settings(str(kafka)), []
+    with contextlib.ExitStack() as stack:
+        for name in ("one", "two"):
+            made.append(OwnService(tmp_path / name, config))
+            stack.callback(made[-1].close)
+        stack.callback(lambda: [service.kill() for service in made])  # first: no room of that name is to be left
+        yield made
+
+
+def test_each_does_and_shows_what_is_asked_of_its_own_runs(services):
+    one, two = services
+    make(one.api, SMALL, name="alone", start=False)
+    for service in services:
+        service.begin()
+    assert [wire_name(service.directory).partition("~")[0] for service in services] == [NAME, NAME]
+    listed = [[run["id"] for run in service.api.get("/api/v1/runs").json()["runs"]] for service in services]
+    assert listed == [[NAME, "alone"], [NAME]]
+
+    for service, rate in ((one, 0.01), (two, 0.02)):
+        service.ask(service.api.patch(f"{TWIN}/hyperparameters", json={"values": {"learning_rate": rate}}))
+    assert [service.rate() for service in services] == [0.01, 0.02]
+    two.ask(two.api.post(f"{TWIN}/pause"))
+    in_state(two.api, NAME, "PAUSED")
+    assert run_of(one.api, NAME)["state"] == "RUNNING"
+    one.ask(one.api.post(f"{TWIN}/stop"))
+    in_state(one.api, NAME, "STOPPED")
+    two.ask(two.api.post(f"{TWIN}/resume"))
+    in_state(two.api, NAME, "RUNNING")
+
+    two.tell("stop")
+    in_state(two.api, NAME, "STOPPED")
+    one.tell("start")
+    until(lambda: run_of(one.api, NAME)["state"] == "RUNNING", "the service has heard it")
+    for service in services:
+        for identity in service.asked:
+            until(lambda service=service, identity=identity: service.topics.answers(identity), "it is answered")
+    assert run_of(two.api, NAME)["state"] == "STOPPED", "the start was for the other one"
+
+    for service in services:
+        assert [record["id"] for record in service.topics.commands()] == service.asked
+        answers = [service.topics.answers(identity) for identity in service.asked]
+        assert answers == [[(True, None)]] * len(service.asked), "each is answered once, where the asker looks"
+    assert [service.carried_out() for service in services] == [["set", "stop"], ["set", "pause", "resume", "stop"]]
+    rest = "token:admin"
+    assert one.operations() == [("start", rest), ("set", rest), ("stop", rest), ("start", "kafka:stranger")]
+    assert two.operations() == [("start", rest), ("set", rest), ("pause", rest), ("resume", rest)]
