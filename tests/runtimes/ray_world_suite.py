@@ -265,10 +265,10 @@ def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
         advance(handle, lambda: restarts(directory))
         role, details = restarts(directory)[0]
         assert role == "actor-0"
-        assert "actor-0 took longer than flow.hang_s=2 for one step" in details["message"]
+        assert "actor-0 took longer than flow.hang_s=15 for one step" in details["message"]
         assert "ray_world_suite.py" in details["traceback"], "it does not say where"
 
-    watched(tmp_path, act, **{"env": "tests.runtimes.ray_world_suite:Stuck", "flow.hang_s": 2, "steps": 10**9})
+    watched(tmp_path, act, **{"env": "tests.runtimes.ray_world_suite:Stuck", "flow.hang_s": 15, "steps": 10**9})
 
 
 def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path, calm):
