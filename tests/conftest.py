@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+# Ray's niceness of 15 would let all other tests go before those that wait for Ray; workers that nobody needs would import it.
+os.environ |= {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
 if threading.current_thread() is threading.main_thread():
     # A shell ignores Ctrl-C for what it runs in the background, and children inherit that: not what is tested here.
     signal.signal(signal.SIGINT, signal.default_int_handler)

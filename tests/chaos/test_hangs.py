@@ -19,11 +19,11 @@ def test_a_hung_environment_is_found_and_replaced(tmp_path):
         "environment.kwargs": kwargs,
         "runtime": "processes",
     }
-    result = train({**layer, "run_dir": tmp_path / "hang", "flow.hang_s": 3.0})
+    result = train({**layer, "run_dir": tmp_path / "hang", "flow.hang_s": 15.0})
     assert result.state == "SUCCEEDED", result.message
     assert result.actor_restarts == 1
     (restart,) = events(tmp_path / "hang", "restart")
-    assert "flow.hang_s=3" in restart["details"]["message"]
+    assert "flow.hang_s=15" in restart["details"]["message"]
     assert "in hang_here" in restart["details"]["traceback"]
     assert "chaos_envs.py" in restart["details"]["traceback"]
 

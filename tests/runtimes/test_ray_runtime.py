@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import steppe
 from steppe.core.links import EVENTS
 from steppe.records.checkpoints import Checkpoints
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
@@ -21,7 +22,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SUITE = Path(__file__).with_name("ray_world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")
-SMALL = "--envs 2 -s segment_steps=16 -s hidden=[16] -s epochs=1 -s minibatch_size=16 -s evaluation.episodes=2".split()
+SETTINGS = {
+    "envs": 2, "segment_steps": 16, "hidden": [16], "epochs": 1, "minibatch_size": 16, "evaluation.episodes": 2,
+}  # fmt: skip
+SMALL = [word for key, value in SETTINGS.items() for word in ("-s", f"{key}={value}")]
 TRAIN = [STEPPE, "train", "CartPole-v1", "--runtime", "ray", *SMALL, "-s", "ray.object_store_mb=80"]
 
 
@@ -68,34 +72,44 @@ def test_runs_on_a_cluster_of_two_nodes():
     assert "skipped" not in done.stdout
 
 
+def require_failed_without(head, process):
+    """Kill it: the run's own processes and files are gone, and the reason is told."""
+    members, rooms = family(process.pid), scratch(process)
+    os.kill(named(process, head), signal.SIGKILL)
+    out, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1, out
+    assert re.search(f"the {head} of the run's own Ray cluster|the Ray driver ended", errors), errors
+    wait_until(lambda: not set(members) & set(parents()))
+    assert not any(room.exists() for room in rooms)
+    assert (status().state, status().reason) == ("FAILED", "role_died")
+
+
+@pytest.mark.slow
+def test_a_killed_gcs_server_ends_the_run():
+    with under_way([*TRAIN, "--actors", "1", "--steps", str(10**9), "--name", "run"]) as process:
+        wait_until(trained, process)
+        require_failed_without("gcs_server", process)
+
+
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["raylet", "gcs_server"])
-def test_killed_actor_then_killed_head(head):
+def test_killed_actor_then_killed_raylet():
     """The run goes on without the one, and resumes exactly without the other."""
-    words = ["--actors", "1", "--steps", "20000", "-s", "checkpoint.every_s=0.1", "-s", "seed=3", "--name", "run"]
-    with under_way([*TRAIN, *words]) as process:
+    settings = {"actors": 1, "steps": 12_000, "checkpoint.every_s": 0.1, "seed": 3}
+    words = [word for key, value in settings.items() for word in ("-s", f"{key}={value}")]
+    with under_way([*TRAIN, *words, "--name", "run"]) as process:
         wait_until(trained, process)
-        rooms = scratch(process)
         seats = seats_of(process)
         assert sorted(seats) == ["actor-0", "learner", "manager"]
         os.kill(seats["actor-0"], signal.SIGKILL)
         wait_until(restarted, process)
         wait_until(lambda: seats_of(process).get("actor-0") not in (None, seats["actor-0"]), process)
         wait_until(lambda: Checkpoints(opened().checkpoints).latest() is not None, process)
-        members = family(process.pid)
-        os.kill(named(process, head), signal.SIGKILL)
-        out, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 1, out
-        assert re.search(f"the {head} of the run's own Ray cluster|the Ray driver ended", errors), errors
-        wait_until(lambda: not set(members) & set(parents()))
-    assert not any(room.exists() for room in rooms)
-    assert (status().state, status().reason) == ("FAILED", "role_died")
+        require_failed_without("raylet", process)
     resumed = subprocess.run([STEPPE, "resume", "run", "--json"], capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
-    command = [STEPPE, "train", "CartPole-v1", "--runtime", "inline", *SMALL, *words[:-1], "calm", "--json"]
-    calm = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(resumed.stdout)["weights_sha256"] == json.loads(calm.stdout)["weights_sha256"]
+    calm = steppe.train("CartPole-v1", runtime="inline", **SETTINGS, **settings)
+    assert json.loads(resumed.stdout)["weights_sha256"] == calm.summary["weights_sha256"]
 
 
 @pytest.mark.slow
