@@ -13,7 +13,7 @@ SMALL = (
     "-s", "minibatch_size=32", "-s", "evaluation.episodes=2", "-s", "evaluation.every_steps=1000000",
 )  # fmt: skip
 KEYS = (
-    "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, updates, version, weights_sha256, "
+    "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, episodes, updates, version, weights_sha256, "
     "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, wall_s, train_s, time_to_target_s, steps_per_s, "
     "lag_mean, lag_max, dropped_segments, refused_segments, actor_restarts, time_shares, resume, profile, agent_steps, eval_agent_returns, eval_terminated_share"
 ).split(", ")

@@ -1,17 +1,30 @@
-"""A run of N episodes plays N episodes, on every runtime and with every kind of memory, and stops each environment there."""
+"""A run of N episodes plays N episodes, on every runtime and with every kind of memory, and stops each environment there.
+In mode async actors run free: the learner takes the first N episodes and nothing after them."""
 
 from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 import steppe
-from steppe import AsyncMainLoop, DistributedAgent, DistributedEnvironment, MainLoop, ParameterServer
+from steppe import (
+    AsyncMainLoop,
+    DistributedAgent,
+    DistributedEnvironment,
+    MainLoop,
+    ParameterServer,
+    ReplayBufferPool,
+)
 from steppe.params.rounds import Rounds
 from steppe.records.directory import RunDirectory
 from steppe.records.view import RunView
 from tests.support.cases import rest_slow
+from tests.support.kafka_runs import on
 
 pytestmark = pytest.mark.integration
 
@@ -172,3 +185,64 @@ def test_a_resumed_run_plays_what_is_left() -> None:
     resumed = steppe.resume(stopped.path)
     assert view_of(whole.path).episodes == 100
     assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize(("algo", "runtime"), rest_slow(("dqn", "inline"), ("ppo", "inline"), ("ppo", "processes")))
+def test_free_actors_play_more_and_the_learner_takes_as_many(algo: str, runtime: str) -> None:
+    """Segments of eight environments hold several episodes each, so without a cut the last intake has too many."""
+    environment = DistributedEnvironment("CartPole-v1", 2, envs_per_worker=8, runtime=runtime)
+    agent, pool = DistributedAgent(algo, seed=0), ReplayBufferPool(1, 5000) if algo == "dqn" else None
+    loop = MainLoop(environment, pool, agent, config=SHORT | {"mode": "async", "segment_steps": 128})
+    seen = []
+    summary = loop.run_training(total_episodes=7, callbacks=[lambda view: seen.append(view.episodes)])
+    assert summary["reason"] == "episodes_done"
+    assert summary["episodes"] == loop.episode == view_of(summary["path"]).episodes == max(seen) == 7
+    stats = agent.get_training_stats()
+    assert (stats["episodes"], stats["env_steps"]) == (7, summary["env_steps"])
+    assert environment.get_environment_stats()["episodes"] > 7, "they had played more before the learner looked"
+    if pool is not None:
+        assert pool.get_buffer_stats()["buffers"][0]["added"] == summary["env_steps"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["mpi", "ray", "kafka"])
+def test_free_actors_elsewhere(runtime: str, request: pytest.FixtureRequest) -> None:
+    where = on(request.getfixturevalue("kafka")) if runtime == "kafka" else {"runtime": runtime}
+    settings = {"mode": "async", "actors": 2, "envs": 8, "segment_steps": 64, "episodes": 30}
+    result = steppe.train("CartPole-v1", **settings, **where, **SHORT)
+    assert result.summary["reason"] == "episodes_done"
+    assert result.summary["episodes"] == view_of(result.path).episodes == 30
+
+
+class KillOnce:
+    """An observer that kills an actor with -9 when the learner has counted some episodes."""
+
+    killed = False
+
+    def __call__(self, view: RunView) -> None:
+        if not self.killed and view.episodes > 50:
+            (victim,) = [child for child in multiprocessing.active_children() if child.name == "steppe-actor-1"]
+            os.kill(victim.pid, signal.SIGKILL)
+            self.killed = True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_episodes_of_a_killed_actor_count_once(mode: str) -> None:
+    settings = {"mode": mode, "actors": 2, "envs": 8, "segment_steps": 32, "episodes": 2000, "runtime": "processes"}
+    kill = KillOnce()
+    result = steppe.train("CartPole-v1", callbacks=[kill], **settings, **SHORT)
+    view = view_of(result.path)
+    assert kill.killed
+    assert (result.summary["reason"], view.actor_restarts) == ("episodes_done", 1)
+    assert result.summary["episodes"] == view.episodes == 2000
+    assert view.played_episodes >= 2000
+    assert mode == "async" or view.played_episodes == 2000
+
+
+def test_an_async_run_of_so_many_episodes_is_repeated() -> None:
+    settings = {"mode": "async", "actors": 2, "envs": 4, "segment_steps": 64, "episodes": 9, "runtime": "inline"}
+    original = steppe.train("CartPole-v1", **settings, **{"flow.record_arrivals": True}, **SHORT)
+    again = steppe.rerun(original.path)
+    assert again.summary["matched"]
+    assert again.summary["episodes"] == 9

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from steppe import (
     MainLoop,
     ParameterClient,
 )
-from steppe.core.errors import UsageError
+from steppe.core.errors import ConfigError, UsageError
 from steppe.params.privacy import PrivacyPlan
 
 pytestmark = pytest.mark.integration
@@ -103,3 +105,67 @@ def test_a_node_of_a_cluster_pushes_to_a_federated_server_elsewhere(parts) -> No
         assert server.version == server.get_server_stats()["accepted_pushes"] > 0
     finally:
         server.close()
+
+
+TOKENS = {"node-0": "the token of node-0", "node-1": "the token of node-1"}
+
+
+@pytest.fixture
+def private(parts, tmp_path):
+    plan = PrivacyPlan(tmp_path / "ledger.json", epsilon=8.0, expected_clients=1)
+    server = FederatedParameterServer(
+        parts[1].get_policy_parameters(), 1, differential_privacy=True, noise_scale=2.0, privacy=plan
+    )
+    yield server
+    server.close()
+
+
+def require_private_exchange(loop: DistributedMainLoop, server: FederatedParameterServer) -> None:
+    """Train as the only node: every release is in the ledger, and the node ends with what was released."""
+    summary = loop.run_distributed_training(16)
+    assert summary["reason"] == "episodes_done"
+    stats = server.get_server_stats()
+    assert server.version == stats["accepted_pushes"] > 0
+    assert not sum(stats["refused_pushes"].values())
+    assert 0.0 < stats["privacy"]["epsilon_spent"] <= 8.0
+    assert summary["cluster"]["version"] == server.version
+    assert same(server.weights().arrays(), loop.agent.get_policy_parameters())
+    before = server.version
+    loop.synchronize_with_cluster()
+    loop.agent.set_policy_parameters(
+        {name: array + np.float32(0.1) for name, array in loop.agent.get_policy_parameters().items()}
+    )
+    assert loop.synchronize_with_cluster() == server.version == before + 1
+    loop.close()
+
+
+def test_a_node_of_a_cluster_pushes_to_a_private_server_elsewhere(parts, private) -> None:
+    port = private.start_server("localhost", 0, token=TOKENS)
+    cluster = {"parameter_server": f"localhost:{port}", "sync_every": 1}
+    with ParameterClient(f"grpc://localhost:{port}", token={"node-0": TOKENS["node-0"]}) as client:
+        require_private_exchange(DistributedMainLoop(*pair(parts), client, "node-0", cluster, config=SHORT), private)
+        assert client.is_serving(), "the client stays the caller's"
+
+
+def test_a_node_of_a_cluster_serves_a_private_server(parts, private, tmp_path) -> None:
+    """The node takes its own token from the file that the server reads."""
+    (tmp_path / "tokens.toml").write_text("".join(f'{name} = "{token}"\n' for name, token in TOKENS.items()))
+    cluster = {"parameter_server": f"localhost:{free_port()}", "sync_every": 1}
+    loop = DistributedMainLoop(*pair(parts), private, "node-0", cluster, config=SHORT)
+    with pytest.raises(ConfigError, match=r"a private server has to know who pushes: name a file .* as server.tokens"):
+        loop.run_distributed_training(16)
+    cluster["server"] = {"tokens": str(tmp_path / "tokens.toml")}
+    require_private_exchange(DistributedMainLoop(*pair(parts), private, "node-0", cluster, config=SHORT), private)
+    assert not private.is_serving
+
+
+def pair(parts: tuple) -> tuple:
+    """Environment, no pool, agent: what every loop begins with."""
+    environment, agent = parts
+    return environment, None, agent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

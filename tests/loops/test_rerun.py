@@ -192,6 +192,30 @@ def test_a_run_whose_actor_was_killed():
     assert_repeated(original, rerun("first"))
 
 
+class Scaling:
+    """An observer that changes the number of actors, and waits each time until the learner has gone on."""
+
+    def __init__(self, *counts):
+        self.counts, self.after = list(counts), 0
+
+    def __call__(self, view):
+        if self.counts and view.updates > self.after:
+            count, self.after = self.counts.pop(0), view.updates + 20
+            command = {"command": "scale", "id": f"to {count}", "issuer": "test", "actors": count}
+            view.directory.store.post(COMMANDS, command)
+
+
+@pytest.mark.regression
+def test_a_run_that_was_scaled_on_the_way():
+    """One actor comes, goes and comes back to where it was."""
+    scaling = Scaling(2, 1, 2)
+    settings = {"actors": 1, "flow.max_actors": 2, "steps": 6_000}
+    original = train(DQN, settings, runtime="processes", observers=[scaling])
+    assert not scaling.counts
+    assert {row[0] for entry in lines(original) for row in entry.get("take", [])} == {0, 1}
+    assert_repeated(original, rerun("first"))
+
+
 def test_a_run_that_reached_its_target_is_repeated_up_to_there():
     settings = {"target_return": 5.0, "steps": 100_000, "evaluation.every_steps": 2_000, "evaluation.max_share": 1.0}
     original = train(PPO, settings, runtime="inline")
@@ -287,3 +311,18 @@ def test_what_cannot_be_repeated_is_refused_with_nothing_written(tmp_path):
     with pytest.raises(UsageError, match="actor-1 of first was killed and had to begin new episodes"):
         rerun("first")
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"first", plain.path.name}
+
+
+def test_an_actor_that_was_scaled_away_and_began_new_episodes_is_refused():
+    """A whole life that begins with new episodes is repeated so; an actor that does on the way is not."""
+    train(PPO, {"steps": 500}, runtime="inline")
+    store = RunDirectory.open("first").store
+    again = EventReport(run="first", kind="resume", role="actor-2", details={"how": "episode-boundary"})
+    store.post(EVENTS, EventReport(run="first", kind="resume", role="supervisor").record())
+    store.post(EVENTS, again.record())
+    assert rerun("first").matched
+    store.post(EVENTS, again.record())
+    with pytest.raises(
+        UsageError, match="actor-2 of first was scaled away, started again and had to begin new episodes"
+    ):
+        rerun("first")

@@ -21,7 +21,7 @@ from steppe.records.view import RunView
 pytestmark = pytest.mark.integration
 
 SUMMARY = (  # as `steppe train --json` promises it
-    "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, agent_steps, updates, version, weights_sha256, "
+    "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, episodes, agent_steps, updates, version, weights_sha256, "
     "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, eval_terminated_share, eval_agent_returns, wall_s, train_s, time_to_target_s, "
     "steps_per_s, lag_mean, lag_max, dropped_segments, refused_segments, actor_restarts, resume, time_shares, profile"
 )
@@ -233,6 +233,7 @@ def test_the_summary_of_a_run_that_reached_its_target(directory, roles):
         "envs": 4,
         "seed": 5,
         "env_steps": 3000,
+        "episodes": 0,
         "agent_steps": None,
         "updates": 60,
         "version": 20,
@@ -246,6 +247,27 @@ def test_the_summary_of_a_run_that_reached_its_target(directory, roles):
         "steps_per_s": 1000.0,
     }
     assert {key: summary[key] for key in expected} == expected
+
+
+def test_the_learner_counts_episodes_and_what_a_restarted_actor_lists_again_is_new_once(directory, roles):
+    roles.actor(0, [(1.0, 10), (2.0, 10)], total_episodes=2)
+    roles.actor(1, [(9.0, 10)], total_episodes=1)
+    roles.training(20, 1.0, episodes=2)
+    roles.actor(0, [(3.0, 10), (4.0, 10)], total_episodes=4)
+    view = seen(directory)
+    assert (view.episodes, view.played_episodes) == (2, 5)
+    roles.actor(0, [(3.0, 10)], epoch=1, total_episodes=3)  # killed, and on from an earlier segment
+    roles.actor(0, [(4.0, 10), (5.0, 10)], epoch=1, total_episodes=5)
+    roles.training(50, 2.0, episodes=5)
+    view.refresh()
+    assert [score for score, _ in view.recent] == [1.0, 2.0, 9.0, 3.0, 4.0, 5.0]
+    assert (view.episodes, view.played_episodes, view.summary()["episodes"]) == (5, 6, 5)
+    roles.event("resume", "supervisor", env_steps=20, episodes=2)
+    roles.actor(0, [(3.5, 10)], total_episodes=3)
+    roles.training(30, 3.0, episodes=3)
+    view.refresh()
+    assert view.recent[-1] == (3.5, 10)
+    assert view.episodes == 3
 
 
 def test_without_a_final_evaluation_the_learner_has_the_last_word(directory, roles):

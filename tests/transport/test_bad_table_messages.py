@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from steppe.core.errors import DamagedFile
 from steppe.core.links import Change
-from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, MERGE, MessageTable
+from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MERGE, MessageTable
 from steppe.transport.tables import ShmTable
 
 pytestmark = pytest.mark.unit
@@ -66,7 +67,9 @@ BAD = [
 
 
 @pytest.mark.parametrize("data", BAD)
-def test_a_merge_that_is_damaged_is_counted_and_its_steps_are_given_out_again(data: np.ndarray) -> None:
+def test_a_merge_that_is_damaged_is_counted_and_its_steps_are_given_out_with_the_next_question(
+    data: np.ndarray,
+) -> None:
     table = Posted()
     table.create(np.zeros((ROWS, ACTIONS), np.float32), 2, 10)
     table.arrive(0, BEGIN, message([], values(0)))
@@ -75,10 +78,60 @@ def test_a_merge_that_is_damaged_is_counted_and_its_steps_are_given_out_again(da
     assert table.dropped == {"refused": 1}
     assert not table.values().any()
     assert table.totals().steps == 0
-    assert table.totals().lost_steps == 2
+    assert table.totals().lost_steps == 0, "the worker may have some of them yet"
     table.arrive(0, MERGE, message([4], values(1)))
     assert table.totals().steps == 1
     assert table.values()[4].tolist() == [1.0] * ACTIONS
+    table.arrive(0, CLAIM, message([], values(0), (2, 0, 0, 0)))
+    assert table.totals().lost_steps == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_after_a_damaged_merge_a_worker_and_the_others_take_as_much_as_is_asked_for(lost: int) -> None:
+    """The worker takes 2 steps and an episode a message, and one of its messages is damaged on the way."""
+    keeper, worker = Posted(), Posted(keeps=False)
+    keeper.create(np.zeros((ROWS, ACTIONS), np.float32), 1, 20, episode_limit=10)
+    local = np.zeros((ROWS, ACTIONS), np.float32)
+    taken = messages = left = episodes_left = 0
+
+    def answered(ask: Callable[[], int | None]) -> int:
+        """The answer to a question, and everything that was sent before it, with one merge damaged."""
+        nonlocal messages
+        assert ask() is None
+        for _, kind, data in worker.posted:
+            messages += kind == MERGE
+            damaged = kind == MERGE and messages == lost + 1
+            keeper.arrive(0, kind, data[:-1] if damaged else data)
+        worker.posted.clear()
+        ((_, _, answer),) = keeper.posted
+        keeper.posted.clear()
+        worker.arrive(0, ANSWER, answer)
+        found = ask()
+        assert found is not None
+        return found
+
+    answered(lambda: worker.begin(0, local))
+    for _ in range(20):
+        left += answered(lambda: worker.claim(0, 6, 1.0)) if left == 0 else 0
+        if episodes_left < 2:
+            episodes_left += answered(lambda: worker.claim_episodes(0, 3))
+        while left and episodes_left:
+            local[taken % ROWS] += 1.0
+            worker.merge(0, Change(np.arange(ROWS), np.ones((ROWS, ACTIONS), np.float32), 2, 1), 1.0)
+            taken, left, episodes_left = taken + 2, left - 2, episodes_left - 1
+    totals = keeper.totals()
+    assert (totals.steps, totals.episodes, totals.lost_steps) == (20, 10, 2)
+    assert taken == 22, "the lost two were taken again, and no others"
+
+
+@pytest.mark.parametrize("what", [CLAIM, CLAIM_EPISODES])
+def test_a_damaged_question_is_answered_with_nothing(what: int) -> None:
+    table = Posted()
+    table.create(np.zeros((ROWS, ACTIONS), np.float32), 2, 10, episode_limit=5)
+    table.arrive(0, what, message([], values(0), (-3, 0, 0, 0)))
+    ((worker, kind, data),) = table.posted
+    assert (worker, kind, int(data[:8].view(np.int64)[0])) == (0, ANSWER, 0)
+    assert table.dropped == {"refused": 1}
 
 
 def test_an_answer_that_is_damaged_is_said() -> None:

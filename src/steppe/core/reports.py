@@ -36,6 +36,7 @@ class TrainingReport(Report, kw_only=True):
     version: int
     updates: int
     env_steps: int
+    episodes: int | None = None  # ended in what was learned from; older records do not say
     agent_steps: int | None = None  # with several agents in an environment, what all of them did
     train_s: float
     stats: dict[str, float] = {}  # losses and the like, averaged since the last report
@@ -50,7 +51,10 @@ class TrainingReport(Report, kw_only=True):
 
 
 class ActorReport(Report, kw_only=True):
-    """An actor, twice a second and at the end. `episodes` are those finished since its last report."""
+    """An actor, twice a second and at the end. `episodes` are those finished since its last report.
+
+    An actor that was killed and goes on from an earlier segment lists some of them again: `total_episodes` tells which.
+    """
 
     actor: int
     epoch: int
@@ -59,6 +63,7 @@ class ActorReport(Report, kw_only=True):
     env_steps: int
     episodes: list[tuple[float, int]] = []  # (return, length); of very many the newest, or their means
     num_episodes: int | None = None  # how many there were; as many as are listed if absent
+    total_episodes: int | None = None  # of its segments since the run began; absent where nothing is ever listed again
     agent_returns: dict[str, float] = {}  # with several agents, each one's mean part of these returns
     phases: dict[str, float] = {}  # seconds in env, policy, blocked, other
     rss_bytes: int | None = None

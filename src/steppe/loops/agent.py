@@ -34,6 +34,7 @@ from steppe.runtimes.turns import borrowed_torch
 
 _COUNTERS = ("env_steps", "paid_steps", "shuffles")
 THREADS = 1  # as in a run (flow.threads): more would change results bitwise
+_NO_RUNS = {"updates": 0, "env_steps": 0, "episodes": 0}
 
 
 @dataclass
@@ -96,7 +97,7 @@ class DistributedAgent:
         self._total_steps: int | None = None
         self._tally = _Tally()
         self._run: Any = None  # the view of a loop's newest run
-        self._runs = {"updates": 0, "env_steps": 0}  # of the runs before it, since the last reset
+        self._runs = dict(_NO_RUNS)  # of the runs before it, since the last reset
 
     @classmethod
     def of(cls, config: RunConfig) -> DistributedAgent:
@@ -285,6 +286,7 @@ class DistributedAgent:
         """What was learned from: counts, means over batches since the last reset, and the newest values.
 
         `updates` and `env_steps` include those of loops' runs, under way or ended; their curves are in the runs' own records.
+        `episodes` are those of the runs alone.
         """
         tally, runs = self._tally, self._counted_runs()
         return {
@@ -293,13 +295,14 @@ class DistributedAgent:
             "updates": tally.updates + runs["updates"],
             "experiences": tally.experiences,
             "env_steps": max(self._env_steps, runs["env_steps"]),
+            "episodes": runs["episodes"],
             "means": {name: total / tally.batches for name, total in tally.sums.items()} if tally.batches else {},
             "last": dict(tally.last),
         }
 
     def reset_training_stats(self) -> None:
         """Begin to count anew; what was learned stays."""
-        self._tally, self._run, self._runs = _Tally(), None, {"updates": 0, "env_steps": 0}
+        self._tally, self._run, self._runs = _Tally(), None, dict(_NO_RUNS)
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
         """Go on from where a run ended; its weights are read when they are first needed."""

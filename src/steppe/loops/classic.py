@@ -163,14 +163,18 @@ class _Shared:
         made: Any = loop.agent.agent
         self._learner, self._trained, self.result = made.algorithm, True, result
         adopt(self.algorithm, storage_of(self.algorithm).copy())
-        self.algorithm.step_count, self.algorithm.episode_count = result.summary["env_steps"], 0
+        self.algorithm.step_count, self.algorithm.episode_count = (
+            result.summary["env_steps"],
+            result.summary["episodes"],
+        )
         merges: dict[int, int] = {}
+        listed = 0
         for report in _reports(directory, ACTORS, ActorReport):
             merges[report.actor] = max(merges.get(report.actor, 0), report.sequence)
-            self.algorithm.episode_count += report.num_episodes
-            self.training_stats.count_unlisted(report.num_episodes - len(report.episodes))
+            listed += len(report.episodes)
             for score, length in report.episodes:
                 self.training_stats.record_episode(score, length)
+        self.training_stats.count_unlisted(max(0, self.algorithm.episode_count - listed))
         self._merges = sum(merges.values())
         for verdict in _reports(directory, EVALUATIONS, EvaluationReport):
             self.validation.append((verdict.env_steps, verdict.return_mean))

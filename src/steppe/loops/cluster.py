@@ -16,7 +16,6 @@ from steppe.core.cluster import ClusterConfig, read_cluster
 from steppe.core.config import Resolved, RunConfig, flatten, unflatten
 from steppe.core.errors import ConfigError, Unreachable
 from steppe.core.links import EVENTS
-from steppe.core.validating import read_toml
 from steppe.loops.agent import DistributedAgent
 from steppe.loops.environment import DistributedEnvironment
 from steppe.loops.main import MainLoop
@@ -98,7 +97,8 @@ class DistributedMainLoop(MainLoop):
         self._require_here("synchronizing by hand")
         self._serve()
         if self._node is None:
-            self._node = Joined(self.cluster, self.agent.agent, self._client())
+            given = self._node_client()
+            self._node = Joined(self.cluster, self.agent.agent, given or self._connect(), lent=given is not None)
             self._node.join()
         else:
             self._node.synchronize()
@@ -110,14 +110,13 @@ class DistributedMainLoop(MainLoop):
         self._hosting.close()
         self._is_hosting = False
         if isinstance(self.param_server, ParameterServer) and self.param_server.is_serving:
-            with self._client() as client:
+            with self._connect() as client:
                 _await_others(self.cluster, client)
             self.param_server.stop_server()
 
     def _leave(self) -> None:
         if self._node is not None:
-            self._node.leave()
-            self._node.client.close()
+            self._node.close()
             self._node = None
 
     def _serve(self) -> None:
@@ -127,7 +126,10 @@ class DistributedMainLoop(MainLoop):
             self._hosting.enter_context(hosting(self.cluster, self))
             self._is_hosting = True
 
-    def _client(self) -> ParameterClient:
+    def _node_client(self) -> ParameterClient | None:
+        return self.param_server if isinstance(self.param_server, ParameterClient) else None
+
+    def _connect(self) -> ParameterClient:
         from steppe.roles.cluster import connect
 
         return connect(self.cluster)
@@ -177,6 +179,11 @@ def serve(server: ParameterServer, cluster: ClusterConfig) -> int:
     """Serve at a cluster's address, with the tokens of its file or of the environment; the port."""
     host, port = cluster.address
     files = cluster.tls
+    if server.is_private and cluster.server.tokens is None:
+        raise ConfigError(
+            'a private server has to know who pushes: name a file with one line `node = "token"` for each node in '
+            "cluster_config as server.tokens"
+        )
     tls = None
     if files is not None:
         if files.certificate is None or files.key is None:
@@ -210,10 +217,7 @@ def _with_cluster(
 
 
 def _tokens(cluster: ClusterConfig) -> str | dict[str, str] | None:
+    from steppe.roles.cluster import read_tokens
+
     path = cluster.server.tokens
-    if path is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    found = read_toml(path)
-    if not found or not all(isinstance(token, str) for token in found.values()):
-        raise ConfigError(f'server.tokens: {path} has one line `node = "token"` for each node, and nothing else')
-    return found
+    return os.environ.get(TOKEN_VARIABLE) or None if path is None else read_tokens(path)

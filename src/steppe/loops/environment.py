@@ -51,7 +51,7 @@ class RunCounts(Protocol):
     def played_steps(self) -> int: ...
 
     @property
-    def episodes(self) -> int: ...
+    def played_episodes(self) -> int: ...
 
     @property
     def recent(self) -> Sequence[tuple[float, int]]: ...
@@ -184,7 +184,10 @@ class DistributedEnvironment:
     def _settle_run(self) -> None:
         """Take over the counts of a run that is not looked at any more."""
         if self._run is not None:
-            self._steps, self._episodes = self._steps + self._run.played_steps, self._episodes + self._run.episodes
+            self._steps, self._episodes = (
+                self._steps + self._run.played_steps,
+                self._episodes + self._run.played_episodes,
+            )
             self._recent.extend(self._run.recent)
             self._run = None
 
@@ -203,7 +206,7 @@ class DistributedEnvironment:
             "runtime": collector.plan.config.runtime if collector else self.runtime,
             "device": self.device,
             "steps": self._steps + (run.played_steps if run is not None else 0),
-            "episodes": self._episodes + (run.episodes if run is not None else 0),
+            "episodes": self._episodes + (run.played_episodes if run is not None else 0),
             "policy_version": self._pulled_version if self.parameter_server is not None else None,
             "return_mean": float(np.mean(returns)) if returns else None,
             "length_mean": float(np.mean(lengths)) if lengths else None,

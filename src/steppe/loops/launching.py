@@ -3,6 +3,7 @@ processes elsewhere."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from steppe.core import seeding
@@ -30,18 +31,22 @@ def launch(
     server: ParameterServer | ParameterClient | None,
     *,
     hosted: bool,
+    node: ParameterClient | None = None,
 ) -> Handle:
-    """Start the run; `hosted`: actors are processes, and the learner is in this one, with the caller's own parts."""
+    """Start the run; `hosted`: actors are processes, and the learner is in this one, with the caller's own parts.
+
+    `node` is what a cluster's node speaks to its server by, where the learner is in this process.
+    """
     if agent.built and plan.resume is None:
         keep_start(agent, directory, server)
     if plan.config.runtime == "inline":
         from steppe.runtimes import inline
 
-        return inline.launch(plan, directory, _given(plan, directory, agent, pool, server))
+        return inline.launch(plan, directory, replace(_given(plan, directory, agent, pool, server), node=node))
     if hosted:
         from steppe.runtimes.hosted import launch as launch_hosted
 
-        return launch_hosted(plan, directory, _given(plan, directory, agent, pool, server))
+        return launch_hosted(plan, directory, replace(_given(plan, directory, agent, pool, server), node=node))
     return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
 
 

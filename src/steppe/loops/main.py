@@ -391,7 +391,8 @@ class MainLoop:
         try:
             server = None if self._server is None else self._gradient_server()
             hosted = self._hosted(plan)
-            handle = launch(plan, directory, self._parts()[1], self.replay_buffer, server, hosted=hosted)
+            agent, node = self._parts()[1], self._node_client()
+            handle = launch(plan, directory, agent, self.replay_buffer, server, hosted=hosted, node=node)
             self._supervisor = Supervisor(
                 handle, directory, plan.config, interrupts, commands_after=self._commands_after
             )
@@ -410,6 +411,10 @@ class MainLoop:
     def handle(self) -> Any:
         """The newest run's roles as its runtime has them (runtimes/turns.py), or None before there is one."""
         return None if self._supervisor is None else self._supervisor.handle
+
+    def _node_client(self) -> Any:
+        """What the learner of a cluster's node speaks to its server by; None: it connects by itself."""
+        return None
 
     def _hosted(self, plan: Plan) -> bool:
         """Whether the learner is in this process while the actors are not; always where a parameter server was given."""

@@ -136,32 +136,47 @@ def _waiting_for_resume(directory: RunDirectory) -> list[tuple[int, str]]:
 
 
 def _require_unbroken_episodes(directory: RunDirectory) -> None:
-    """An actor that was killed and went on with new episodes did so at a moment that the log does not know."""
+    """An actor that was killed, or scaled away and started again, and went on with new episodes did so at a moment that the
+    log does not know. A whole life that begins with new episodes is repeated so."""
     killed: set[str] = set()
+    resumed: set[str] | None = None  # of a resumed life: actors that have said how they went on from its checkpoint
     for _, record in directory.store.read(EVENTS, limit=NEVER):
         event = EventReport.read(record)
         if event.kind == "restart":
             killed.add(event.role)
-        elif event.kind == "resume" and event.role in killed and event.details.get("how") != "exact":
-            raise UsageError(
-                f"{event.role} of {directory.id} was killed and had to begin new episodes, as its environments have no "
-                "snapshots: such a run cannot be repeated"
-            )
+        elif event.kind == "resume" and event.role == "supervisor":
+            killed, resumed = set(), set()
+        elif event.kind == "resume":
+            if event.details.get("how") != "exact" and (resumed is None or event.role in killed | resumed):
+                why = "killed" if event.role in killed else "scaled away, started again"
+                raise UsageError(
+                    f"{event.role} of {directory.id} was {why} and had to begin new episodes, as its environments have no "
+                    "snapshots: such a run cannot be repeated"
+                )
+            if resumed is not None:
+                resumed.add(event.role)
 
 
 def _config(original: RunDirectory) -> RunConfig:
-    """The original's, in one process, without evaluations on the way and without a target that could end it early."""
+    """The original's, in one process, without evaluations on the way and without a target that could end it early.
+
+    An original that could be scaled has all of its actors from the beginning: each collects what the log says that it did.
+    """
     config = original.config()
+    changes: dict[str, object] = {"record_arrivals": False}
+    if config.flow.max_actors is not None:  # a lone actor has two slots
+        changes |= {"max_actors": None, "slots_per_actor": config.flow.slots_per_actor or 2}
     return config.model_copy(
         update={
             "runtime": "inline",
+            "actors": config.flow.max_actors or config.actors,
             "ray": RayConfig(),
             "kafka": KafkaConfig(),
             "target_return": None,
             "restarts": 0,
             "name": None,
             "run_dir": _free(original.path),
-            "flow": config.flow.model_copy(update={"record_arrivals": False}),
+            "flow": config.flow.model_copy(update=changes),
             "evaluation": config.evaluation.model_copy(update={"every_steps": NEVER, "every_episodes": None}),
         }
     )

@@ -368,7 +368,7 @@ class ParameterServer(Pushing, Collector):
         """What somebody else needs to make rows of updates, and weights of rows."""
         with self._changed:
             about = {"whole": self._whole, "deltas": self.optimizer.for_deltas, "run": self.run}
-            about["tallies"] = self._tallies
+            about["tallies"], about["private"] = self._tallies, self.is_private
             about["weighs"] = self.aggregation.weighs and self._private is None
             return {**about, "fields": self._space.fields, "carried": self._space.carried}
 

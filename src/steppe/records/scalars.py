@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.records.listing import EpisodeListing
 
 WINDOW = 100  # episodes that train/return_mean looks back on
 
@@ -16,17 +17,19 @@ class Scalars:
     def __init__(self) -> None:
         self.env_steps = 0
         self._episodes: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._listing = EpisodeListing()
         self._agent_returns: dict[str, float] = {}
         self._before: TrainingReport | None = None
 
     def go_back(self, env_steps: int) -> None:
         """The run goes on from an older checkpoint."""
         self.env_steps, self._before = env_steps, None
+        self._listing.go_back()
 
     def of(self, report: Report) -> dict[str, float]:
         """The points that a report adds to the curves, at `env_steps`."""
         if isinstance(report, ActorReport):
-            self._episodes.extend(report.episodes)
+            self._episodes.extend(self._listing.take(report))
             self._agent_returns |= report.agent_returns
             # Actors say goodbye after the learner: what they bring then would otherwise wait for a report that never comes.
             return self._averages() if self._before is not None and self._before.final else {}

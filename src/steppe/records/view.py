@@ -19,6 +19,7 @@ from steppe.core.errors import DamagedFile
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.records.directory import RunDirectory
+from steppe.records.listing import EpisodeListing
 from steppe.records.spent import Seconds, Spent, TimeTotals
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
@@ -57,7 +58,7 @@ class RunView:
         self.history: list[tuple[int, float]] = []  # (env_steps, mean training return)
         self.metrics: dict[str, float] = {}  # the newest numbers that callbacks returned
         self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
-        self.episodes = 0
+        self.episodes = 0  # as the learner counts them, each once; it takes no more than the run is to play
         self.resumed: str | None = None  # how a resumed run went on: exact, or at an episode boundary
         self.damaged: list[str] = []  # checkpoints that a resumed run had to pass over, in words
         self.checkpoint_bytes = 0
@@ -65,6 +66,7 @@ class RunView:
         self.evaluation_s = self.final_evaluation_s = 0.0  # spent on those on the way, and on those at an end
         self.spent = Spent()
         self._room: int | None = None  # bytes left on the disk, while that matters
+        self._listing = EpisodeListing()
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
         self._marks: deque[TimeTotals] = deque()  # about one a second over the last DIAGNOSIS_S of training
@@ -193,7 +195,12 @@ class RunView:
     @property
     def played_steps(self) -> int:
         """Steps of environments that the actors took, those that nobody has learned from yet included."""
-        return sum(report.env_steps for report in self.actors.values())
+        return max(self.env_steps, sum(report.env_steps for report in self.actors.values()))
+
+    @property
+    def played_episodes(self) -> int:
+        """Episodes that the actors played, those that nobody has learned from included."""
+        return max(self.episodes, sum(report.total_episodes or 0 for report in self.actors.values()))
 
     @property
     def refused(self) -> int:
@@ -259,6 +266,7 @@ class RunView:
             "envs": envs or config.envs,
             "seed": config.seed,
             "env_steps": self.env_steps,
+            "episodes": self.episodes,
             "agent_steps": self.training.agent_steps if self.training else None,
             "updates": self.updates,
             "version": judged.version if judged else self.version,
@@ -295,6 +303,8 @@ class RunView:
 
     def _take_training(self, report: TrainingReport) -> None:
         self.training = report
+        if report.episodes is not None:
+            self.episodes = report.episodes
         self.spent.take("learner", report.phases, report.cpu_s)
         self._mark(report.time_s)
         if report.final:
@@ -316,8 +326,9 @@ class RunView:
         self.actors[report.actor] = report
         self.spent.take(f"actor-{report.actor}", report.phases, report.cpu_s)
         self.actors = dict(sorted(self.actors.items()))
-        self.episodes += len(report.episodes) if report.num_episodes is None else report.num_episodes
-        self._recent.extend(report.episodes)
+        if report.total_episodes is None and (self.training is None or self.training.episodes is None):
+            self.episodes += len(report.episodes) if report.num_episodes is None else report.num_episodes
+        self._recent.extend(self._listing.take(report))
         if self.final_training is not None and self.train_return_mean is not None:  # a goodbye after the learner's
             _add_point(self.history, self.final_training.env_steps, self.train_return_mean)
 
@@ -355,6 +366,7 @@ class RunView:
         """
         if report.role == "supervisor":
             self.spent.ended()
+            self._listing.go_back()
             self.episodes = int(report.details.get("episodes", 0))
             self.final_training = self.final_evaluation = self.reached_evaluation = None
             self.resumed = "exact"

@@ -45,12 +45,13 @@ class Actor:
         self.done = False
         self.index, self.epoch, self.sequence = index, epoch, 0
         self.version = -1
-        self.env_steps = 0
+        self.env_steps = self.episodes = 0  # of whole segments, over all lives
         self.pending: Segment | None = None
         self.world, self.policy, self.gate, self.context = world, policy, gate, context
         self.phases = Phases("env", "policy", "blocked", "other")
         self._obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         self._begun = False
+        self._listed = 0  # of its episodes, how many are in a report
         self.quota: EpisodeQuota | None = None  # where the run is to play so many episodes and no more
         self._trail = Trail(index, world, keep_fault)
         self._reported_s = context.clock()
@@ -115,6 +116,7 @@ class Actor:
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
         self.env_steps += segment.env_steps
+        self.episodes += int(np.count_nonzero(segment.ended))
         segment.header = SegmentHeader(
             self.context.run, self.index, self.epoch, self.sequence, self.version, started_s=started_s
         )
@@ -129,6 +131,8 @@ class Actor:
         quota = {} if self.quota is None else {"quota": self.quota.state()}
         return {
             "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "listed": self._listed,
             "obs": self._obs,
             "world": self.world.snapshot(),
             "policy": self.policy.acting_state(),
@@ -139,7 +143,7 @@ class Actor:
         """Go on after segment `sequence`: exactly where the world allows it, otherwise with new episodes from `seeds`."""
         self.sequence = sequence + 1
         known = codec.unpack(state) if state is not None else {}
-        self.env_steps = known.get("env_steps", 0)
+        self.env_steps, self.episodes = known.get("env_steps", 0), known.get("episodes", 0)
         self._begun = True
         if known:
             self.policy.restore_acting(known["policy"])
@@ -149,8 +153,10 @@ class Actor:
                 self._obs[...] = known["obs"]
                 self._trail.resume(state)
                 self._resume_quota(known, exact=True)
+                self._listed = known.get("listed", 0)
                 return "exact"
         self._trail.begin(after=sequence)
+        self._listed = self.episodes
         self._resume_quota(known, exact=False)
         self._reset(seeds)
         return "episode-boundary"
@@ -216,6 +222,9 @@ class Actor:
         self.phases.switch("other")
         shares = agent_returns_of(self.world)
         finished = self.world.take_finished()
+        if self.quota is not None:
+            finished = self.quota.within(finished)
+        num_new, self._listed = self.episodes - self._listed, self.episodes
         report = ActorReport(
             run=self.context.run,
             actor=self.index,
@@ -223,7 +232,8 @@ class Actor:
             version=self.version,
             sequence=self.sequence,
             env_steps=self.env_steps,
-            episodes=finished if self.quota is None else self.quota.within(finished),
+            episodes=finished[:num_new],  # none of a segment that was given up
+            total_episodes=self.episodes,
             agent_returns={} if shares is None else means_of(self.world.spec.agents, shares),
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),

@@ -7,8 +7,10 @@ every optimizer step is one of all nodes together: the server has the optimizer,
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +19,7 @@ from steppe.core.agent import Agent, Learned, trainable
 from steppe.core.cluster import ClusterConfig
 from steppe.core.errors import ConfigError, RunFailed, Unreachable
 from steppe.core.experience import Batch
+from steppe.core.validating import read_toml
 from steppe.core.weights import Weights
 from steppe.params.client import ParameterClient
 from steppe.roles.learner import Learner
@@ -32,7 +35,8 @@ PATIENCE = 3  # rounds without result until nodes that step together give up
 
 
 class Node:
-    """One agent's ties to the cluster. `ending`: asked while it waits for others, to wait no longer."""
+    """One agent's ties to the cluster. `ending`: asked while it waits for others, to wait no longer. `lent`: whether the client
+    is somebody else's, who closes it."""
 
     def __init__(
         self,
@@ -40,14 +44,16 @@ class Node:
         agent: Agent,
         client: ParameterClient,
         ending: Callable[[], bool] = lambda: False,
+        *,
+        lent: bool = False,
     ) -> None:
         assert config.node_id is not None, "a run's configuration was checked"
         self.config, self.agent, self.client, self.name = config, agent, client, config.node_id
         self.version = -1
         self.counts = {"exchanges": 0, "missed": 0}  # rounds with a part in the result, and without
-        self._ending = ending
+        self._ending, self._lent = ending, lent
         self._entries = trainable(agent)
-        self._rounds, self._weighs = True, False
+        self._rounds, self._weighs, self._private = True, False, False
         self._base = np.empty(0, np.float32)  # the parameters as the cluster had them when last heard of
         self._steps = self._updates = 0  # since the last exchange
 
@@ -61,6 +67,7 @@ class Node:
                 f"the server at {self.client.url} takes {takes}, and this node has exchange={self.config.exchange!r}"
             )
         self._rounds, self._weighs = bool(about["synchronous"]), bool(about["weighs"])
+        self._private = bool(about.get("private"))
         newest = self.client.pull(self.name)
         missing = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
         if missing:
@@ -84,6 +91,12 @@ class Node:
             self.client.unregister_worker(self.name)
         except Unreachable:  # they wait until the deadline of a round
             self.counts["missed"] += 1
+
+    def close(self) -> None:
+        """Leave, and close the connection if it is the node's own."""
+        self.leave()
+        if not self._lent:
+            self.client.close()
 
     def learned(self, learned: Learned) -> bool:
         """Count a learning step; whether there was an exchange after it."""
@@ -145,8 +158,8 @@ class Node:
         return RunFailed(f"{PATIENCE} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?")
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Let everyone see how far this node is."""
-        if self.config.privacy is None:
+        """Let everyone see how far this node is, unless the server is private: it publishes nothing about one node."""
+        if not self._private:
             try:
                 self.client.report(self.name, {**metrics, **self.counts})
             except Unreachable:
@@ -206,8 +219,7 @@ class NodeLearner(Learner):
         try:
             super().close()
         finally:
-            self.node.leave()
-            self.node.client.close()
+            self.node.close()
 
     def _improve(self, batch: Batch) -> Learned:
         learned = super()._improve(batch)
@@ -241,7 +253,7 @@ class NodeLearner(Learner):
 
 
 def connect(config: ClusterConfig) -> ParameterClient:
-    """A client of the cluster's server."""
+    """A client of the cluster's server, with this node's token where the file of the tokens is on this machine."""
     if config.backend == "ray":
         from steppe.roles.cluster_ray import RayLine
 
@@ -251,7 +263,17 @@ def connect(config: ClusterConfig) -> ParameterClient:
 
         return ParameterClient.over(MpiLine(config), config.url)
     ca = config.tls.ca if config.tls is not None else None
-    return ParameterClient(config.url, ca=ca, timeout_s=config.timeout_s, retry_s=config.retry_s)
+    path = config.server.tokens
+    token = read_tokens(path).get(config.node_id or "") if path is not None and os.access(path, os.R_OK) else None
+    return ParameterClient(config.url, token=token, ca=ca, timeout_s=config.timeout_s, retry_s=config.retry_s)
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    """Every node's token, from the file that a cluster names."""
+    found = read_toml(path)
+    if not found or not all(isinstance(token, str) for token in found.values()):
+        raise ConfigError(f'server.tokens: {path} has one line `node = "token"` for each node, and nothing else')
+    return found
 
 
 class Host(Protocol):

@@ -176,6 +176,7 @@ class Keeper:
             version=self.version,
             updates=self.totals.steps,
             env_steps=self.totals.steps,
+            episodes=self.totals.episodes,
             train_s=self.train_s,
             stats=stats,
             phases=dict(self.phases.seconds),

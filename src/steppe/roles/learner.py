@@ -23,6 +23,7 @@ from steppe.core.timing import Phases
 from steppe.core.weights import Weights
 from steppe.roles.context import PAUSE, POLICY, Context, live
 from steppe.roles.gates import Intake
+from steppe.roles.quota import hide_after
 from steppe.roles.tuning import Tuning
 
 REPORT_EVERY_S = 0.5
@@ -182,7 +183,9 @@ class Learner:
         return learned
 
     def _observe(self, segment: Segment) -> None:
-        """Count what a segment holds and let the agent see it."""
+        """Count what a segment holds and let the agent see it; nothing of it after the run's last episode."""
+        if self.limits.episodes is not None:
+            hide_after(segment, max(0, self.limits.episodes - self.episodes))
         self.env_steps += segment.env_steps
         self.episodes += int(np.count_nonzero(segment.ended))
         if segment.spec.num_agents > 1:
@@ -370,6 +373,7 @@ class Learner:
             version=self.version,
             updates=self.updates,
             env_steps=self.env_steps,
+            episodes=self.episodes,
             agent_steps=self.agent_steps,
             train_s=self.train_s,
             stats={name: sum(values) / len(values) for name, values in self._stats.items()} | self._carried(),

@@ -1,7 +1,7 @@
 """Episode quotas: a run that is to play N episodes counts those that end, and stops environments when theirs are played.
 
 EpisodeQuota gives every environment of every actor an equal share. EpisodeClaims plays what a worker was given by the table
-that it shares with others.
+that it shares with others. Where actors run free, in mode async, the learner hides what comes after the last episode.
 """
 
 from __future__ import annotations
@@ -129,3 +129,18 @@ class EpisodeClaims(_OpenEnvironments):
         free = self.left - int(np.count_nonzero(self._open))
         self._open[np.flatnonzero(waiting)[: max(0, free)]] = True
         self._retire()
+
+
+def hide_after(segment: Segment, episodes: int) -> None:
+    """Hide what comes after so many episodes of a segment, if it has as many: by time, then by environment.
+
+    Every environment keeps its rows up to its last episode that counts. The others are written with `valid == False`.
+    """
+    over = segment.ended
+    rows, envs = np.nonzero(over)
+    if len(rows) < episodes:
+        return
+    kept = np.zeros(over.shape[1], np.int64)
+    np.maximum.at(kept, envs[:episodes], rows[:episodes] + 1)
+    beyond = np.arange(len(over))[:, None] >= kept
+    segment["valid"][np.repeat(beyond, segment.spec.num_agents, axis=1)] = False

@@ -37,6 +37,7 @@ from steppe.roles.tuning import Tuning
 from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
 if TYPE_CHECKING:
+    from steppe.params.client import ParameterClient
     from steppe.roles.crews import Crew
     from steppe.roles.store import Store
 
@@ -52,6 +53,7 @@ class Parts:
     memory: Memory | None = None
     script: Script | None = None  # of the recorded run that this one repeats
     server: Any = None  # a ParameterServer, or a ParameterClient, that takes the workers' pushes
+    node: ParameterClient | None = None  # by which a node speaks to its cluster's server
 
 
 def build_role(
@@ -227,7 +229,7 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
     save = _saver(checkpoints, directory, context, log)
     intake = _intake(plan, parts.script, context, log)
     made = (agent, memory, intake, _limits(plan, parts.script), save, context)
-    learner = _node(plan, *made) if config.cluster.joined else Learner(*made)
+    learner = _node(plan, parts.node, *made) if config.cluster.joined else Learner(*made)
     if parts.script is not None:
         learner = scripted = ScriptedLearner(*made)
         scripted.changes = parts.script.changes
@@ -247,13 +249,21 @@ def _replay(plan: Plan, directory: RunDirectory, context: Context) -> Role:
 
 
 def _node(
-    plan: Plan, agent: Agent, memory: Memory, intake: Intake, limits: Limits, save: Save, context: Context
+    plan: Plan,
+    client: ParameterClient | None,
+    agent: Agent,
+    memory: Memory,
+    intake: Intake,
+    limits: Limits,
+    save: Save,
+    context: Context,
 ) -> Learner:
-    """A learner that is one of a cluster's."""
+    """A learner that is one of a cluster's, by the caller's client where there is one."""
     from steppe.roles.cluster import Node, NodeLearner, connect  # the network's parts, which only these runs need
 
     learner = NodeLearner(agent, memory, intake, limits, save, context)
-    learner.node = Node(plan.config.cluster, agent, connect(plan.config.cluster), lambda: context.ending)
+    cluster, lent = plan.config.cluster, client is not None
+    learner.node = Node(cluster, agent, client or connect(cluster), lambda: context.ending, lent=lent)
     return learner
 
 

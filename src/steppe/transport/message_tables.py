@@ -3,8 +3,9 @@
     BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the keeper      ANSWER → the worker
 
 Nothing here blocks. A worker sends as many merges as it was given steps for, then asks for more; the answer brings what
-others have learned since. While it waits for that it learns nothing, so its copy can be overwritten. How messages travel is
-for mpi_tables.py and ray_tables.py; those of one worker arrive in order.
+others have learned since. While it waits for that it learns nothing, so its copy can be overwritten. A question also says
+what the worker still has to take of what it was given: the rest of what the keeper misses was in damaged messages, and is
+given out again. How messages travel is for mpi_tables.py and ray_tables.py; those of one worker arrive in order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from steppe.core.merging import changed_rows
 from steppe.transport.tables import LocalTable
 
 BEGIN, MERGE, CLAIM, CLAIM_EPISODES, ANSWER = range(5)
-_WORDS = 8  # before rows and values: given steps (episodes) or wanted, rows, steps, episodes, clock (a float), lost steps, unused, unused
+# Before rows and values: given steps (episodes) or wanted, rows, steps, episodes (in a question those that are left to take),
+# clock (a float), lost steps, unused, unused.
+_WORDS = 8
 
 
 class _Remote:
@@ -29,8 +32,17 @@ class _Remote:
     def __init__(self, local: np.ndarray) -> None:
         self.local, self.base = local, local.copy()
         self.found = np.empty(len(local) + 1, np.int64)
-        self.asked = False
+        self.asked: int | None = None  # the question that is under way
         self.answer: int | None = None
+        self.steps_left = self.episodes_left = 0  # of those that it was given
+
+    def take(self, given: int) -> None:
+        """Keep the answer to the question that is under way."""
+        if self.asked == CLAIM:
+            self.steps_left += given
+        elif self.asked == CLAIM_EPISODES:
+            self.episodes_left += given
+        self.asked, self.answer = None, given
 
 
 class MessageTable(ABC):
@@ -84,6 +96,8 @@ class MessageTable(ABC):
         mine, old = remote.local[rows], remote.base[rows]
         kept = np.where(mine == old, 1.0, change.kept[rows]).astype(mine.dtype)
         remote.base[rows] = mine
+        remote.steps_left = max(0, remote.steps_left - change.steps)
+        remote.episodes_left = max(0, remote.episodes_left - change.episodes)
         counts = (0, len(rows), change.steps, change.episodes)
         self._send(worker, MERGE, counts, now_s, rows, np.stack([kept, mine - kept * old]))
 
@@ -100,7 +114,7 @@ class MessageTable(ABC):
     @property
     def _answered(self) -> bool:
         """Whether no answer is under way to here."""
-        return not any(remote.asked for remote in self._remotes.values())
+        return all(remote.asked is None for remote in self._remotes.values())
 
     @property
     def _table(self) -> LocalTable:
@@ -109,22 +123,23 @@ class MessageTable(ABC):
 
     def _reply(self, worker: int, remote: _Remote, what: int, number: int, now_s: float = 0.0) -> int | None:
         """The answer to a question, asked now if it has not been; None while it is under way."""
-        if not remote.asked and remote.answer is None:
-            remote.asked = True
-            self._send(worker, what, (number, 0, 0, 0), now_s)
+        if remote.asked is None and remote.answer is None:
+            remote.asked = what
+            self._send(worker, what, (number, 0, remote.steps_left, remote.episodes_left), now_s)
         answer, remote.answer = remote.answer, None
         return answer
 
     def _take(self, worker: int, what: int, data: np.ndarray) -> None:
-        """Take in a message; one from a worker that is damaged is counted, and changes nothing."""
+        """Take in a message; one from a worker that is damaged is counted, and changes nothing. One with a damaged question
+        gets nothing, and asks again."""
         try:
             self._take_whole(worker, what, data)
         except DamagedFile:
             if what == ANSWER:  # the table's keeper is trusted: without its answer the worker cannot go on
                 raise
             self.dropped["refused"] += 1
-            if what == MERGE:  # the steps behind it are given out again
-                self._table.forfeit(worker)
+            if what in (CLAIM, CLAIM_EPISODES):
+                self._answer(worker, 0)
 
     def _take_whole(self, worker: int, what: int, data: np.ndarray) -> None:
         if len(data) < _WORDS * 8:
@@ -140,17 +155,21 @@ class MessageTable(ABC):
             (values,) = _values(rows, rest, remote.local, 1)
             remote.local[rows] = remote.base[rows] = values
             self._totals = Totals(int(words[2]), int(words[3]), now_s, now_s, int(words[5]))
-            remote.asked, remote.answer = False, int(words[0])
+            remote.take(int(words[0]))
         elif what == MERGE:
             kept, added = _values(rows, rest, self._table.values, 2)
             if min(words[2], words[3]) < 0:
                 raise DamagedFile(f"a worker says that it took {words[2]} steps and {words[3]} episodes")
             self._table.put(rows, kept, added)
             self._table.count(worker, int(words[2]), int(words[3]), now_s)
-        elif what == CLAIM:
-            self._answer(worker, self._table.claim(worker, int(words[0]), now_s) or 0)
-        elif what == CLAIM_EPISODES:
-            self._answer(worker, self._table.claim_episodes(worker, int(words[0])) or 0)
+        elif what in (CLAIM, CLAIM_EPISODES):
+            number = int(words[0])
+            if min(number, words[2], words[3]) < 0:
+                raise DamagedFile(f"a worker asks for {number}, with {words[2]} steps and {words[3]} episodes left")
+            self._table.forfeit(worker, int(words[2]), int(words[3]))
+            table = self._table
+            given = table.claim(worker, number, now_s) if what == CLAIM else table.claim_episodes(worker, number)
+            self._answer(worker, given or 0)
         elif self._table.made:  # another may have been here under that number, and have left steps that it was given
             self._seen.pop(worker, None)
             self._answer(worker, self._table.forfeit(worker))

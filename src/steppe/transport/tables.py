@@ -184,19 +184,21 @@ class LocalTable:
         words[_EPISODES] += episodes
         memory.floats[_MERGED] = now_s
 
-    def forfeit(self, worker: int) -> int:
-        """Give out again what a worker that is gone was given and did not bring; returns how many steps that are."""
+    def forfeit(self, worker: int, steps_left: int = 0, episodes_left: int = 0) -> int:
+        """Give out again what a worker was given and did not bring, but for what it still has to take: nothing if it is gone.
+        Returns how many steps that are."""
         memory = self._found()
         if memory is None:
             return 0
         with self._lock:
             mine = memory.workers[worker]
-            lost = int(mine[0] - mine[1])
-            mine[0] = mine[1]
+            lost = max(0, int(mine[0] - mine[1]) - steps_left)
+            mine[0] -= lost
             memory.words[_GIVEN] -= lost
             memory.words[_LOST] += lost
-            memory.words[_EPISODES_GIVEN] -= mine[3] - mine[2]
-            mine[3] = mine[2]
+            lost_episodes = max(0, int(mine[3] - mine[2]) - episodes_left)
+            mine[3] -= lost_episodes
+            memory.words[_EPISODES_GIVEN] -= lost_episodes
         return lost
 
     def totals(self) -> Totals:
