@@ -205,11 +205,9 @@ def test_free_actors_play_more_and_the_learner_takes_as_many(algo: str, runtime:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["mpi", "ray", "kafka"])
-def test_free_actors_elsewhere(runtime: str, request: pytest.FixtureRequest) -> None:
-    where = on(request.getfixturevalue("kafka")) if runtime == "kafka" else {"runtime": runtime}
+def test_free_actors_elsewhere(kafka: str) -> None:
     settings = {"mode": "async", "actors": 2, "envs": 8, "segment_steps": 64, "episodes": 30}
-    result = steppe.train("CartPole-v1", **settings, **where, **SHORT)
+    result = steppe.train("CartPole-v1", **settings, **on(kafka), **SHORT)
     assert result.summary["reason"] == "episodes_done"
     assert result.summary["episodes"] == view_of(result.path).episodes == 30
 
