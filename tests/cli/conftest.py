@@ -30,6 +30,14 @@ def cli_host() -> Iterator[WarmHost]:
     host.close()
 
 
+@pytest.fixture(scope="session")
+def torch_host() -> Iterator[WarmHost]:
+    """For modules that train networks in most of their commands: their `cli_host` is this one, whose forks need not import torch."""
+    host = WarmHost(torch=True)
+    yield host
+    host.close()
+
+
 @pytest.fixture
 def steppe(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli_host: WarmHost) -> Steppe:
     """Run `steppe WORDS…` in `tmp_path`; keyword arguments are environment variables."""

@@ -7,11 +7,15 @@ import json
 import pytest
 
 from steppe.records.diagnosis import LEAST_S
-from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
 QUIET = ("-s", "evaluation.every_steps=1_000_000_000", "-s", "evaluation.episodes=1")
+
+
+@pytest.fixture
+def cli_host(torch_host):
+    return torch_host
 
 
 def diagnosis(steppe, run):
@@ -21,15 +25,7 @@ def diagnosis(steppe, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags",
-    rest_slow(
-        ["--mode", "async", "--actors", "2"],
-        ["--mode", "sync", "--actors", "2"],
-        ["--mode", "single"],
-        ["--runtime", "inline"],
-    ),
-)
+@pytest.mark.parametrize("flags", [["--mode", "async", "--actors", "2"], ["--runtime", "inline"]])
 def test_a_slow_environment_is_named(steppe, flags):
     words = (
         "--envs",
@@ -56,7 +52,7 @@ def test_a_slow_environment_is_named(steppe, flags):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--mode", "async", "--actors", "2"), ("--runtime", "inline")])
 def test_a_learner_with_many_epochs_is_named(steppe, flags):
-    words = ("--steps", "30_000", "-s", "epochs=60", "-s", "minibatch_size=64", "-s", "checkpoint.every_s=1e9")
+    words = ("--steps", "15_000", "-s", "epochs=60", "-s", "minibatch_size=64", "-s", "checkpoint.every_s=1e9")
     assert steppe("train", "CartPole-v1", "--name", "busy", *flags, *words, *QUIET).returncode == 0
     found = diagnosis(steppe, "busy")
     assert found["rule"] == "learner", found
@@ -88,7 +84,19 @@ def test_a_running_run(steppe, live_run):
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_time_of_both_lives(steppe):
-    words = ("train", "steppe/Sleep-v0", "--name", "twice", "--envs", "4", "-s", "segment_steps=8", *QUIET)
+    words = (
+        "train",
+        "steppe/Sleep-v0",
+        "--name",
+        "twice",
+        "--runtime",
+        "inline",
+        "--envs",
+        "4",
+        "-s",
+        "segment_steps=8",
+        *QUIET,
+    )
     assert steppe(*words, "--steps", "320").returncode == 0
     once = diagnosis(steppe, "twice")["phases"]["actor-0"]["env"]
     assert steppe("resume", "twice", "--steps", "640").returncode == 0
@@ -97,7 +105,16 @@ def test_a_resumed_run_has_the_time_of_both_lives(steppe):
 
 @pytest.mark.slow
 def test_a_failed_run(steppe):
-    words = ("train", "steppe/Failing-v0", "--name", "broken", "-s", "environment.kwargs={at_step = 3}")
+    words = (
+        "train",
+        "steppe/Failing-v0",
+        "--name",
+        "broken",
+        "--runtime",
+        "inline",
+        "-s",
+        "environment.kwargs={at_step = 3}",
+    )
     assert steppe(*words).returncode == 1
     done, found = steppe("doctor", "broken"), json.loads(steppe("doctor", "broken", "--json").stdout)
     assert done.returncode == 0

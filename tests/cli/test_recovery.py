@@ -19,6 +19,11 @@ KEYS = (
 ).split(", ")
 
 
+@pytest.fixture
+def cli_host(torch_host):
+    return torch_host
+
+
 def train(steppe, name, *words):
     done = steppe("train", "CartPole-v1", "--name", name, "--steps", "640", *SMALL, "--json", *words)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,7 @@
 """Run under mpiexec by test_mpi_runtime.py: many small runs in one world, whose ranks import torch only once.
 
-mpiexec -n 4 python mpi_world_suite.py conformance     the suite of runtimes
-mpiexec -n 4 python mpi_world_suite.py runs DIRECTORY  hashes beside those of `inline`, unequal work, resuming
-mpiexec -n 4 python mpi_world_suite.py tune DIRECTORY  hyperparameters that are set while a run goes on (-n 2: mode single)
+mpiexec -n 4 python mpi_world_suite.py DIRECTORY: the suite of runtimes; hashes beside those of `inline`, unequal work, waiting, resuming;
+hyperparameters that are set while a run goes on.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ import time
 from pathlib import Path
 
 import pytest
-from mpi4py import MPI
 
 from steppe.core.config import resolve
-from steppe.core.links import ACTORS
-from steppe.envs.builtin import CountingEnv
+from steppe.core.links import ACTORS, TRAINING
+from steppe.envs.builtin import CountingEnv, IdentityEnv
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 from steppe.testing.runtime import RuntimeConformance
-from tests.support.tuning import MATRIX, require_tuned
+from tests.determinism.test_dhc_runs import SMALL as DHC
+from tests.support.tuning import require_tuned
 
 pytestmark = pytest.mark.integration
 
 SMALL = {"mode": "sync", "actors": 2, "envs": 4, "hidden": (16, 16), "seed": 7, "evaluation.episodes": 3}
-PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 120_000}
+PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 3000}
 DQN = {
     **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
     "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,
@@ -40,7 +39,10 @@ R2D2 = {
 }  # fmt: skip
 RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
 A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment_steps": 16, "steps": 3000}
-CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C}
+CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C, "dhc": DHC}
+ASLEEP = {"env": "steppe/Sleep-v0", "environment.kwargs": {"delay_s": 0.02}, "envs": 1, "steps": 320}
+ASLEEP = {**PPO, **ASLEEP, "segment_steps": 16, "minibatch_size": 16, "evaluation.episodes": 1}
+TUNED = [("sync", "rollout"), ("async", "transitions"), ("workers", "sequences")]  # the whole matrix runs on processes
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 
 
@@ -60,7 +62,7 @@ class SlowForOne(CountingEnv):
         return super().step(action)
 
 
-class Stuck(CountingEnv):
+class Stuck(IdentityEnv):
     """Never comes back from its 20th step, where a manager or an actor plays in it."""
 
     steps = 0
@@ -86,27 +88,33 @@ def runs(directory):
             found[f"{name} {runtime}"] = train(directory / f"{name}-{runtime}", **case, runtime=runtime)
     free = {**A2C, "algo": "a3c", "steps": 6000}
     found["a3c"] = train(directory / "a3c", **free)
-    found["stopped"] = train(directory / "halves", [lambda view: view.env_steps > 0], **PPO)
-    again = resume(directory / "halves")
-    found["ppo resumed"] = {name: again.summary[name] for name in FIGURES}
+    found["stopped"] = train(directory / "halves", [lambda view: view.env_steps > 0], **{**PPO, "steps": 10**9})
+    steps = found["stopped"]["env_steps"] + 1000
+    again = resume(directory / "halves", steps=steps)
+    found["resumed"] = {name: again.summary[name] for name in FIGURES}
+    found["whole"] = train(directory / "whole", **{**PPO, "steps": steps}, runtime="inline")
     uneven = {**PPO, "env": "__main__:SlowForOne", "mode": "async", "flow.max_lag": 10**6, "steps": 20_000}
     found["uneven"] = train(directory / "uneven", **uneven)
-    records = [record for _, record in RunDirectory.open(directory / "uneven").store.read(ACTORS)]
-    found["uneven"]["actors"] = {record["actor"]: record["env_steps"] for record in records}
+    found["uneven"]["actors"] = {one["actor"]: one["env_steps"] for one in reports(directory / "uneven", ACTORS)}
+    found["asleep"] = train(directory / "asleep", **ASLEEP)
+    found["asleep"]["learner"] = [(one["env_steps"], one["cpu_s"]) for one in reports(directory / "asleep", TRAINING)]
     return found
 
 
+def reports(directory, topic):
+    return [record for _, record in RunDirectory.open(directory).store.read(topic)]
+
+
 def tune(directory):
-    """All live hyperparameters in one command, in every mode that has as many roles as this world has ranks; says which."""
-    cases = [case for case in MATRIX if (case[0] == "single") == (MPI.COMM_WORLD.size == 2)]
-    for mode, kind in cases:
+    """All live hyperparameters in one command, in every mode that has as many roles as this world has ranks."""
+    for mode, kind in TUNED:
         require_tuned(kind, directory / f"{mode}-{kind}", runtime="mpi", mode=mode)
-    return cases
 
 
 if __name__ == "__main__":
     mpi.join("mpi")
-    if sys.argv[1] == "conformance":
-        sys.exit(pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__]))
-    work = {"runs": runs, "tune": tune}[sys.argv[1]]
-    print(json.dumps(work(Path(sys.argv[2]))), flush=True)
+    if wrong := pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__]):
+        sys.exit(wrong)
+    told = runs(Path(sys.argv[1]))
+    tune(Path(sys.argv[1]))
+    print(json.dumps(told), flush=True)

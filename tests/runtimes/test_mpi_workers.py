@@ -25,7 +25,7 @@ from tests.runtimes.test_mpi_runtime import (
 )
 from tests.support.cases import rest_slow
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 SUITE = Path(__file__).with_name("mpi_tables_suite.py")
 
@@ -36,14 +36,13 @@ def told(ranks, *words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("ranks", rest_slow(2, 4))
-def test_messages_add_up_whoever_ends_first(ranks):
-    found = told(ranks, "table", 40)
-    assert found["sums"] == [7 * 40 * (rank + 1) for rank in range(ranks)]
+def test_messages_add_up_whoever_ends_first():
+    found = told(3, "table", 40)
+    assert found["sums"] == [7 * 40 * (rank + 1) for rank in range(3)]
     assert found["steps"] == sum(found["sums"])
 
 
-@pytest.mark.parametrize(("ranks", "batch_size", "sync_frequency"), rest_slow((2, 32, 20), (4, 8, 3)))
+@pytest.mark.parametrize(("ranks", "batch_size", "sync_frequency"), rest_slow((2, 32, 20), (3, 8, 3)))
 def test_ranks_come_to_the_values_of_value_iteration(ranks, batch_size, sync_frequency):
     """40,000 steps in total at random, rate falling to 0 (seed 4): every value within 0.3."""
     found = told(ranks, "train", "maze", 40_000, batch_size, sync_frequency)
@@ -58,11 +57,11 @@ def test_ranks_come_to_the_values_of_value_iteration(ranks, batch_size, sync_fre
 
 @pytest.mark.slow
 def test_a_slow_rank_holds_nobody_up():
-    found = told(4, "train", "uneven", 3_000, 4, 2)
-    shares = [found["shares"][str(rank)] for rank in range(4)]
+    found = told(3, "train", "uneven", 3_000, 4, 2)
+    shares = [found["shares"][str(rank)] for rank in range(3)]
     assert found["state"] == "SUCCEEDED"
     assert found["steps"] >= 3_000
-    assert shares[0] > shares[3] > 0, shares
+    assert shares[0] > shares[2] > 0, shares
 
 
 @pytest.mark.slow
@@ -70,7 +69,7 @@ def test_the_front_door():
     words = ["train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--runtime", "mpi", "--json"]
     more = ["--envs", "64", "-s", "evaluation.episodes=5"]
     done = subprocess.run(
-        [STEPPE, *words, *more, "--actors", "3", "--steps", "100000", "--name", "run"],
+        [STEPPE, *words, *more, "--actors", "3", "--steps", "30000", "--name", "run"],
         capture_output=True,
         text=True,
         check=False,
@@ -78,16 +77,16 @@ def test_the_front_door():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["state"], found["mode"], found["actors"]) == ("SUCCEEDED", "workers", 3)
-    assert 100_000 <= found["env_steps"] < 100_000 + 3 * 64
+    assert 30_000 <= found["env_steps"] < 30_000 + 3 * 64
     wrong = world(2, STEPPE, *words, "--actors", "3")
     assert wrong.returncode == 2
     assert (
         "mpiexec started 2 ranks, but this run takes 3, one for each worker: use mpiexec -n 3, or --actors 2"
         in wrong.stderr
     )
-    done = world(2, STEPPE, *words, *more, "--actors", "2", "--steps", "30000")
+    done = world(2, STEPPE, *words, *more, "--actors", "2", "--steps", "10000")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["env_steps"] >= 30_000
+    assert json.loads(done.stdout)["env_steps"] >= 10_000
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,9 @@ import pytest
 from steppe.core.config import resolve
 from steppe.core.errors import ConfigError
 from steppe.loops.main import run_experiment
+from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
+from tests.support.chaos_envs import PACE
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -60,17 +61,12 @@ def replay_of(process):
 
 
 @pytest.mark.slow
-def test_a_killed_replay_role_ends_the_run_which_resumes_exactly():
-    words = [
-        f"{key}={value}"
-        for key, value in DQN.items()
-        if key not in ("mode", "actors", "envs", "hidden", "steps", "algo", "env")
-    ]
-    words = [word.replace("True", "true") for word in words]
-    words = [part for word in [*words, "hidden=[16]", "checkpoint.every_s=0.1"] for part in ("-s", word)]
-    common = ["train", DQN["env"], "--algo", "dqn", "--actors", "2", "--envs", "4", "--steps", "30000", *words]
-    command = [STEPPE, *common, "-s", "flow.replay_roles=2"]
-    with under_way([*command, "--runtime", "processes", "--name", "run"]) as process:
+def test_a_killed_replay_role_ends_the_run_which_resumes_exactly(monkeypatch, tmp_path):
+    given = {**DQN, "flow.replay_roles": 2, "checkpoint.every_s": 0.1}
+    given |= {"environment.wrappers": ["tests.support.chaos_envs:Paced"], "environment.vector": "loop"}
+    words = [word for key, value in given.items() if key != "env" for word in ("-s", f"{key}={json.dumps(value)}")]
+    monkeypatch.setenv(PACE, "0.01")  # of a step: it lasts seven seconds, and is killed at its first checkpoint
+    with under_way([STEPPE, "train", DQN["env"], "--runtime", "processes", "--name", "run", *words]) as process:
         wait_until(trained, process)
         wait_until(lambda: Checkpoints(opened().checkpoints).latest() is not None, process)
         replay = replay_of(process)
@@ -82,11 +78,11 @@ def test_a_killed_replay_role_ends_the_run_which_resumes_exactly():
         assert re.search("replay-1 (was killed by SIGKILL|is gone)", errors), errors
         wait_until(lambda: not set(members) & set(parents()))
     assert (status().state, status().reason) == ("FAILED", "role_died")
-    resumed = subprocess.run([STEPPE, "resume", "run", "--json"], capture_output=True, text=True, check=False)
-    assert resumed.returncode == 0, resumed.stderr
-    calm = [*command, "--runtime", "inline", "--name", "calm", "--json"]
-    calm = subprocess.run(calm, capture_output=True, text=True, check=True)
-    assert json.loads(resumed.stdout)["weights_sha256"] == json.loads(calm.stdout)["weights_sha256"]
+    monkeypatch.delenv(PACE)
+    resumed = resume("run")
+    assert resumed.state == "SUCCEEDED", resumed.message
+    calm = run_experiment(resolve(("call", {**given, "runtime": "inline", "run_dir": tmp_path / "calm"})))
+    assert resumed.weights_sha256 == calm.weights_sha256
 
 
 def test_what_it_does_not_go_with():

@@ -8,11 +8,11 @@ import time
 import numpy as np
 
 from steppe.core.config import resolve
-from steppe.envs.builtin import CountingEnv
+from steppe.envs.builtin import CountingEnv, IdentityEnv
 from steppe.loops.main import run_experiment
 
 
-class StuckEnv(CountingEnv):
+class StuckEnv(IdentityEnv):
     """Never comes back from its tenth step, and says so in a file."""
 
     def __init__(self, marker):
@@ -29,7 +29,7 @@ class StuckEnv(CountingEnv):
         return super().step(action)
 
 
-class CrowdedEnv(CountingEnv):
+class CrowdedEnv(IdentityEnv):
     """The tenth copy in one process is never made, and says so in a file: few act, many are needed to judge."""
 
     copies = 0

@@ -37,6 +37,7 @@ from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, _free_port
 from steppe.transport.kafka_links import Read
 from tests.support.kafka import PATIENCE_S, own_broker, wait_until
+from tests.support.warm_host import WarmHost
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")
@@ -157,12 +158,17 @@ def strict(kafka, tmp_path_factory):
             broker.down()
 
 
+def as_role(user, role, address, run, *more):
+    """The words of a command."""
+    words = ["role", role, *more, "--kafka", address, "--run", run, "-s", f"kafka.prefix={MINE}"]
+    return [*words, "-s", "kafka.security=sasl", "-s", f"kafka.username={user}"]
+
+
 @contextmanager
 def coming(user, role, address, run, runs, *more):
     """A role whose output is read when it has ended."""
-    words = [STEPPE, "role", role, *more, "--kafka", address, "--run", run, "-s", f"kafka.prefix={MINE}"]
     process = subprocess.Popen(
-        [*words, "-s", "kafka.security=sasl", "-s", f"kafka.username={user}"],
+        [STEPPE, *as_role(user, role, address, run, *more)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "STEPPE_RUNS": str(runs)},
     )  # fmt: skip
     try:
@@ -229,21 +235,21 @@ def test_all_of_it_is_enough_to_train(strict, tmp_path):
 
 @pytest.mark.slow
 def test_who_lacks_something_ends_with_one_sentence(strict, tmp_path):
-    with ExitStack() as stack:
+    with closing(WarmHost(torch=True)) as host, ExitStack() as stack:
         stack.enter_context(coming("learner", "learner", strict, "other", tmp_path / "learner", *LONG))
         wait_until(lambda: find_charter(known_as(strict, "admin"), "other"), "a charter")
-        started = {"stranger": stack.enter_context(coming("stranger", "actor", strict, "other", tmp_path / "stranger"))}
-        for number, (user, (role, _, _)) in enumerate(LACKING.items()):
+        for number, user in enumerate(["stranger", *LACKING]):
+            role, _, named = LACKING.get(user, ("actor", None, MINE + "commands.control"))
             run, more = ("other", ("--index", str(number))) if role == "actor" else (user, LONG)
-            started[user] = stack.enter_context(coming(user, role, strict, run, tmp_path / user, *more))
-        for user, process in started.items():
-            _, errors = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 1, (user, errors)
-            last = errors.strip().splitlines()[-1]
-            named = LACKING[user][2] if user in LACKING else MINE + "commands.control"
-            assert last.startswith("steppe: "), (user, errors)
+            words = as_role(user, role, strict, run, *more)
+            (tmp_path / user).mkdir()
+            environ = {**os.environ, "STEPPE_RUNS": str(tmp_path / user / "runs")}
+            done = host.run(words, environ, tmp_path / user, tmp_path / user)
+            assert done.returncode == 1, (user, done.stderr)
+            last = done.stderr.strip().splitlines()[-1]
+            assert last.startswith("steppe: "), (user, done.stderr)
             for part in (named, "authorization failed", "docs/kafka.md"):
-                assert part in last, (user, errors)
+                assert part in last, (user, done.stderr)
 
 
 @pytest.mark.slow
