@@ -1,8 +1,8 @@
 """Whole runs on every runtime and in every mode: what is set while a run goes on is acknowledged and in use.
 
 In `single` and `sync` the updates that follow are those of a run in one process that took the values over at the same place, and
-that this is what a resumed run would learn is shown field by field in tests/roles/test_tuning.py. Ray and MPI run the same
-matrix in their own suites, on one cluster and in worlds of their own.
+that this is what a resumed run would learn is shown field by field in tests/roles/test_tuning.py. Ray and MPI have
+suites of their own, in one cluster and one world: MPI runs one kind of memory in each mode.
 """
 
 from __future__ import annotations
