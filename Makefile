@@ -62,6 +62,7 @@ bench-%: $(VENV)/.ready
 chaos: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py kills
 	KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -m "" tests/chaos/test_kafka_chaos.py
+	KILLS=2 $(BIN)/python -m pytest -m "" tests/chaos/test_kills.py
 
 soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/chaos.py soak

@@ -33,6 +33,9 @@ STEPS = {"ppo": 3200, "dqn": 1600}
 AHEAD = "flow.ahead"
 CASES = [("ppo", 0), ("dqn", 1)]
 KILLS = int(os.environ.get("KILLS", "2"))  # for each algorithm on each runtime; `make chaos` makes many
+KILLED = [("ppo", 0, "processes"), ("dqn", 1, "inline")]
+if "KILLS" in os.environ:
+    KILLED += [("dqn", 1, "processes"), ("ppo", 0, "inline")]
 DELAY_S = 0.001  # of a step; a run then lasts some seconds
 MOMENTS = ["begun", "running", "saved", "saved", "saved again", "saved again"]
 MOST_S = 0.3  # that a life has left after its moment
@@ -52,8 +55,7 @@ def hashes(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("runtime", rest_slow("processes", "inline"))
-@pytest.mark.parametrize(("algo", "ahead"), rest_slow(*CASES))
+@pytest.mark.parametrize(("algo", "ahead", "runtime"), rest_slow(*KILLED))
 def test_all_killed_again_and_again_then_resumed(algo, ahead, runtime, host, hashes, tmp_path):
     path, chance = tmp_path / f"killed-{algo}", random.Random(f"{algo} {runtime}")
     order = {"run": settings(algo, STEPS[algo], path, runtime=runtime, **{AHEAD: ahead})}

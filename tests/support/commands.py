@@ -51,12 +51,13 @@ def family(pid):
     return found
 
 
-def wait_until(true, process=None):
+def wait_until(true, process=None, every_s=0.02):
+    """Ask every so often; less often where an answer costs much."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline, "it never came true"
         assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def opened(name="run"):

@@ -39,8 +39,9 @@ def alone(kind, kafka, prefix, *more):
 
 def described(given):
     """What a learner that comes alone is told of a run that does not exist yet."""
-    pairs = [f"{key}={json.dumps(value)}" for key, value in given.items() if key not in ("env", "kafka.address")]
-    return [word for pair in pairs for word in ("-s", pair.replace('"', ""))]
+    pairs = {key: value for key, value in given.items() if key not in ("env", "kafka.address")}
+    named = [f"{key}={json.dumps(value) if not isinstance(value, str) else value}" for key, value in pairs.items()]
+    return [word for pair in named for word in ("-s", pair)]
 
 
 def connection_to(kafka, prefix):
