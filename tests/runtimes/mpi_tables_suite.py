@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 
+from steppe.core.errors import UsageError
 from tests.support.tabular_envs import Maze, Uneven
 
 
@@ -30,6 +31,10 @@ def train(kind, steps, batch_size, sync_frequency):
         found["error"] = float(np.abs(runtime.q_table[:-1] - Maze().exact(0.8)).max())
     runtime.train(env, 100)  # another run of the same world
     found["again"] = runtime.algorithm.step_count
+    try:
+        runtime.train(Maze(), 100)
+    except UsageError as error:
+        found["another"] = str(error)
     print(json.dumps(found | {"torch": "torch" in sys.modules}), flush=True)
 
 

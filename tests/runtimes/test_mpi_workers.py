@@ -52,6 +52,7 @@ def test_ranks_come_to_the_values_of_value_iteration(ranks, batch_size, sync_fre
     assert found["error"] < 0.3
     assert found["validated"] >= 1
     assert 100 <= found["again"] < 100 + 20 * ranks
+    assert "the other ranks have only the environment of the first train call" in found["another"]
     assert not found["torch"]
 
 

@@ -292,10 +292,16 @@ class DistAsyncQLearning(_Shared):
     ) -> TrainingStatistics:
         """Take `steps` steps over all ranks together, rounded up to whole episodes, in copies of `env`.
 
-        Another copy judges the best actions every `validation_every` steps, and at the end.
+        Another copy judges the best actions every `validation_every` steps, and at the end. Under mpiexec the other ranks stay in
+        their first call, so later calls take the same environment.
         """
         factory.stop_if_loading_main()
         _require_positive(steps=steps, validation_every=validation_every)
+        if self.size > 1 and _given and _given[0] is not env:
+            raise UsageError(
+                "the other ranks have only the environment of the first train call: pass that same object again, or start "
+                "another program for another environment"
+            )
         _given[:] = [env]
         runtime = "mpi" if mpi.under_mpiexec() else "inline"
         mpi.join(runtime)
