@@ -33,7 +33,7 @@ STEPS = {"ppo": 3200, "dqn": 1600}
 AHEAD = "flow.ahead"
 CASES = [("ppo", 0), ("dqn", 1)]
 KILLS = int(os.environ.get("KILLS", "2"))  # for each algorithm on each runtime; `make chaos` makes many
-KILLED = [("ppo", 0, "processes"), ("dqn", 1, "inline")]
+KILLED = [("dqn", 1, "inline"), ("ppo", 0, "processes")]
 if "KILLS" in os.environ:
     KILLED += [("dqn", 1, "processes"), ("ppo", 0, "inline")]
 DELAY_S = 0.001  # of a step; a run then lasts some seconds

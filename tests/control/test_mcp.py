@@ -24,7 +24,7 @@ from steppe.control.service import operations
 from tests.support.cases import rest_slow
 from tests.support.service import LONG, SERVE, SHORT, Served, make, run_of
 
-DOORS = rest_slow("stdio", "http")
+DOORS = rest_slow("http", "stdio")
 READS = {name for name, scope in operations().items() if scope == "read"}
 
 

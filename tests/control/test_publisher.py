@@ -32,6 +32,7 @@ def brokers(kafka):
     return str(kafka)
 
 
+@pytest.mark.slow
 def test_every_command_and_its_answer_are_seen_and_nothing_is_done_twice(served, api):
     run = make(api, SMALL, start=False)
     path, directory = f"/api/v1/runs/{run}", RunDirectory(served.root / "runs" / run)

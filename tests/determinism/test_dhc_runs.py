@@ -11,7 +11,6 @@ from steppe.core.config import resolve
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints, load_weights
-from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -41,11 +40,9 @@ def standing(result):
     return load_weights(result.path / "weights.safetensors").arrays()["lessons"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("runtime", rest_slow("ray", "processes"))
-def test_sync_is_the_same_on_every_runtime(runtime, tmp_path):
-    """MPI runs the same in tests/runtimes/mpi_world_suite.py, in a world that is there already."""
-    one, beside = train(tmp_path / "one"), train(tmp_path / "beside", runtime=runtime)
+def test_sync_is_the_same_in_processes(tmp_path):
+    """MPI and Ray run the same in tests/runtimes/*_world_suite.py, in a world and on a cluster that are there already."""
+    one, beside = train(tmp_path / "one"), train(tmp_path / "beside", runtime="processes")
     assert one.updates > 10
     assert (standing(one) > 0).all(), "the curriculum went on, on both"
     assert figures(one) == figures(beside)

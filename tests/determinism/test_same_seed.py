@@ -8,6 +8,7 @@ from steppe.core.config import resolve
 from steppe.loops.main import run_experiment
 from steppe.records.directory import RunDirectory
 from steppe.records.timeline import read_spans
+from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +69,7 @@ def test_sync_is_the_same_on_every_runtime(case, ahead, tmp_path):
     assert figures(one) == figures(two) == figures(beside)
 
 
-@pytest.mark.parametrize("case", ["ppo, continuous", "dqn, our loop, everything"])
+@pytest.mark.parametrize("case", rest_slow("ppo, continuous", "dqn, our loop, everything"))
 def test_every_segment_is_collected_with_the_version_before_its_own(case, tmp_path):
     """As the actors themselves say, on both runtimes; with rounds that are learned from faster and slower than collected."""
     settings = {"mode": "sync", "actors": 2, "flow.trace_spans": 1000, **CASES[case]}

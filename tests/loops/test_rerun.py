@@ -206,6 +206,7 @@ class Scaling:
 
 
 @pytest.mark.regression
+@pytest.mark.slow
 def test_a_run_that_was_scaled_on_the_way():
     """One actor comes, goes and comes back to where it was."""
     scaling = Scaling(2, 1, 2)

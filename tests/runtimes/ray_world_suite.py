@@ -31,6 +31,7 @@ from steppe.runtimes.ray_cluster import Cluster
 from steppe.runtimes.ray_world import WorldHandle
 from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.transport.ray import library
+from tests.determinism.test_dhc_runs import SMALL as DHC
 from tests.support.tabular_envs import Maze
 from tests.support.tuning import MATRIX, require_tuned
 
@@ -48,6 +49,7 @@ R2D2 = {
 }  # fmt: skip
 RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
 A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment_steps": 16, "steps": 3000}
+CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C, "dhc": DHC}
 LONG = {**PPO, "steps": 30_000}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 FAST = {
@@ -110,7 +112,7 @@ def train(directory, observers=(), **settings):
     return {name: result.summary[name] for name in FIGURES}
 
 
-@pytest.mark.parametrize("case", [PPO, DQN, R2D2, RECURRENT, A2C], ids=["ppo", "dqn", "r2d2", "recurrent", "a2c"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_weights_of_inline(case, tmp_path):
     ours = train(tmp_path / "ray", **case)
     assert ours == train(tmp_path / "inline", **case, runtime="inline")

@@ -61,6 +61,26 @@ def restarted():
     return [event for _, event in opened().store.read(EVENTS) if event["kind"] == "restart"]
 
 
+def test_a_whole_run_is_that_of_one_process():
+    """With a table, for which nobody imports torch; what networks learn is compared on the cluster of two nodes."""
+    settings = {
+        "algo": "q-learning",
+        "mode": "sync",
+        "actors": 2,
+        "envs": 2,
+        "segment_steps": 16,
+        "steps": 2000,
+        "seed": 3,
+    }
+    found = [
+        steppe.train("Taxi-v4", runtime=runtime, **settings, **more).summary
+        for runtime, more in (("inline", {}), ("ray", {"ray.object_store_mb": 80}))
+    ]
+    assert [summary["state"] for summary in found] == ["SUCCEEDED"] * 2
+    assert found[0]["updates"] == found[1]["updates"] > 10
+    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_runs_on_a_cluster_of_two_nodes():
