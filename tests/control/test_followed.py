@@ -98,6 +98,8 @@ def test_it_is_seen_and_steered_through_all_of_its_life(served, role, tmp_path):
         refused = api.put(f"{RUN}/actors", json={"actors": 2})
         assert (refused.status_code, "--scale actor=N" in refused.json()["detail"]) == (422, True)
         assert api.patch(f"{RUN}/hyperparameters", json={"values": {"hidden": [16]}}).status_code == 422
+        refused = api.patch(f"{RUN}/hyperparameters", json={"values": {"bounds_coef": 0.5}})
+        assert (refused.status_code, "is for continuous actions" in refused.json()["detail"]) == (422, True)
         assert api.post("/api/v1/runs", json={"env": "CartPole-v1"}).status_code == 422
 
         assert finished(api, api.post(f"{RUN}/stop"))["state"] == "succeeded"

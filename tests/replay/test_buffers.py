@@ -341,10 +341,12 @@ def test_a_batch_size_is_a_whole_number(batch_size, words):
 @pytest.mark.parametrize(
     ("indices", "priorities", "words"),
     [
-        ("x", [1.0], "are numbers, not"),
-        ([0], ["much"], "are numbers, not"),
-        ([2**70], [1.0], "are numbers, not"),
-        (None, [1.0], "are numbers, not"),
+        ("x", [1.0], "'indices' holds <U1 values, where numbers are needed"),
+        ([0], ["much"], "'priorities' holds <U4 values, where numbers are needed"),
+        ([2**70], [1.0], "'indices' holds object values, where numbers are needed"),
+        (None, [1.0], "'indices' holds object values, where numbers are needed"),
+        ([0.5], [1.0], "'indices' has the value 0.5, which is no int64"),
+        ([float("nan")], [1.0], "'indices' has the value nan, which is no int64"),
     ],
 )
 def test_priorities_that_are_no_numbers_are_refused(indices, priorities, words):

@@ -146,7 +146,7 @@ class FollowedService(Service):
         else:
             directory = RunDirectory(path)
             directory.acquire()
-            directory.settle(config)
+        directory.settle(config, charter.order.env_spec)
         directory.release()
         self._known.forget(self._run)
         self._charter = charter

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from steppe.core.agent import Tree
-from steppe.core.arrays import as_array
+from steppe.core.array_checks import as_column
 from steppe.core.errors import ConfigError, UsageError
 from steppe.core.experience import Batch
 from steppe.core.rings import History
@@ -260,12 +260,7 @@ class Store:
         """
         if self.tree is None or self.alpha is None:
             raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
-        try:
-            indices, priorities = np.asarray(as_array(indices), np.int64), np.asarray(as_array(priorities), np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise UsageError(
-                f"indices and priorities are numbers, not {indices!r:.60} and {priorities!r:.60}"
-            ) from None
+        indices, priorities = as_column(indices, "indices", np.int64), as_column(priorities, "priorities", np.float64)
         if indices.ndim != 1:
             raise UsageError(f"indices are a list or an array with one axis, not of shape {indices.shape}")
         if part is not None and self.shift:
