@@ -46,6 +46,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         own_broker(session_home(factory)).down()
 
 
+class FailuresAtOnce:
+    """Names each test that fails when it fails; how is told at the end of the suite, which may be half an hour later."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nfailed in {report.when}: {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
 @pytest.hookimpl(trylast=True)  # after what is not to run was deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin every worker's share with tests that take long, so that none is left for the end when the others have finished."""
