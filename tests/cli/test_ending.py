@@ -23,8 +23,8 @@ from suite.running import benchmark
 
 def part(effort):
     child = subprocess.Popen(["sleep", "600"])
-    print(child.pid, flush=True)
     try:
+        print(child.pid, flush=True)
         child.wait()
     finally:
         child.kill()

@@ -34,10 +34,16 @@ class HangsOnceEnv(CountingEnv):
 
     def step(self, action):
         self.taken += 1
-        if self.taken == 40 and not Path(self.marker).exists():
-            Path(self.marker).touch()
+        if self.taken == 40 and self._is_first():
             self.hang_here()
         return super().step(action)
+
+    def _is_first(self):
+        try:
+            Path(self.marker).touch(exist_ok=False)  # one of two that come at the same time
+        except FileExistsError:
+            return False
+        return True
 
     def hang_here(self):
         while True:
