@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import inspect
 import json
 import math
@@ -359,15 +360,35 @@ def test_p12_no_clients_delta_is_written_to_disk(tmp_path: Path) -> None:
 
 
 def test_p12_a_damaged_ledger_is_never_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
     server = server_of(tmp_path)
     a_round(server)
     server.close()
-    text = (tmp_path / "ledger.json").read_text()
-    (tmp_path / "ledger.json").write_text(text.replace('"count": 1', '"count": 0'))
-    with pytest.raises(DamagedFile, match="nothing more may be released"):
-        server_of(tmp_path)
-    (tmp_path / "ledger.json").write_text(text)
+    text = path.read_text()
+    for written, other in (('"count": 1', '"count": 0'), ('"noise_multiplier": 1.0', '"noise_multiplier": 9.0')):
+        assert written in text
+        path.write_text(text.replace(written, other))
+        with pytest.raises(DamagedFile, match="nothing more may be released"):
+            server_of(tmp_path)
+    path.write_text(text)
     server_of(tmp_path).close()
+
+
+def test_p12_a_ledger_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    body = {"format": 2, "count": 0, "released": 0, "charges": []}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    (tmp_path / "ledger.json").write_text(json.dumps({**body, "sha256": digest}))
+    with pytest.raises(DamagedFile, match="checksum or format does not match"):
+        Ledger(tmp_path / "ledger.json")
+
+
+def test_p12_releases_of_different_kinds_are_kept_apart(tmp_path: Path) -> None:
+    ledger, plan = Ledger(tmp_path / "ledger.json"), plan_of(tmp_path)
+    kinds = [(1.0, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 1.0), (1.0, 0.5)]
+    assert [ledger.charge(*kind, plan) for kind in kinds] == [1, 2, 3, 4, 5]
+    ledger.close()
+    made = [Charge(1.0, 1.0, 2), Charge(2.0, 1.0, 1), Charge(1.0, 1.0, 1), Charge(1.0, 0.5, 1)]
+    assert charges_in(tmp_path / "ledger.json") == made
 
 
 def test_p12_one_server_per_ledger(tmp_path: Path) -> None:
@@ -401,8 +422,9 @@ def test_p14_noise_without_a_plan_or_without_noise_is_refused(tmp_path: Path) ->
         FederatedParameterServer({"w": np.zeros(2)}, differential_privacy=True)
     with pytest.raises(ConfigError, match="noise promises nothing"):
         FederatedParameterServer({"w": np.zeros(2)}, privacy=plan_of(tmp_path))
-    with pytest.raises(ConfigError, match="without noise nothing is private"):
-        server_of(tmp_path, noise_scale=0.0)
+    for scale in (0.0, math.inf):
+        with pytest.raises(ConfigError, match="must be above 0"):
+            server_of(tmp_path, noise_scale=scale)
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
@@ -449,9 +471,31 @@ def test_planning(rate: float) -> None:
     assert releases_within(0.01, 0.1, 1e-5, rate) == 0
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # of dp-accounting, where ε is very large or 0
+def test_planning_for_millions_of_releases() -> None:
+    """Twice as many are tried each time, up to some above ten million."""
+    rounds = releases_within(1000.0, 8.0, 1e-5)
+    assert rounds > 1_000_000
+    assert epsilon_after(1000.0, rounds, 1e-5) <= 8.0 < epsilon_after(1000.0, rounds + 1, 1e-5)
+    assert 10_000_000 <= releases_within(1e6, 8.0, 1e-5) < 20_000_000
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # of dp-accounting, where ε is very large or 0
+def test_where_no_noise_is_enough_planning_says_so() -> None:
+    with pytest.raises(UsageError, match=r"no noise brings 10{24} releases within epsilon=1"):
+        noise_needed(10**24, 1.0, 1e-5)
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{"epsilon": 0.0}, {"delta": 1.0}, {"expected_clients": 0}, {"clip_norm": 0.0}, {"sampling_rate": 1.5}],
+    [
+        {"epsilon": 0.0},
+        {"epsilon": -1.0},
+        {"delta": 1.0},
+        {"expected_clients": 0},
+        {"clip_norm": 0.0},
+        {"sampling_rate": 1.5},
+    ],
 )
 def test_plans_that_promise_nothing_are_refused(tmp_path: Path, settings: dict) -> None:
     with pytest.raises(ConfigError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,11 +10,11 @@ import sys
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from steppe.core import chunks, codec, durable, rings
 from steppe.core.errors import DamagedFile
-from steppe.core.weights import Weights
+from steppe.core.weights import Entry, Layout, Weights
 from steppe.records.checkpoints import Checkpoints, load_weights, save_weights, weights_bytes, weights_from
 
 pytestmark = pytest.mark.integration
@@ -116,6 +117,42 @@ def test_a_newer_format_is_passed_over_with_its_reason(tmp_path):
     assert "format 9" in found.damaged[0]
 
 
+def test_counters_of_a_newer_format_are_passed_over_too(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    first = checkpoints.save(some_weights(), {}, {"k": 0})
+    files = durable.read_bundle(first)
+    about = json.loads(files["counters.json"])
+    assert about["format"] == 1
+    durable.write_bundle(tmp_path / "00000002", {**files, "counters.json": json.dumps({**about, "format": 2}).encode()})
+    found = checkpoints.latest()
+    assert found.path == first
+    assert "counters.json has format 2, newer than 1" in found.damaged[0]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "counters.json"])
+def test_a_whole_bundle_that_is_no_checkpoint_is_passed_over(tmp_path, name):
+    """Each file matches the manifest, and still one is missing or says nothing."""
+    checkpoints = Checkpoints(tmp_path)
+    first = checkpoints.save(some_weights(), {}, {"k": 0})
+    files = durable.read_bundle(first)
+    durable.write_bundle(tmp_path / "00000002", {other: data for other, data in files.items() if other != name})
+    durable.write_bundle(tmp_path / "00000003", {**files, name: b"[]"})
+    found = checkpoints.latest()
+    assert found.path == first
+    assert f"00000003/{name} is damaged" in found.damaged[0]
+    assert f"00000002 is damaged: it holds no {name}" in found.damaged[1]
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(tmp_path):
+    own, other = Checkpoints(tmp_path, run="one"), Checkpoints(tmp_path, run="two")
+    first = own.save(some_weights(), {}, {"k": 0})
+    second = other.save(some_weights(), {}, {"k": 1})
+    assert own.latest().path == first
+    assert "00000002 is a checkpoint of another run (two, not one)" in own.latest().damaged[0]
+    assert other.latest().path == second
+    assert Checkpoints(tmp_path).latest().path == second  # who names no run takes any
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(some_weights(1), {}, {"k": 0})
@@ -178,6 +215,32 @@ def test_the_list_shows_size_age_and_health(tmp_path):
     assert infos[2].counters["score"] == 12.0
 
 
+def test_the_list_names_a_checkpoint_that_is_gone_when_it_is_read(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(some_weights(), {}, {"k": 0})
+    (tmp_path / "00000002").symlink_to(tmp_path / "gone")  # its name is there, and nothing else
+    whole, gone = checkpoints.list()
+    assert whole.damage is None
+    assert "00000002 was removed while it was read" in gone.damage
+    assert (gone.number, gone.age_s, gone.size_bytes, gone.counters) == (2, 0.0, 0, {})
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_fail_the_save(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(some_weights(), {}, {"k": 0})
+
+    def busy(*_, **__):
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    second = checkpoints.save(some_weights(), {}, {"k": 1})
+    monkeypatch.undo()
+    assert [info.path for info in checkpoints.list()] == [second]
+    assert len(os.listdir(tmp_path)) == 2
+    third = checkpoints.save(some_weights(), {}, {"k": 2})  # which removes what was left
+    assert os.listdir(tmp_path) == [third.name]
+
+
 def test_keeping_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="keep=0"):
         Checkpoints(tmp_path, keep=0)
@@ -199,14 +262,53 @@ def test_the_layout_keeps_its_order(tmp_path):
 
 
 def test_a_layout_with_its_own_places_is_kept(tmp_path):
-    from steppe.core.weights import Entry, Layout
-
     layout = Layout((Entry("x", (2,), "float32", 0), Entry("y", (1,), "float32", 64)))
     buffer = np.zeros(68, np.uint8)
     buffer[64:] = np.array([2.5], np.float32).view(np.uint8)
     save_weights(tmp_path / "w", Weights(layout, buffer))
     assert load_weights(tmp_path / "w").layout == layout
     assert load_weights(tmp_path / "w").arrays()["y"][0] == 2.5
+
+
+def spread(offset: int) -> Weights:
+    """Two arrays of 12 bytes in all; the second begins at `offset`."""
+    layout = Layout((Entry("x", (2,), "float32", 0), Entry("y", (1,), "float32", offset)))
+    return Weights(layout, np.zeros(offset + 4, np.uint8))
+
+
+def test_a_layout_may_have_4096_bytes_of_holes_for_each_array(tmp_path):
+    save_weights(tmp_path / "w", spread(2 * 4096 + 8))
+    assert load_weights(tmp_path / "w").layout == spread(2 * 4096 + 8).layout
+    save_weights(tmp_path / "w", spread(2 * 4096 + 12))
+    with pytest.raises(DamagedFile, match="holes that are too wide"):
+        load_weights(tmp_path / "w")
+
+
+def test_weights_without_arrays_are_kept(tmp_path):
+    save_weights(tmp_path / "w", Weights.from_arrays({}).stamped(version=3, updates=1, env_steps=10))
+    back = load_weights(tmp_path / "w")
+    assert (back.version, back.arrays()) == (3, {})
+
+
+def rewritten(weights: Weights, arrays: dict[str, np.ndarray], **about) -> bytes:
+    """The file of these weights with other arrays in it or another description of them; its hash is that of the weights."""
+    whole = weights_bytes(weights)
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    text = json.dumps({**json.loads(header["__metadata__"]["steppe"]), **about})
+    digest = hashlib.sha256(text.encode() + bytes.fromhex(weights.sha256())).hexdigest()
+    return save({**weights.arrays(), **arrays}, {"steppe": text, "sha256": digest})
+
+
+@pytest.mark.parametrize("other", [np.zeros((3, 2), np.float32), np.zeros((2, 3), np.int32)])
+def test_arrays_of_another_shape_or_dtype_than_the_layout_says_are_damage(other):
+    assert weights_from(rewritten(some_weights(0.0), {}), "these bytes").version == 3
+    with pytest.raises(DamagedFile, match=r"these bytes is damaged: 'b\.weight' is not as the layout says"):
+        weights_from(rewritten(some_weights(0.0), {"b.weight": other}), "these bytes")
+
+
+def test_weights_of_a_newer_format_are_refused():
+    with pytest.raises(DamagedFile, match="format 2 is newer than 1"):
+        weights_from(rewritten(some_weights(), {}, format=2), "these bytes")
 
 
 def test_a_file_of_another_tool_is_refused(tmp_path):
@@ -320,6 +422,23 @@ def test_damaged_rows_are_named_and_the_one_before_is_used(tmp_path, rows):
     assert "column 'obs'" in checkpoints.list()[1].damage
     with pytest.raises(DamagedFile, match=r"tail\.rows"):
         content(checkpoints.at(2))
+
+
+def test_damaged_rows_that_another_role_wrote_are_named_and_the_one_before_is_used(tmp_path):
+    def begin(directory, before):
+        durable.write_bundle(directory, {"rows.bin": bytes(100)})
+        return lambda: None
+
+    checkpoints = Checkpoints(tmp_path)
+    state = {"memory": rings.Elsewhere("replay-0", begin)}
+    first = checkpoints.save(some_weights(), state, {"k": 0})
+    newest = checkpoints.save(some_weights(), state, {"k": 1})
+    assert checkpoints.latest().state == {"memory": newest / "replay-0"}
+    flip(newest / "replay-0" / "rows.bin", 50)
+    found = checkpoints.latest()
+    assert found.path == first
+    assert str(newest / "replay-0" / "rows.bin") in found.damaged[0]
+    assert checkpoints.latest(whole=False).path == newest
 
 
 def test_without_room_for_rows_the_checkpoint_before_stays(tmp_path, rows, monkeypatch):

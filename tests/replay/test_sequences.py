@@ -262,7 +262,8 @@ def test_priorities_mix_the_largest_and_the_mean_error():
 def test_estimates_are_those_of_the_actors_values(terminated, whole, agents, rescaled):
     """By hand, step by step: nothing beyond a termination, and never a value of a state that was not valued."""
     terminated = terminated and whole
-    stream, rules = np.random.default_rng(0), Windowing(length=4, stride=2, n_step=3, gamma=0.9, rescaled=rescaled)
+    scale = {"rescaled": True} if rescaled else {}  # values are plain unless somebody says otherwise
+    stream, rules = np.random.default_rng(0), Windowing(length=4, stride=2, n_step=3, gamma=0.9, **scale)
     rows = 11
     piece = {
         "q_val": stream.normal(size=(rows, *agents, 5)).astype(np.float32),
@@ -309,6 +310,8 @@ def test_settings_that_cannot_be():
     for wrong in ({"length": 0}, {"stride": 0}, {"length": 4, "stride": 5}, {"burn_in": -1}, {"n_step": 0}):
         with pytest.raises(ConfigError, match="a sequence has length"):
             Windowing(**wrong)
+    with pytest.raises(AttributeError):
+        Windowing().length = 0  # checked once, and so never changed
     pool = ReplayBufferPool(1, 1000)
     with pytest.raises(ConfigError, match="use_prioritized=True"):
         SequenceMemory(SPEC, pool, SequenceDraws(4), stream=np.random.default_rng())
