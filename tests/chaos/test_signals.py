@@ -105,6 +105,7 @@ def send_to_one(process, number):
         (signal.SIGINT, send_to_group, "training", NETWORK),
         *[(signal.SIGINT, send_to_group, moment, TABLE) for moment in MOMENTS if moment != "training"],
         *[(signal.SIGTERM, send_to_one, moment, TABLE) for moment in ("starting", "training")],
+        (signal.SIGTERM, send_to_group, "training", TABLE),
     ),
     ids=lambda value: (
         value["algo"] if isinstance(value, dict) else getattr(value, "name", None) or getattr(value, "__name__", value)
@@ -184,9 +185,10 @@ def ask_to_stop(process, tmp_path):
     ("stop", "reason", "message"),
     [
         (lambda process, _: send_to_group(process, signal.SIGINT), "interrupted", "stopped by a signal"),
+        (lambda process, _: send_to_group(process, signal.SIGTERM), "interrupted", "stopped by a signal"),
         (ask_to_stop, "stop_requested", "stopped by a test"),
     ],
-    ids=["SIGINT", "command"],
+    ids=["SIGINT", "SIGTERM", "command"],
 )
 def test_a_last_evaluation_that_is_stuck_is_not_waited_for(stop, reason, message, tmp_path):
     marker = tmp_path / "stuck"

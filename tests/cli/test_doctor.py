@@ -25,7 +25,15 @@ def diagnosis(steppe, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--mode", "async", "--actors", "2"], ["--runtime", "inline"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mode", "async", "--actors", "2"],
+        ["--mode", "sync", "--actors", "2"],
+        ["--mode", "single"],
+        ["--runtime", "inline"],
+    ],
+)
 def test_a_slow_environment_is_named(steppe, flags):
     words = (
         "--envs",

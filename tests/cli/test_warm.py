@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from steppe.cli import warm as warming
 from steppe.cli.warm import forget_stale
 
 pytestmark = pytest.mark.integration
@@ -84,17 +85,15 @@ def test_after_it_default_runs_compile_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_it_compiled_is_counted_and_found_again(tmp_path):
+def test_what_it_compiled_is_counted_and_found_again(tmp_path, monkeypatch, capsys):
     """With a cache of its own, as far as the workers' tables go."""
-    script = "from steppe.cli.warm import rehearse; import sys; print(rehearse(['workers']), file=sys.stdout)"
-    place = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
-
-    def compiled():
-        return int(subprocess.run([sys.executable, "-c", script], env=place, capture_output=True, check=True).stdout)
-
-    first = compiled()
-    assert first == len(set((tmp_path / "kernels").rglob("*.nbc"))) > 1
-    assert compiled() == 0
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(warming, "LANES", (("workers",),))
+    warming.warm(as_json=True)
+    compiled = json.loads(capsys.readouterr().out)["compiled"]
+    assert compiled == len(set((tmp_path / "kernels").rglob("*.nbc"))) > 1
+    warming.warm()
+    assert capsys.readouterr().out == "Everything was compiled already.\n"
 
 
 def test_without_a_place_for_it_there_is_one_sentence(steppe, tmp_path):
