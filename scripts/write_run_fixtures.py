@@ -27,10 +27,8 @@ PATHS = {
     "lesson_sizes": [],
     "environment.time_limit": 16,
 }
-TABLE = (
-    "CliffWalking-v1",
-    {"evaluation.max_episode_steps": 200},
-)  # a greedy walk of a table that has learned little has no end
+# A greedy walk of a table that has learned little has no end.
+TABLE = ("CliffWalking-v1", {"evaluation.max_episode_steps": 200})
 # Algorithm → environment and settings; the others are tables.
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", NETWORK),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -12,6 +11,7 @@ from textwrap import dedent
 import pytest
 
 from tests.support.certificates import certificate
+from tests.support.commands import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -90,9 +90,5 @@ def here(code: str, folder: Path) -> str:
     if "server.pem" in code:
         certificate(folder, "server")
         (folder / "ca.pem").write_bytes((folder / "server.pem").read_bytes())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    return (
-        code.replace('"0.0.0.0"', '"localhost"').replace("grpcs://server:", "grpcs://localhost:").replace("8888", port)
-    )
+    code = code.replace('"0.0.0.0"', '"localhost"').replace("grpcs://server:", "grpcs://localhost:")
+    return code.replace("8888", str(free_port()))

@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.support.kube import ROOT, apply, free_port, rendered, until
+from tests.support.commands import free_port
+from tests.support.kube import ROOT, apply, rendered, until
 from tests.support.kube_node import Life, StandIn
 from tests.support.service import Served, finished
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import numpy as np
 import pytest
 
@@ -18,6 +16,7 @@ from steppe import (
 )
 from steppe.core.errors import ConfigError, UsageError
 from steppe.params.privacy import PrivacyPlan
+from tests.support.commands import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -163,9 +162,3 @@ def pair(parts: tuple) -> tuple:
     """Environment, no pool, agent: what every loop begins with."""
     environment, agent = parts
     return environment, None, agent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]

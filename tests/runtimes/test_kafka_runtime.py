@@ -19,8 +19,8 @@ from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
 from tests.support.cases import rest_slow
 from tests.support.chaos_envs import PACE
-from tests.support.commands import PATIENCE_S, family, opened, status, trained, under_way, wait_until
-from tests.support.kafka import free_port, own_broker, settings
+from tests.support.commands import PATIENCE_S, family, free_port, opened, status, trained, under_way, wait_until
+from tests.support.kafka import own_broker, settings
 from tests.support.kafka_runs import PPO, SMALL, STEPPE, alone, connection_to, described, on, reports, told, words
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -14,6 +15,13 @@ from steppe.core.links import TRAINING
 from steppe.records.directory import RunDirectory
 
 PATIENCE_S = 240.0  # only bounds how long a failure takes
+
+
+def free_port() -> int:
+    """A port of this machine for a server that is told its address before it is started."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import time
 import uuid
 from pathlib import Path
@@ -18,13 +17,6 @@ from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, cache_directory, fetch_jars
 
 PATIENCE_S = 240.0  # only bounds how long a failure takes
-
-
-def free_port() -> int:
-    """A port for a broker that is to be started later."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def own_broker(home: Path) -> Broker:

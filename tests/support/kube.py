@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,8 @@ from typing import Any
 
 import httpx
 import yaml
+
+from tests.support.commands import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # only bounds how long a failure takes
@@ -34,12 +35,6 @@ def until(holds: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"{what} never came true"
         time.sleep(0.05)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ControlPlane:
