@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from websockets.sync.client import ClientConnection
 
 from steppe.records.directory import RunDirectory
 from tests.support.cases import rest_slow
@@ -167,14 +168,15 @@ def test_runs_outlive_the_service_and_are_found_again(served: Served):
         in_state(api, waiting, "SUCCEEDED")
 
 
-def beats_until_lost(socket: ClientConnection, run: str) -> int:
-    """The heartbeats that the stream has sent before it says that the run is LOST."""
-    beats = 0
-    for message in messages(socket):
-        beats += message["type"] == "heartbeat"
+def heard_lost(told: Iterator[dict[str, Any]], run: str, heartbeats: int) -> bool:
+    """Whether the stream says that the run is LOST before it has sent more than so many heartbeats."""
+    for message in told:
         if message["type"] == "run" and message["run"]["id"] == run and message["run"]["state"] == "LOST":
+            return True
+        heartbeats -= message["type"] == "heartbeat"
+        if heartbeats < 0:
             break
-    return beats
+    return False
 
 
 @pytest.mark.long
@@ -185,8 +187,10 @@ def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: htt
     until(lambda: api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"], "a checkpoint")
     pid = RunDirectory(served.root / "runs" / run).store.status().pid
     with listen(served) as socket:
+        told = messages(socket)
+        assert next(told)["type"] == "snapshot", "what happens from here on comes as a delta"
         os.killpg(pid, signal.SIGKILL)
-        assert beats_until_lost(socket, run) <= 3
+        assert heard_lost(told, run, heartbeats=3)
     lost = in_state(api, run, "LOST")
     assert lost["reason"] == "process_dead"
     assert str(pid) in lost["message"]
