@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from steppe.control import auth, sessions
-from steppe.control.auth import Bucket, Caller, Gate, Keys, Limits, Refused, header_map, require_safe_bind
+from steppe.control.auth import Bucket, Caller, Gate, Keys, Limits, Refused, header_map, public_names, require_safe_bind
 from steppe.core.errors import DamagedFile, UsageError
 
 pytestmark = pytest.mark.unit
@@ -255,7 +255,7 @@ def test_own_names_are_answered_to(keys, host):
 
 
 @pytest.mark.parametrize(
-    "host", [None, "", "evil.example", "lab.example.evil", "localhost@evil.example", "[::1", ":80"]
+    "host", [None, "", "evil.example", "lab.example.evil", "localhost@evil.example", "[::1", "[::::]", ":80"]
 )
 def test_other_names_are_refused(keys, host):
     with pytest.raises(Refused) as refused:
@@ -284,6 +284,20 @@ def test_a_service_open_to_others_needs_a_name():
     for host in ("0.0.0.0", "::", "192.168.0.1"):
         with pytest.raises(UsageError, match="--allow-host"):
             require_safe_bind(host, ())
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "names"),
+    [
+        ("127.0.0.1", (), ["127.0.0.1"]),
+        ("127.0.0.1", ("lab.example",), ["127.0.0.1"]),
+        ("lab.example", ("lab.example", "lab.local"), ["lab.example"]),
+        ("192.168.0.1", ("lab.example", "lab.local"), ["lab.example", "lab.local"]),
+        ("0.0.0.0", ("lab.example", "localhost"), ["127.0.0.1", "lab.example"]),
+    ],
+)
+def test_links_name_addresses_that_work(host, allowed, names):
+    assert public_names(host, allowed) == names
 
 
 def test_repeated_headers():
