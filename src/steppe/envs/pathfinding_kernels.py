@@ -110,7 +110,7 @@ def _move(
     _settle(room, n, at, actions, rewards)
     arrived = True
     for i in range(n):
-        cells[at[i]] &= ~AGENT
+        cells[at[i]] &= BLOCKED
         who[at[i]] = 0
         arrived &= target[i] == goal[i]
     if arrived:

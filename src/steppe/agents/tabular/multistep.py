@@ -38,7 +38,7 @@ class MultiStep(TableAlgorithm):
         size = self.ring_steps
         numbers, reals = np.zeros(num_streams * (2 * size + 3), np.int64), np.zeros(num_streams * (size + 1))
         masks = np.ones((num_streams, self.action_size), np.bool_)
-        self._rings: traces.Rings = traces.carved.py_func(numbers, reals, masks, size)
+        self._rings: traces.Rings = traces.carve(numbers, reals, masks, size)
         self._ring_memory = (numbers, reals, masks, size)
 
     def learn(

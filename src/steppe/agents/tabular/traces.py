@@ -28,8 +28,7 @@ class Rings(NamedTuple):
     discounts: np.ndarray  # float64 [M]: with the sign of a game of turns
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def carved(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: Whole) -> Rings:
+def carve(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: Whole) -> Rings:
     """The rings in three pieces of memory; a call with three arrays takes a third of the time of one with eight."""
     lanes = len(masks)
     ring = lanes * size
@@ -43,6 +42,9 @@ def carved(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: Whol
         masks,
         reals[ring:],
     )
+
+
+carved = numba.njit(cache=True, nogil=True, inline="always")(carve)
 
 
 @numba.njit(cache=True, nogil=True)
