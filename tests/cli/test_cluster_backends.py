@@ -21,6 +21,8 @@ from steppe.runtimes import mpi
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPPE = Path(sys.executable).with_name("steppe")
+PROGRAM = Path(__file__).parents[1] / "support" / "parallel_learners.py"
+LEARNED = ["dqn", "ppo", "dhc"]  # what it says before the address of its cluster
 RUN = """
 nodes = ["one", "two"]
 quorum = 2
@@ -39,16 +41,9 @@ hidden = [16]
 [run.evaluation]
 episodes = 2
 """
-RAY = """
-import sys, ray
-about = ray.init(address="local", num_cpus=2, object_store_memory=80 << 20, include_dashboard=False,
-                 _node_ip_address="127.0.0.1", _temp_dir=sys.argv[1], log_to_driver=False)
-print(about.address_info["gcs_address"], flush=True)
-sys.stdin.read()
-"""
 
 
-def described(directory: Path, backend: str, more: str, algo: str = "ppo") -> Path:
+def described(directory: Path, backend: str, more: str = "", algo: str = "ppo") -> Path:
     path = directory / "cluster.toml"
     path.write_text(f'backend = "{backend}"' + RUN.format(more=more, algo=algo))
     return path
@@ -83,11 +78,9 @@ def check(directory: Path, summaries: list[dict]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "algo"), [("sync_every = 1", "ppo"), ('exchange = "gradients"', "a2c")], ids=["deltas", "gradients"]
-)
-def test_every_rank_of_an_mpi_world_is_a_node(tmp_path: Path, more: str, algo: str) -> None:
-    path = described(tmp_path, "mpi", more, algo)
+def test_every_rank_of_an_mpi_world_is_a_node(tmp_path: Path) -> None:
+    """By gradients; the nodes in Ray exchange deltas."""
+    path = described(tmp_path, "mpi", 'exchange = "gradients"', "a2c")
     command = [mpi.mpiexec(), "-n", "2", STEPPE, "node", "--cluster", path, "--json"]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -104,7 +97,7 @@ def test_every_rank_of_an_mpi_world_is_a_node(tmp_path: Path, more: str, algo: s
     ],
 )
 def test_worlds_that_are_no_cluster(tmp_path: Path, words: list[str], ranks: int, said: str) -> None:
-    path = described(tmp_path, "mpi", "")
+    path = described(tmp_path, "mpi")
     command = [mpi.mpiexec(), "-n", str(ranks), STEPPE, *words, "--cluster", path]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode != 0
@@ -113,14 +106,14 @@ def test_worlds_that_are_no_cluster(tmp_path: Path, words: list[str], ranks: int
 
 
 @contextlib.contextmanager
-def ray_cluster(scratch: Path) -> Iterator[str]:
-    """A Ray cluster on loopback, brought down with the process that has it."""
-    command = [sys.executable, "-c", RAY, str(scratch)]
+def ray_cluster(scratch: Path) -> Iterator[list[str]]:
+    """What the process says that has a Ray cluster on loopback, whose address comes last; it is brought down with the process."""
+    command = [sys.executable, PROGRAM, "ray", str(scratch)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(scratch)
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(scratch), cwd=scratch
     ) as ray:
         try:
-            yield ray.stdout.readline().strip()
+            yield [ray.stdout.readline().strip() for _ in (*LEARNED, "address")]
         finally:
             ray.stdin.close()
             ray.wait(60)
@@ -128,9 +121,11 @@ def ray_cluster(scratch: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_nodes_meet_in_a_ray_cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Two programs join it; the first brings up the server as an actor, which ends when both have left."""
+    """The program that has it finds that two nodes in it learn as one. Then two programs join it; the first brings up the server
+    as an actor, which ends when both have left."""
     scratch = tmp_path_factory.mktemp("r", numbered=True)
-    with ray_cluster(scratch) as address:
+    with ray_cluster(scratch) as (*learned, address):
+        assert learned == LEARNED
         assert address
         path = described(tmp_path, "ray", f'parameter_server = "{address}"\nsync_every = 1')
         nodes = [

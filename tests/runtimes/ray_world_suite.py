@@ -1,4 +1,8 @@
-"""Run by test_ray_runtime.py: a Ray cluster of two nodes, and many small runs on it by seats that import torch only once."""
+"""Run by test_ray_runtime.py: a Ray cluster of two nodes, and many small runs on it by seats that import torch only once.
+
+A seat is taken again by the next run that asks for the same of Ray, so tests with the same rules stand together: first networks
+by the default rules, then tables, whose seats import no torch.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +20,30 @@ import pytest
 from steppe.classic import LinearSchedule, OptimalQLearning, ParallelQLearning
 from steppe.core.config import resolve
 from steppe.core.errors import UsageError
-from steppe.core.links import ACTORS, EVENTS
+from steppe.core.links import ACTORS, EVENTS, TRAINING
 from steppe.core.reports import EventReport
 from steppe.envs import probe
-from steppe.envs.builtin import CountingEnv
+from steppe.envs.builtin import CountingEnv, IdentityEnv
 from steppe.loops.main import run_experiment
 from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.directory import RunDirectory
+from steppe.records.view import RunView
 from steppe.runtimes import ray as ray_runtime
 from steppe.runtimes.order import Order
 from steppe.runtimes.plan import make_plan
-from steppe.runtimes.ray_cluster import Cluster
+from steppe.runtimes.ray_cluster import SYSTEM, Cluster
 from steppe.runtimes.ray_world import WorldHandle
 from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.transport.ray import library
 from tests.determinism.test_dhc_runs import SMALL as DHC
 from tests.support.tabular_envs import Maze
-from tests.support.tuning import MATRIX, require_tuned
+from tests.support.tuning import ACROSS, require_tuned
 
 pytestmark = pytest.mark.integration
 
 SMALL = {"mode": "sync", "actors": 2, "envs": 4, "hidden": (16, 16), "seed": 7, "evaluation.episodes": 3}
-PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 12_000}
+PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 3000}
 DQN = {
     **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
     "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,
@@ -50,11 +55,9 @@ R2D2 = {
 RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
 A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment_steps": 16, "steps": 3000}
 CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C, "dhc": DHC}
-LONG = {**PPO, "steps": 30_000}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 FAST = {
-    "health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5,
-    "worker_niceness": 0,
+    **SYSTEM, "health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5,
 }  # fmt: skip
 ray = library()
 nodes = {}  # name → the node, of ray.cluster_utils
@@ -93,7 +96,20 @@ class SlowForOne(CountingEnv):
         return super().step(action)
 
 
-class Stuck(CountingEnv):
+class Paced(IdentityEnv):
+    """Takes 20 ms a step while that file is there, so that a run lasts until the test has done to it what it wants."""
+
+    def __init__(self, pace):
+        super().__init__()
+        self.pace = Path(pace)
+
+    def step(self, action):
+        if self.pace.exists():
+            time.sleep(0.02)
+        return super().step(action)
+
+
+class Stuck(IdentityEnv):
     """Never comes back from its 20th step, in the first actor's first life."""
 
     steps = 0
@@ -125,122 +141,13 @@ def test_single_has_actor_and_learner_in_one_place(tmp_path):
     assert train(tmp_path / "ray", **case) == train(tmp_path / "inline", **case, runtime="inline")
 
 
-@pytest.mark.parametrize(("mode", "kind"), MATRIX)
+@pytest.mark.parametrize(("mode", "kind"), ACROSS)
 def test_all_live_hyperparameters_in_one_command(mode, kind, tmp_path):
     require_tuned(kind, tmp_path / "run", runtime="ray", mode=mode)
 
 
-TABLE = {
-    "algo": "q-learning", "env": "steppe/TicTacToe-v0", "mode": "workers", "actors": 2, "seed": 7, "steps": 3_000_000,
-    "evaluation.episodes": 200,
-}  # fmt: skip
-
-
-def test_workers_share_a_table(tmp_path):
-    """On both nodes, as many steps as were asked for, and it plays better than it began."""
-    found = train(tmp_path / "run", **TABLE, **{"ray.actors_per_node": 1, "ray.placement": "spread"})
-    assert found["state"] == "SUCCEEDED"
-    assert TABLE["steps"] <= found["env_steps"] < 1.05 * TABLE["steps"], "steps were given out twice, or got lost"
-    assert found["eval_return_mean"] > 0.5, "of a player that never learned it is about 0"
-
-
-def test_a_classic_learner_comes_to_the_values_of_value_iteration():
-    """Two workers, 60,000 steps in total at random, rate falling to 0 (seed 5): every value within 0.25, as on processes."""
-    steps, exact = 60_000, Maze().exact(0.8)
-    learner = ParallelQLearning(
-        OptimalQLearning, num_processes=2, discount_factor=0.8, epsilon=1.0, epsilon_decay=1.0,
-        learning_rate=LinearSchedule(0.05, 0.0, steps), seed=5,
-    )  # fmt: skip
-    learner.train(Maze, steps, steps_per_sync=200, validation_episodes=5, runtime="ray")
-    assert steps <= learner.algorithm.step_count < steps + 2 * 20
-    error = np.abs(learner.q_table[:-1] - exact)
-    assert error.max() < 0.25, error.round(2)
-    learner.train(Maze, 50, runtime="ray")
-    assert np.abs(learner.q_table[:-1] - exact).max() < 2.0, "a second call goes on with what was learned"
-
-
-def test_a_killed_worker_is_started_again(tmp_path):
-    """The others go on meanwhile, and it merges again what it learns."""
-
-    def told(directory, epoch):
-        records = [record for _, record in directory.store.read(ACTORS)]
-        return [one for one in records if (one["actor"], one["epoch"]) == (1, epoch) and one["env_steps"] > 0]
-
-    def act(handle, directory):
-        advance(handle, lambda: told(directory, 0) or handle.faults())
-        os.kill(handle.state()["ranks"]["worker-1"]["pid"], signal.SIGKILL)
-        advance(handle, lambda: told(directory, 1) or handle.faults())
-        assert handle.faults() == []
-        assert [role for role, _ in restarts(directory)] == ["worker-1"]
-
-    watched(tmp_path, act, {**TABLE, "steps": 10**12})
-
-
-SHELVES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}
-
-
-def test_replay_lies_on_both_nodes(tmp_path):
-    """One Ray actor per buffer, on different nodes, and the weights of two buffers in one process. When one is killed, the
-    run ends with the reason and resumes exactly."""
-    long = {**SHELVES, "steps": 4000, "checkpoint.every_s": 0.1}
-    expected = train(tmp_path / "inline", **long, runtime="inline")
-
-    def act(handle, directory):
-        first, second = (handle.state()["ranks"][f"replay-{index}"] for index in range(2))
-        assert {first["node"], second["node"]} == {node.node_id for node in nodes.values()}
-        advance(handle, lambda: Checkpoints(directory.checkpoints).latest() is not None or handle.faults())
-        os.kill(second["pid"], signal.SIGKILL)
-        advance(handle, handle.faults)
-        fault = handle.faults()[0]
-        assert fault.reason == "role_died"
-        assert "replay-1" in fault.message
-        assert not restarts(directory)
-
-    watched(tmp_path, act, long)
-    again = resume(tmp_path / "run")
-    assert {name: again.summary[name] for name in FIGURES} == expected
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory):
-    """What a long run on `inline` comes to, which nothing ever happened to."""
-    return train(tmp_path_factory.mktemp("calm") / "run", **LONG, runtime="inline")
-
-
-def test_a_run_that_was_stopped_resumes_exactly(tmp_path, calm):
-    stopped = train(tmp_path / "halves", [lambda view: view.env_steps > 0], **LONG)
-    assert stopped["reason"] == "stopped_by_callback"
-    assert 0 < stopped["env_steps"] < LONG["steps"]
-    again = resume(tmp_path / "halves")
-    assert {name: again.summary[name] for name in FIGURES} == calm
-
-
-def test_async_does_not_wait_for_the_slow(tmp_path):
-    settings = {
-        "env": "tests.runtimes.ray_world_suite:SlowForOne",
-        "mode": "async",
-        "flow.max_lag": 10**6,
-        "steps": 15_000,
-    }
-    assert train(tmp_path / "run", **{**PPO, **settings})["state"] == "SUCCEEDED"
-    records = [record for _, record in RunDirectory.open(tmp_path / "run").store.read(ACTORS)]
-    steps = {record["actor"]: record["env_steps"] for record in records}
-    assert 0 < steps[0] < steps[1], "a slow actor held up the other"
-
-
-def test_a_cluster_by_its_address_is_left_running(tmp_path):
-    """Joined by a command that knows only the address; one that does not fit says what it lacks."""
-    address = ray.get_runtime_context().gcs_address
-    command = [Path(sys.executable).with_name("steppe"), "train", "CartPole-v1", "--runtime", "ray", "--json"]
-    command += ["--ray-address", address, "--mode", "single", "--envs", "2", "--steps", "500", "-s", "hidden=[8]"]
-    before = set(kept[0].nodes())
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["state"] == "SUCCEEDED"
-    assert set(kept[0].nodes()) == before
-    done = subprocess.run([*command, "-s", "ray.learner_cpus=100"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "this run takes 100 of Ray's CPU, but the cluster has 8" in done.stderr
+def paced(tmp_path):
+    return {"env": "tests.runtimes.ray_world_suite:Paced", "environment.kwargs": {"pace": str(tmp_path / "pace")}}
 
 
 def restarts(directory):
@@ -262,6 +169,29 @@ def watched(tmp_path, act, case=PPO, **settings):
         directory.release()
 
 
+def test_a_run_that_was_stopped_resumes_exactly(tmp_path):
+    stopped = train(tmp_path / "halves", [lambda view: view.env_steps > 0], **{**PPO, "steps": 10**9})
+    assert stopped["reason"] == "stopped_by_callback"
+    assert stopped["env_steps"] > 0
+    steps = stopped["env_steps"] + 1000
+    again = resume(tmp_path / "halves", steps=steps)
+    whole = train(tmp_path / "whole", **{**PPO, "steps": steps}, runtime="inline")
+    assert {name: again.summary[name] for name in FIGURES} == whole
+
+
+def test_async_does_not_wait_for_the_slow(tmp_path):
+    settings = {
+        "env": "tests.runtimes.ray_world_suite:SlowForOne",
+        "mode": "async",
+        "flow.max_lag": 10**6,
+        "steps": 15_000,
+    }
+    assert train(tmp_path / "run", **{**PPO, **settings})["state"] == "SUCCEEDED"
+    records = [record for _, record in RunDirectory.open(tmp_path / "run").store.read(ACTORS)]
+    steps = {record["actor"]: record["env_steps"] for record in records}
+    assert 0 < steps[0] < steps[1], "a slow actor held up the other"
+
+
 def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
     def act(handle, directory):
         advance(handle, lambda: restarts(directory))
@@ -270,47 +200,50 @@ def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
         assert "actor-0 took longer than flow.hang_s=15 for one step" in details["message"]
         assert "ray_world_suite.py" in details["traceback"], "it does not say where"
 
-    watched(tmp_path, act, **{"env": "tests.runtimes.ray_world_suite:Stuck", "flow.hang_s": 15, "steps": 10**9})
+    stuck = {"algo": "q-learning", "env": "tests.runtimes.ray_world_suite:Stuck", "segment_steps": 16, "steps": 10**9}
+    watched(tmp_path, act, {**stuck, "mode": "sync", "actors": 2, "envs": 4, "seed": 7, "flow.hang_s": 15})
 
 
-def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path, calm):
-    """Both in one run, which ends with the weights of one that was never in trouble."""
-    case = {**LONG, "ray.actors_per_node": 2, "ray.placement": "spread"}
+SHELVES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}
+
+
+def test_replay_lies_on_both_nodes(tmp_path):
+    """One Ray actor per buffer, on different nodes, and the weights of two buffers in one process. When one is killed, the
+    run ends with the reason and resumes exactly."""
+    case = {**SHELVES, **paced(tmp_path), "checkpoint.every_s": 2.0}
+    expected = train(tmp_path / "inline", **case, runtime="inline")
+    (tmp_path / "pace").touch()
 
     def act(handle, directory):
-        first, second = (handle.state()["ranks"][f"actor-{index}"] for index in range(2))
+        first, second = (handle.state()["ranks"][f"replay-{index}"] for index in range(2))
         assert {first["node"], second["node"]} == {node.node_id for node in nodes.values()}
-        here = next(name for name, node in nodes.items() if node.node_id == second["node"])
+        advance(handle, lambda: Checkpoints(directory.checkpoints).latest() is not None or handle.faults())
         os.kill(second["pid"], signal.SIGKILL)
-        advance(handle, lambda: restarts(directory))
-        assert "the process of actor-1 was killed or crashed" in restarts(directory)[0][1]["message"]
-        advance(handle, lambda: handle.state()["ranks"]["actor-1"]["pid"] != second["pid"])
-        assert here == "far", "the driver's node comes first"
-        os.kill(raylet(nodes["far"]), signal.SIGKILL)
-        lost = "the node of actor-1"
-        advance(handle, lambda: handle.faults() or any(lost in told["message"] for _, told in restarts(directory)))
-        advance(handle, lambda: handle.ended("learner") or handle.faults())
-        assert handle.faults() == []
-        assert {role for role, _ in restarts(directory)} == {"actor-1"}, restarts(directory)
-        assert handle.state()["ranks"]["actor-1"]["node"] == nodes["near"].node_id
+        advance(handle, handle.faults)
+        fault = handle.faults()[0]
+        assert fault.reason == "role_died"
+        assert "replay-1" in fault.message
+        assert not restarts(directory)
 
-    watched(tmp_path, act, **case)
-    assert Checkpoints(tmp_path / "run" / "checkpoints").latest().weights.sha256() == calm["weights_sha256"]
+    watched(tmp_path, act, case)
+    (tmp_path / "pace").unlink()
+    again = resume(tmp_path / "run")
+    assert {name: again.summary[name] for name in FIGURES} == expected
 
 
-@pytest.mark.parametrize(("device", "taken"), [("auto", 1.0), ("cpu", 0.0)])
-def test_a_learner_takes_a_gpu_where_there_is_one(device, taken, tmp_path):
+def test_a_learner_takes_a_gpu_where_there_is_one(tmp_path):
     """Ray counts one on a node that says it has one; torch, which finds none there, goes on with the CPU."""
     node = machines[0].add_node(num_cpus=1, num_gpus=1, object_store_memory=80 << 20)
     try:
+        for device, taken in (("cpu", 0.0), ("auto", 1.0)):
 
-        def act(handle, directory):
-            assert (handle.state()["ranks"]["learner"]["node"] == node.node_id) == bool(taken)
-            assert ray.available_resources().get("GPU", 0.0) == 1.0 - taken
-            advance(handle, lambda: handle.ended("learner") or handle.faults())
-            assert handle.faults() == []
+            def act(handle, directory, taken=taken):
+                assert (handle.state()["ranks"]["learner"]["node"] == node.node_id) == bool(taken)
+                assert ray.available_resources().get("GPU", 0.0) == 1.0 - taken
+                advance(handle, lambda: directory.store.read(TRAINING) or handle.faults())
+                assert handle.faults() == []
 
-        watched(tmp_path, act, mode="single", actors=1, steps=500, device=device)
+            watched(tmp_path / device, act, mode="single", actors=1, steps=10**9, device=device)
     finally:
         machines[0].remove_node(node)
 
@@ -328,6 +261,108 @@ def test_no_room_is_said_in_one_sentence(tmp_path):
     ):
         with pytest.raises(UsageError, match=words):
             kept[0].require_room(plan_of(**settings))
+
+
+def test_a_cluster_by_its_address_is_left_running(tmp_path):
+    """Joined by a command that knows only the address; one that does not fit says what it lacks."""
+    address = ray.get_runtime_context().gcs_address
+    command = [Path(sys.executable).with_name("steppe"), "train", "Taxi-v4", "--runtime", "ray", "--json"]
+    command += ["--ray-address", address, "--algo", "q-learning", "--mode", "single", "--envs", "2", "--steps", "500"]
+    before = set(kept[0].nodes())
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "SUCCEEDED"
+    assert set(kept[0].nodes()) == before
+    done = subprocess.run([*command, "-s", "ray.learner_cpus=100"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "this run takes 100 of Ray's CPU, but the cluster has 8" in done.stderr
+
+
+TABLE = {
+    "algo": "q-learning", "env": "steppe/TicTacToe-v0", "mode": "workers", "actors": 2, "seed": 7, "steps": 1_000_000,
+    "evaluation.episodes": 200, "ray.actors_per_node": 1, "ray.placement": "spread",
+}  # fmt: skip
+
+
+def test_workers_share_a_table(tmp_path):
+    """On both nodes, as many steps as were asked for, and it plays better than it began."""
+    found = train(tmp_path / "run", **TABLE)
+    assert found["state"] == "SUCCEEDED"
+    assert TABLE["steps"] <= found["env_steps"] < 1.05 * TABLE["steps"], "steps were given out twice, or got lost"
+    assert found["eval_return_mean"] > 0.5, "of a player that never learned it is about 0"
+
+
+def test_a_killed_worker_is_started_again(tmp_path):
+    """The others go on meanwhile, and it merges again what it learns."""
+
+    def told(directory, epoch):
+        records = [record for _, record in directory.store.read(ACTORS)]
+        return [one for one in records if (one["actor"], one["epoch"]) == (1, epoch) and one["env_steps"] > 0]
+
+    def act(handle, directory):
+        advance(handle, lambda: told(directory, 0) or handle.faults())
+        os.kill(handle.state()["ranks"]["worker-1"]["pid"], signal.SIGKILL)
+        advance(handle, lambda: told(directory, 1) or handle.faults())
+        assert handle.faults() == []
+        assert [role for role, _ in restarts(directory)] == ["worker-1"]
+
+    watched(tmp_path, act, {**TABLE, "steps": 10**12})
+
+
+def test_workers_that_share_a_table_play_as_many_episodes_as_asked_for(tmp_path):
+    settings = {name: value for name, value in TABLE.items() if name != "steps"}
+    result = run_experiment(
+        resolve(("call", {**settings, "runtime": "ray", "run_dir": tmp_path / "run", "episodes": 60, "envs": 4}))
+    )
+    view = RunView(RunDirectory.open(tmp_path / "run"))
+    view.refresh()
+    assert (result.reason, view.episodes) == ("episodes_done", 60)
+
+
+def test_a_classic_learner_comes_to_the_values_of_value_iteration():
+    """Two workers, 60,000 steps in total at random, rate falling to 0 (seed 5): every value within 0.25, as on processes."""
+    steps, exact = 60_000, Maze().exact(0.8)
+    learner = ParallelQLearning(
+        OptimalQLearning, num_processes=2, discount_factor=0.8, epsilon=1.0, epsilon_decay=1.0,
+        learning_rate=LinearSchedule(0.05, 0.0, steps), seed=5,
+    )  # fmt: skip
+    learner.train(Maze, steps, steps_per_sync=200, validation_episodes=5, runtime="ray")
+    assert steps <= learner.algorithm.step_count < steps + 2 * 20
+    error = np.abs(learner.q_table[:-1] - exact)
+    assert error.max() < 0.25, error.round(2)
+    learner.train(Maze, 50, runtime="ray")
+    assert np.abs(learner.q_table[:-1] - exact).max() < 2.0, "a second call goes on with what was learned"
+
+
+def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path):
+    """Both in one run, which ends with the weights of one that was never in trouble."""
+    case = {
+        **paced(tmp_path), "algo": "q-learning", "mode": "sync", "actors": 2, "envs": 4, "segment_steps": 8, "seed": 7,
+        "steps": 4000, "evaluation.episodes": 3,
+    }  # fmt: skip
+    calm = train(tmp_path / "calm", **case, runtime="inline")
+    (tmp_path / "pace").touch()
+
+    def act(handle, directory):
+        first, second = (handle.state()["ranks"][f"actor-{index}"] for index in range(2))
+        assert {first["node"], second["node"]} == {node.node_id for node in nodes.values()}
+        here = next(name for name, node in nodes.items() if node.node_id == second["node"])
+        os.kill(second["pid"], signal.SIGKILL)
+        advance(handle, lambda: restarts(directory))
+        assert "the process of actor-1 was killed or crashed" in restarts(directory)[0][1]["message"]
+        advance(handle, lambda: handle.state()["ranks"]["actor-1"]["pid"] != second["pid"])
+        assert here == "far", "the driver's node comes first"
+        os.kill(raylet(nodes["far"]), signal.SIGKILL)
+        lost = "the node of actor-1"
+        advance(handle, lambda: handle.faults() or any(lost in told["message"] for _, told in restarts(directory)))
+        (tmp_path / "pace").unlink()
+        advance(handle, lambda: handle.ended("learner") or handle.faults())
+        assert handle.faults() == []
+        assert {role for role, _ in restarts(directory)} == {"actor-1"}, restarts(directory)
+        assert handle.state()["ranks"]["actor-1"]["node"] == nodes["near"].node_id
+
+    watched(tmp_path, act, case, **{"ray.actors_per_node": 2, "ray.placement": "spread"})
+    assert Checkpoints(tmp_path / "run" / "checkpoints").latest().weights.sha256() == calm["weights_sha256"]
 
 
 def raylet(node):

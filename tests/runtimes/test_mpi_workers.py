@@ -23,7 +23,6 @@ from tests.runtimes.test_mpi_runtime import (
     wait_until,
     world,
 )
-from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
@@ -42,16 +41,15 @@ def test_messages_add_up_whoever_ends_first():
     assert found["steps"] == sum(found["sums"])
 
 
-@pytest.mark.parametrize(("ranks", "batch_size", "sync_frequency"), rest_slow((2, 32, 20), (3, 8, 3)))
-def test_ranks_come_to_the_values_of_value_iteration(ranks, batch_size, sync_frequency):
-    """40,000 steps in total at random, rate falling to 0 (seed 4): every value within 0.3."""
-    found = told(ranks, "train", "maze", 40_000, batch_size, sync_frequency)
+def test_ranks_come_to_the_values_of_value_iteration():
+    """40,000 steps in total at random, rate falling to 0 (seed 4): every value within 0.3. Sums of three are exact, as above."""
+    found = told(2, "train", "maze", 40_000, 32, 20)
     assert found["state"] == "SUCCEEDED"
-    assert found["size"] == ranks
-    assert 40_000 <= found["steps"] < 40_000 + 20 * ranks
+    assert found["size"] == 2
+    assert 40_000 <= found["steps"] < 40_000 + 20 * 2
     assert found["error"] < 0.3
     assert found["validated"] >= 1
-    assert 100 <= found["again"] < 100 + 20 * ranks
+    assert 100 <= found["again"] < 100 + 20 * 2
     assert "the other ranks have only the environment of the first train call" in found["another"]
     assert not found["torch"]
 
@@ -70,15 +68,15 @@ def test_the_front_door():
     words = ["train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--runtime", "mpi", "--json"]
     more = ["--envs", "64", "-s", "evaluation.episodes=5"]
     done = subprocess.run(
-        [STEPPE, *words, *more, "--actors", "3", "--steps", "30000", "--name", "run"],
+        [STEPPE, *words, *more, "--actors", "2", "--steps", "10000", "--name", "run"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["state"], found["mode"], found["actors"]) == ("SUCCEEDED", "workers", 3)
-    assert 30_000 <= found["env_steps"] < 30_000 + 3 * 64
+    assert (found["state"], found["mode"], found["actors"]) == ("SUCCEEDED", "workers", 2)
+    assert 10_000 <= found["env_steps"] < 10_000 + 2 * 64
     wrong = world(2, STEPPE, *words, "--actors", "3")
     assert wrong.returncode == 2
     assert (

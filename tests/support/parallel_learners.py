@@ -1,5 +1,6 @@
 """Nodes that learn parts of batches together, and one learner that has the joint ones: the same experience, agents and
-settings for every way of meeting. Run by itself it is a rank of an MPI world (`mpi`), or two nodes in Ray (`ray DIRECTORY`)."""
+settings for every way of meeting. Run by itself it is a rank of an MPI world (`mpi`), or two nodes in a Ray cluster of its own,
+which it keeps for others until its standard input ends (`ray DIRECTORY`)."""
 
 from __future__ import annotations
 
@@ -44,6 +45,8 @@ CASES: dict[str, tuple[str, AgentConfig, EnvSpec]] = {
         PLANES,
     ),
 }
+# All that nodes say to a server: steps; what they count before one; steps that the server makes smaller.
+CARRIED = ("dqn", "ppo", "dhc")
 
 
 def fitted(case: str) -> AgentConfig:
@@ -205,12 +208,12 @@ def in_threads(*works: Callable[[], Any]) -> list[Any]:
 
 
 def in_mpi() -> None:
-    """Every case, one after the other, as one of two ranks."""
+    """One case after the other, as one of two ranks."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     rank = world.Get_rank()
-    for case in CASES:
+    for case in CARRIED:
         cluster = cluster_of(rank, backend="mpi")
         host = bring_up(cluster, *begun(case)) if rank == 0 else None
         world.Barrier()
@@ -222,14 +225,17 @@ def in_mpi() -> None:
 
 
 def in_ray(directory: str) -> None:
-    """Every case by two nodes of one program; the server is an actor of a Ray cluster of this program's own."""
+    """One case after the other by two nodes of one program; the server is an actor of a Ray cluster of this program's own. Then
+    the cluster's address, for other programs."""
     import ray
 
-    ray.init(
-        address="local", num_cpus=1, object_store_memory=80 << 20, include_dashboard=False,
-        _node_ip_address="127.0.0.1", _temp_dir=directory, log_to_driver=False,
+    from steppe.runtimes.ray_cluster import SYSTEM
+
+    about = ray.init(
+        address="local", num_cpus=2, object_store_memory=80 << 20, include_dashboard=False,
+        _node_ip_address="127.0.0.1", _temp_dir=directory, _system_config=SYSTEM, log_to_driver=False,
     )  # fmt: skip
-    for case in CASES:
+    for case in CARRIED:
         clusters = [cluster_of(index, backend="ray", name=case) for index in range(2)]
         host = bring_up(clusters[0], *begun(case))
         known = alone(case)
@@ -237,6 +243,8 @@ def in_ray(directory: str) -> None:
             agree(case, found, known)
         host.close()
         print(case, flush=True)
+    print(about.address_info["gcs_address"], flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":
