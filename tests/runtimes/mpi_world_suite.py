@@ -23,7 +23,7 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 from steppe.testing.runtime import RuntimeConformance
 from tests.determinism.test_dhc_runs import SMALL as DHC
-from tests.support.tuning import ACROSS, require_tuned
+from tests.support.tuning import MATRIX, require_tuned
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +42,7 @@ A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment
 CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C, "dhc": DHC}
 ASLEEP = {"env": "steppe/Sleep-v0", "environment.kwargs": {"delay_s": 0.02}, "envs": 1, "steps": 320}
 ASLEEP = {**PPO, **ASLEEP, "segment_steps": 16, "minibatch_size": 16, "evaluation.episodes": 1}
-TUNED = [case for case in ACROSS if case[0] != "single"]  # for that mode there are too many ranks here
+TUNED = [case for case in MATRIX if case[0] != "single"]  # for that mode there are too many ranks here
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 
 

@@ -171,8 +171,10 @@ print(result.state, result.summary["eval_episodes"])
 """
 TUNED = """
 from pathlib import Path
-from tests.support.tuning import require_tuned
-require_tuned("rollout", Path("tuned"), runtime="mpi", mode="single")
+from tests.support.tuning import MATRIX, require_tuned
+for mode, kind in MATRIX:
+    if mode == "single":
+        require_tuned(kind, Path(kind), runtime="mpi", mode=mode)
 print("tuned")
 """
 
