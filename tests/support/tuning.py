@@ -46,8 +46,6 @@ ALGORITHMS = {
 KINDS = {"rollout": "a2c", "minibatches": "ppo", "transitions": "dqn", "sequences": "r2d2", "table": "q-learning"}
 MODES = ("single", "sync", "async", "workers")
 MATRIX = [(mode, kind) for mode in MODES for kind in ("rollout", "transitions", "sequences")]
-# Between processes, values travel with the weights whatever the memory is: one kind for each mode is enough there.
-ACROSS = [("single", "rollout"), ("sync", "transitions"), ("async", "sequences"), ("workers", "rollout")]
 CHANGES = {
     "learning_rate": 0.02, "learning_rate_end": 0.9, "gamma": 0.5, "gae_lambda": 0.3, "value_coef": 2.0,
     "entropy_coef": 0.3, "bounds_coef": 5.0, "epochs": 3, "minibatch_size": 32, "clip": 1e-4, "target_kl": 1e-9,
