@@ -38,7 +38,7 @@ from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.transport.ray import library
 from tests.determinism.test_dhc_runs import SMALL as DHC
 from tests.support.tabular_envs import Maze
-from tests.support.tuning import ACROSS, require_tuned
+from tests.support.tuning import MATRIX, require_tuned
 
 pytestmark = pytest.mark.integration
 
@@ -141,7 +141,7 @@ def test_single_has_actor_and_learner_in_one_place(tmp_path):
     assert train(tmp_path / "ray", **case) == train(tmp_path / "inline", **case, runtime="inline")
 
 
-@pytest.mark.parametrize(("mode", "kind"), ACROSS)
+@pytest.mark.parametrize(("mode", "kind"), MATRIX)
 def test_all_live_hyperparameters_in_one_command(mode, kind, tmp_path):
     require_tuned(kind, tmp_path / "run", runtime="ray", mode=mode)
 
