@@ -12,7 +12,7 @@ from steppe.control.cluster import ClusterService
 from steppe.control.publisher import CommandPublisher
 from steppe.control.scaling import ACTOR, LEARNER, Described, Seen
 from steppe.core.config import KafkaConfig, resolve
-from steppe.core.errors import ConfigError, Unreachable, UsageError
+from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
 from steppe.core.links import COMMANDS, EVENTS
 from steppe.core.reports import EventReport
 from steppe.envs import probe
@@ -195,9 +195,9 @@ def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
         def refused(values):
             try:
                 service.set_hyperparameters("demo", values, "test", dry_run=True)
-            except ConfigError as error:
+            except SteppeError as error:
                 return str(error)
-            return None
+            raise AssertionError("accepted")
 
         words = "bounds_coef is for continuous actions, and CartPole-v1 has others: leave it out"
         until(lambda: refused({"bounds_coef": 0.5}) == words, "the service knows the run's environment")
@@ -206,6 +206,28 @@ def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
             with pytest.raises(ConfigError, match="bounds_coef is for continuous actions"):
                 service.set_hyperparameters("demo", values, "test")
         assert (pods.settings, pods.rolled, roles.told(published=False)) == (before, [], [])
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("brokers", "error", "words"),
+    [
+        (None, UsageError, "without Kafka the service does not know that of demo: start it with --kafka HOST:PORT"),
+        ("127.0.0.1:9", Conflict, "the learner of demo has not told its environment yet: try again"),
+    ],
+)
+def test_what_an_unknown_environment_might_refuse_is_refused(brokers, error, words):
+    pods = Pods()
+    with serving(pods, None if brokers is None else KafkaConfig(address=brokers)) as service:
+        until(lambda: state(service) == "RUNNING", "the run is under way")
+        before = pods.settings
+        for dry_run in (True, False):
+            for values in ({"bounds_coef": 0.5}, {"bounds_coef": 0.5, "max_grad_norm": 0.25}, {"policies": "own"}):
+                with pytest.raises(error, match=f"{next(iter(values))}: only some environments take it, and {words}"):
+                    service.set_hyperparameters("demo", values, "test", dry_run=dry_run)
+        assert (pods.settings, pods.rolled, service.ledger.operations()) == (before, [], [])
+        for values in ({"bounds_coef": 0.0}, {"bounds_coef": 0.0, "gamma": 0.5}):  # right in every environment
+            assert service.set_hyperparameters("demo", values, "test", dry_run=True).effects
 
 
 def test_an_operation_says_who_settles_it(config, roles):

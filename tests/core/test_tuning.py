@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config import SECTIONS, RunConfig, resolve
-from steppe.core.errors import ConfigError
-from steppe.core.tuning import checked_changes, live_fields
+from steppe.core.errors import ConfigError, SteppeError
+from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.tuning import checked_changes, live_fields, needs_spec
 
 pytestmark = pytest.mark.unit
+
+_VECTOR, _IMAGE, _MAP = (
+    FieldSpec("obs", shape, dtype) for shape, dtype in (((4,), "float32"), ((3, 9, 9), "uint8"), ((6, 9, 9), "uint8"))
+)
+_CHOICE, _BOX = ActionSpec("discrete", (5,)), ActionSpec("box", (1,), (-1.0,), (1.0,))
+SPECS = [
+    EnvSpec("vector", _VECTOR, _CHOICE),
+    EnvSpec("continuous", _VECTOR, _BOX),
+    EnvSpec("team", _VECTOR, _CHOICE, num_agents=2, agents=("a", "b")),
+    EnvSpec("numbered", FieldSpec("obs", (), "int64"), _CHOICE, num_states=7),
+    EnvSpec("numbered team", FieldSpec("obs", (), "int64"), _CHOICE, num_states=7, num_agents=2, agents=("a", "b")),
+    EnvSpec("images", _IMAGE, _CHOICE),
+    EnvSpec("maps", _MAP, _CHOICE, num_agents=2, agents=("a", "b"), largest_lesson=(2, 20)),
+]
 
 
 def config_of(algo, **more):
@@ -22,6 +40,32 @@ def test_every_live_name_is_a_field_that_may_change(algo):
     assert set(kind.live) <= set(kind.model_fields)
     assert set(kind.own_steps) <= set(kind.live)
     assert not set(kind.live) & set(kind.fixed)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_what_some_environments_refuse_is_declared(algo):
+    """By trying: a value that one environment takes and another refuses, where both take the algorithm as it was."""
+    agent = config_of(algo).agent
+    fields = [name for name in type(agent).model_fields if name not in agent.fixed]
+    found = set()
+    for name, value in itertools.product(fields, (0.5, 1, 2, True, [1], "own", "disk", "first", {"a": "one"})):
+        with contextlib.suppress(ConfigError):
+            changed = checked_changes(agent, {name: value})
+            if len({_takes(agent, changed, spec) for spec in SPECS if _takes(agent, {}, spec)}) == 2:
+                found.add(name)
+                assert needs_spec(agent, changed) == [name]
+                after = type(agent).model_validate({**agent.model_dump(), **changed})
+                assert needs_spec(after, changed) == [], "it has that value already"
+    never = {"policies"} if agent.memory != "rollout" else set()  # no environment lets these have several
+    assert found == (set(agent.by_spec) & set(fields)) - never
+
+
+def _takes(agent, changed, spec):
+    try:
+        agent.model_copy(update=changed).require(spec, "it")
+    except SteppeError:
+        return False
+    return True
 
 
 def test_workers_take_no_optimizer_steps_of_their_own():

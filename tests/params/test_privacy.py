@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -422,9 +423,21 @@ def test_p14_noise_without_a_plan_or_without_noise_is_refused(tmp_path: Path) ->
         FederatedParameterServer({"w": np.zeros(2)}, differential_privacy=True)
     with pytest.raises(ConfigError, match="noise promises nothing"):
         FederatedParameterServer({"w": np.zeros(2)}, privacy=plan_of(tmp_path))
-    for scale in (0.0, math.inf):
-        with pytest.raises(ConfigError, match="must be above 0"):
+    for scale in (0.0, -1.0, math.nan):
+        with pytest.raises(ConfigError, match=f"noise_scale={scale} must be above 0: without noise nothing is private"):
             server_of(tmp_path, noise_scale=scale)
+        with pytest.raises(ConfigError, match=f"noise_multiplier={scale} must be above 0"):
+            epsilon_after(scale, 1, 1e-5)
+
+
+@pytest.mark.parametrize("scale", [math.inf, 1e200])
+def test_p14_noise_that_leaves_nothing_is_refused_for_that_reason(tmp_path: Path, scale: float) -> None:
+    words = re.escape(f"={scale} must be at most 1.1e+09: more noise leaves nothing of the deltas")
+    with pytest.raises(ConfigError, match=f"noise_scale{words}"):
+        server_of(tmp_path, noise_scale=scale)
+    with pytest.raises(ConfigError, match=f"noise_multiplier{words}"):
+        releases_within(scale, 1.0, 1e-5)
+    server_of(tmp_path, noise_scale=1e9).close()
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
@@ -473,11 +486,16 @@ def test_planning(rate: float) -> None:
 
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # of dp-accounting, where ε is very large or 0
 def test_planning_for_millions_of_releases() -> None:
-    """Twice as many are tried each time, up to some above ten million."""
-    rounds = releases_within(1000.0, 8.0, 1e-5)
-    assert rounds > 1_000_000
-    assert epsilon_after(1000.0, rounds, 1e-5) <= 8.0 < epsilon_after(1000.0, rounds + 1, 1e-5)
-    assert 10_000_000 <= releases_within(1e6, 8.0, 1e-5) < 20_000_000
+    """Twice as many are tried each time, up to ten million: what is more is not counted, and never given as a count."""
+    rounds = releases_within(1800.0, 8.0, 1e-5)
+    assert 2**23 < rounds < 10_000_000
+    assert epsilon_after(1800.0, rounds, 1e-5) <= 8.0 < epsilon_after(1800.0, rounds + 1, 1e-5)
+    for noise in (1900.0, 1e6):
+        assert epsilon_after(noise, 10_000_000, 1e-5) <= 8.0
+        with pytest.raises(
+            UsageError, match=r"10,000,000 releases or more stay within epsilon=8 .*: choose less noise"
+        ):
+            releases_within(noise, 8.0, 1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # of dp-accounting, where ε is very large or 0

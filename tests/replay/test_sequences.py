@@ -359,6 +359,36 @@ def test_local_buffers_fill_a_global_one():
     assert buffer.get_batch(5)["obs"].shape == (8, 5, 2, 3)
 
 
+@pytest.mark.regression
+def test_only_rows_that_begin_a_sequence_have_a_priority():
+    """Of 6 steps with a stride of 2: rows 0, 2 and 4 begin one; row 6 has only the last observation."""
+    buffer = GlobalBuffer(9, Windowing(length=4, stride=2), batch_size=64, seed=0)
+    with pytest.raises(UsageError, match="index 0 was never given out"):
+        buffer.update_priorities([0], [1.0])
+    buffer.add(episode(1, 6, terminated=True))
+    assert set(buffer.get_batch().indices) == {0, 2, 4}
+    for row in (1, 3, 5, 6):
+        with pytest.raises(UsageError, match=f"index {row} is of a row that begins no sequence: use the indices that"):
+            buffer.update_priorities([2, row], [0.0, 1.0])
+    for row in (7, -1):
+        with pytest.raises(UsageError, match=f"index {row} was never given out"):
+            buffer.update_priorities([row], [1.0])
+    assert set(buffer.get_batch().indices) == {0, 2, 4}, "a call that is refused changes nothing"
+
+    buffer.update_priorities([2], [0.0])
+    assert set(buffer.get_batch().indices) == {0, 4}
+    buffer.update_priorities([2], [1.0])
+    assert set(buffer.get_batch().indices) == {0, 2, 4}, "a sequence with priority 0 still is one"
+
+    buffer.add(episode(2, 4, terminated=True))  # rows 7 to 11, over rows 0 to 2
+    assert set(buffer.get_batch().indices) == {4, 7, 9}
+    buffer.update_priorities([0, 1, 2, 4, 7], [9.0, 9.0, 9.0, 0.0, 0.0])
+    assert buffer.pool.get_buffer_stats()["stale_updates"] == 3
+    assert set(buffer.get_batch().indices) == {9}
+    with pytest.raises(UsageError, match="index 8 is of a row"):
+        buffer.update_priorities([8], [1.0])
+
+
 def test_episodes_that_do_not_fit():
     buffer = GlobalBuffer(50, Windowing(length=4))
     buffer.add(episode(1, 10, terminated=True))

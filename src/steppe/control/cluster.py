@@ -24,7 +24,7 @@ from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, 
 from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
 from steppe.core.reports import EventReport
 from steppe.core.specs import EnvSpec
-from steppe.core.tuning import checked_changes, live_fields
+from steppe.core.tuning import checked_changes, live_fields, needs_spec
 from steppe.records.directory import RECORD, RunDirectory
 from steppe.records.store import (
     HEARTBEAT_S,
@@ -174,12 +174,16 @@ class ClusterService(Service):
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
     ) -> model.Effects:
         """Change settings in the cluster. The learner takes them over with its next update where all are live and it can be
-        told over Kafka; otherwise it is replaced by one that has them."""
+        told over Kafka; otherwise it is replaced by one that has them. Refused where the environment decides whether a value
+        is right and is not known."""
         self._require_current(run)
         with self._lock:
             current = self._look()
             agent = current.resolved.config.agent
-            changed = checked_changes(agent, values, self._spec())
+            spec = self._spec()
+            changed = checked_changes(agent, values, spec)
+            if spec is None:
+                self._require_independent(run, needs_spec(agent, changed))
             live = self._live(current)
             live = live if set(changed) <= set(live) else ()
             effects = describing.effects(agent.model_dump(mode="json"), changed, live)
@@ -399,6 +403,19 @@ class ClusterService(Service):
                 "a run of a cluster is paused over Kafka: start the service with --kafka HOST:PORT, or scale the learner to 0, "
                 "which keeps a checkpoint"
             )
+
+    def _require_independent(self, run: str, names: list[str]) -> None:
+        """Raise if there are hyperparameters that only a known environment can tell to be right: a learner that cannot start
+        with one would never run again."""
+        if not names:
+            return
+        about = f"{', '.join(names)}: only some environments take it, and"
+        if self._kafka is None:
+            raise UsageError(
+                f"{about} without Kafka the service does not know that of {run}: start it with --kafka HOST:PORT, or make a "
+                "new run with that value"
+            )
+        raise Conflict(f"{about} the learner of {run} has not told its environment yet: try again when it has started")
 
     def _config(self, directory: RunDirectory) -> Any:
         if self._is_current(directory.path.name):

@@ -52,6 +52,12 @@ def checked_changes(agent: AgentConfig, values: Mapping[str, Any], spec: EnvSpec
     return {name: made[name] for name in values}
 
 
+def needs_spec(agent: AgentConfig, changed: Mapping[str, Any]) -> list[str]:
+    """The names of changes that only the environment's spec can tell to be right. Absent, 0 and [] are right everywhere."""
+    before = agent.model_dump(mode="json")
+    return [name for name in agent.by_spec if name in changed and changed[name] and changed[name] != before[name]]
+
+
 def _may_be_absent(kind: type[AgentConfig], name: str) -> bool:
     """Whether None is a value of this field, and not only the word for a choice that is still to be made."""
     return name in ("target_kl", "learning_rate_end") and kind.model_fields[name].default is None

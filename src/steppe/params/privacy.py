@@ -29,7 +29,8 @@ from steppe.params import kernels
 FORMAT = 1
 BLOCK = 1 << 17  # columns whose noise is drawn at a time
 _SHRINK = 1.0 - 2.0**-40  # keeps a clipped norm below its limit whatever the last bits do
-_MOST_ROUNDS = 10_000_000
+MOST_RELEASES = 10_000_000  # that are planned for: with more, rounding errors of the accounting add up
+MOST_NOISE = 2**40 / 1000  # of a noise multiplier
 
 
 @dataclass(frozen=True)
@@ -83,18 +84,24 @@ def epsilon_of(charges: Iterable[Charge], delta: float) -> float:
 
 def epsilon_after(noise_multiplier: float, releases: int, delta: float, sampling_rate: float = 1.0) -> float:
     """ε of so many equal releases."""
+    _require_noise("noise_multiplier", noise_multiplier)
     return epsilon_of([Charge(noise_multiplier, sampling_rate, releases)], delta)
 
 
 def releases_within(noise_multiplier: float, epsilon: float, delta: float, sampling_rate: float = 1.0) -> int:
-    """How many equal releases stay within ε."""
+    """How many equal releases stay within ε; UsageError where that is `MOST_RELEASES` or more."""
 
     def fits(releases: int) -> bool:
         return epsilon_after(noise_multiplier, releases, delta, sampling_rate) <= epsilon
 
     low, high = 0, 1
-    while high < _MOST_ROUNDS and fits(high):
-        low, high = high, 2 * high
+    while fits(high):
+        if high == MOST_RELEASES:
+            raise UsageError(
+                f"{MOST_RELEASES:,} releases or more stay within epsilon={epsilon:g} with noise_multiplier={noise_multiplier:g}: "
+                "choose less noise, or a smaller epsilon"
+            )
+        low, high = high, min(2 * high, MOST_RELEASES)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -110,7 +117,7 @@ def noise_needed(releases: int, epsilon: float, delta: float, sampling_rate: flo
     low, high = 0, 1000
     while not fits(high):
         low, high = high, 2 * high
-        if high > 2**40:
+        if high > 1000 * MOST_NOISE:
             raise UsageError(f"no noise brings {releases} releases within epsilon={epsilon}")
     while high - low > 1:
         middle = (low + high) // 2
@@ -195,8 +202,7 @@ class PrivateSum:
     def __init__(
         self, plan: PrivacyPlan, noise_multiplier: float, entropy: Callable[[int], bytes] | None = None
     ) -> None:
-        if not 0.0 < noise_multiplier < math.inf:
-            raise ConfigError(f"noise_scale={noise_multiplier} must be above 0: without noise nothing is private")
+        _require_noise("noise_scale", noise_multiplier)
         _accounting()
         self.plan = plan
         self.noise_multiplier = noise_multiplier
@@ -252,6 +258,16 @@ def clip_scales(updates: np.ndarray, clip_norm: float) -> np.ndarray:
     if not np.isfinite(norms).all():
         raise UsageError("a delta has NaN or infinity: it cannot be clipped")
     return np.where(norms > clip_norm, clip_norm * _SHRINK / np.maximum(norms, clip_norm), 1.0)
+
+
+def _require_noise(name: str, noise_multiplier: float) -> None:
+    """Raise ConfigError for noise that hides nothing, or so much that nothing is left of the deltas."""
+    if not noise_multiplier > 0.0:
+        raise ConfigError(f"{name}={noise_multiplier} must be above 0: without noise nothing is private")
+    if noise_multiplier > MOST_NOISE:
+        raise ConfigError(
+            f"{name}={noise_multiplier} must be at most {MOST_NOISE:.2g}: more noise leaves nothing of the deltas"
+        )
 
 
 def _with_one_more(charges: list[Charge], noise_multiplier: float, sampling_rate: float) -> list[Charge]:

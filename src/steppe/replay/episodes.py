@@ -143,8 +143,26 @@ class GlobalBuffer:
             raise UsageError(f"batch_size={batch_size}: must be at least 1, and memory has room for {most:,} sequences")
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
-        """Set the priorities of sequences by the indices of a batch."""
-        self.pool.store.prioritize(indices, priorities)
+        """Set the priorities of sequences by the indices of a batch; UsageError for a row that begins none.
+
+        Where a row was overwritten since it was drawn nothing changes: `pool.get_buffer_stats()` counts that in `stale_updates`.
+        """
+        store, indices = self.pool.store, as_column(indices, "indices", np.int64)
+        with store.lock:
+            if self._replay is not None and indices.ndim == 1:
+                self._require_starts(indices)
+            store.prioritize(indices, priorities)
+
+    def _require_starts(self, indices: np.ndarray) -> None:
+        """Raise UsageError for a row at which `add` began no sequence; those that are gone are not looked at."""
+        store = self.pool.store
+        slots = store.slots_of(indices)
+        before, after = (store.columns[field.name][slots] for field in META)
+        wrong = (slots >= 0) & ((before % self.windowing.step != 0) | (after == 0))
+        if wrong.any():
+            raise UsageError(
+                f"index {indices[wrong.argmax()]} is of a row that begins no sequence: use the indices that came with a batch"
+            )
 
 
 def checked_episode(episode: Mapping[str, Any], known: Sequence[FieldSpec]) -> Episode:

@@ -253,6 +253,12 @@ class Store:
         describe(self.rings, self.capacity, self.shift, beta, slots, leaves, indices, weights)
         return indices, weights
 
+    def slots_of(self, indices: np.ndarray) -> np.ndarray:
+        """The slots of rows by their indices (int64, one axis); -1 where a row was overwritten or never was."""
+        slots = np.full(len(indices), -1)
+        prepare(self.rings, self.capacity, self.shift, 1.0, indices, np.empty(0), slots, np.empty(0, np.float32))
+        return slots
+
     def prioritize(self, indices: Numbers, priorities: Numbers, part: int | None = None) -> None:
         """Give rows new priorities by their indices, or those of one part by their numbers: finite and not negative.
 

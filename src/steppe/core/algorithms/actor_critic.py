@@ -24,6 +24,7 @@ class ActorCriticConfig(AgentConfig):
         "entropy_coef",
         "bounds_coef",
     )
+    by_spec = (*AgentConfig.by_spec, "bounds_coef")
 
     gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
     value_coef: Coefficient = Field(0.5, description="Weight of the value loss.")

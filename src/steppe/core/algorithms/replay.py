@@ -168,6 +168,7 @@ class DHCConfig(SequenceConfig):
     """Agents that see a window, remember, and talk to their neighbours, for pathfinding (Ma, Luo and Ma 2021)."""
 
     implementation = "steppe.agents.dhc:DHC"
+    by_spec = (*SequenceConfig.by_spec, "advice", "lesson_agents", "lesson_sizes")
     publish_every = 5
 
     # The network is this algorithm's own, so setting what describes others is an error.
