@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 # Ray's niceness of 15 would let all other tests go before those that wait for Ray; workers that nobody needs would import it.
@@ -19,22 +22,34 @@ if threading.current_thread() is threading.main_thread():
 
 import pytest
 
+if TYPE_CHECKING:
+    from tests.support.warm_host import WarmHost
+
 ROOT = Path(__file__).parents[1]
 inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if str(ROOT) not in inherited:  # so that processes which tests start find `tests.…` and this tree's `steppe`
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), *inherited]))
 pytest.register_assert_rewrite("tests.support")
 
+Steppe = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE_S = 60.0  # for what is ending just now; only bounds how long a failure takes
 collect_ignore = [] if os.environ.get("STEPPE_KUBE") else ["kube"]  # `make test-kube` brings a control plane
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Test no kernel that still contains the code of yesterday; once, before workers begin."""
+    gc.disable()  # hardly anything that collecting tests makes is garbage
     if not hasattr(session.config, "workerinput"):
         from steppe.cli.warm import PACKAGE, forget_stale
 
         forget_stale(PACKAGE)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over modules and tests, a million objects that stay until the end."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -83,6 +98,38 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tests.support.kafka import session_home, started
 
     return started(session_home(tmp_path_factory))
+
+
+@pytest.fixture(scope="session")
+def cli_host() -> Iterator[WarmHost]:
+    """A process whose forks run `steppe`; where most commands train networks, a module has `torch_host` instead."""
+    from tests.support.warm_host import WarmHost
+
+    host = WarmHost()
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def steppe(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli_host: WarmHost) -> Steppe:
+    """Run `steppe WORDS…` in `tmp_path`, with no configuration from outside; keyword arguments are environment variables."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
+
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environ = {**clean, "COLUMNS": "100", **variables}
+        return cli_host.run([str(word) for word in words], environ, tmp_path, tmp_path_factory.mktemp("cli"))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def torch_host() -> Iterator[WarmHost]:
+    """A process with torch, whose forks run commands that would otherwise import it each."""
+    from tests.support.warm_host import WarmHost
+
+    host = WarmHost(torch=True)
+    yield host
+    host.close()
 
 
 @pytest.fixture(autouse=True)

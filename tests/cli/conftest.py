@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -17,37 +16,9 @@ from steppe.core.config import resolve
 from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.records.directory import RunDirectory
-from tests.support.warm_host import WarmHost
 
 STEPPE = Path(sys.executable).with_name("steppe")
 Steppe = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="session")
-def cli_host() -> Iterator[WarmHost]:
-    host = WarmHost()
-    yield host
-    host.close()
-
-
-@pytest.fixture(scope="session")
-def torch_host() -> Iterator[WarmHost]:
-    """For modules that train networks in most of their commands: their `cli_host` is this one, whose forks need not import torch."""
-    host = WarmHost(torch=True)
-    yield host
-    host.close()
-
-
-@pytest.fixture
-def steppe(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli_host: WarmHost) -> Steppe:
-    """Run `steppe WORDS…` in `tmp_path`; keyword arguments are environment variables."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
-
-    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environ = {**clean, "COLUMNS": "100", **variables}
-        return cli_host.run([str(word) for word in words], environ, tmp_path, tmp_path_factory.mktemp("cli"))
-
-    return run
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Self
 import pytest
 
 from tests.support.certificates import certificate
+from tests.support.warm_host import Forked, WarmHost
 
 pytestmark = pytest.mark.integration
 
@@ -87,20 +88,22 @@ class Served:
             self.stop(signal.SIGKILL)
 
 
-def node_of(cluster: Path, name: str, environment: dict[str, str]) -> subprocess.Popen[str]:
-    words = [STEPPE, "node", "--cluster", cluster, "--node-id", name, "--json"]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+def node_of(host: WarmHost, cluster: Path, name: str, environment: dict[str, str]) -> Forked:
+    logs = cluster.parent / name
+    logs.mkdir()
+    words = ["node", "--cluster", str(cluster), "--node-id", name, "--json"]
+    return host.start(words, environment, cluster.parent, logs)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_cluster_of_processes_with_tls(cluster: Path) -> None:
+def test_a_cluster_of_processes_with_tls(cluster: Path, torch_host: WarmHost) -> None:
     """Two nodes train; the server is stopped and begins again where it was; then it is killed, and again."""
     with Served(cluster) as served:
         assert served.about["version"] == 0
         assert served.about["url"].startswith("grpcs://localhost:")
         environment = {**served.environment, "STEPPE_RUNS": str(cluster.parent / "runs")}
-        nodes = [node_of(cluster, name, environment) for name in ("worker_1", "worker_2")]
+        nodes = [node_of(torch_host, cluster, name, environment) for name in ("worker_1", "worker_2")]
         ended = [node.communicate(timeout=200) for node in nodes]
         assert [node.returncode for node in nodes] == [0, 0], ended
         assert all(json.loads(out)["state"] == "SUCCEEDED" for out, _ in ended)

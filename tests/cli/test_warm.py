@@ -17,14 +17,20 @@ from steppe.cli.warm import forget_stale
 pytestmark = pytest.mark.integration
 STEPPE = Path(sys.executable).with_name("steppe")
 
-SHORT = "--runtime processes --steps 2000 -s evaluation.episodes=1 -s evaluation.every_steps=1000000 --json".split()
+SHORT = {"runtime": "processes", "steps": 2000, "evaluation.episodes": 1, "evaluation.every_steps": 1_000_000}
 RUNS = {
-    "ppo": ["CartPole-v1", "--mode", "async", "--actors", "2"],
-    "dqn": ["CartPole-v1", "--algo", "dqn"],
-    "r2d2": ["CartPole-v1", "--algo", "r2d2"],
-    "recurrent": ["CartPole-v1", "-s", "recurrent=true", "-s", "cell=gru"],
-    "q-learning": ["steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--actors", "2"],
+    "ppo": {"env": "CartPole-v1", "mode": "async", "actors": 2},
+    "dqn": {"env": "CartPole-v1", "algo": "dqn"},
+    "r2d2": {"env": "CartPole-v1", "algo": "r2d2"},
+    "recurrent": {"env": "CartPole-v1", "recurrent": True, "cell": "gru"},
+    "q-learning": {"env": "steppe/TicTacToe-v0", "algo": "q-learning", "mode": "workers", "actors": 2},
 }
+# All in one process, so that their roles are forks of one server that has imported torch.
+TRAINING = f"""
+from steppe import train
+for name, settings in {RUNS}.items():
+    assert train(**settings, **{SHORT}, name=name).updates > 0
+"""
 TABLES = """
 from steppe import classic
 env = classic.TicTacToeEnv(opponent="random")
@@ -71,10 +77,8 @@ def test_after_it_default_runs_compile_nothing(tmp_path):
     assert len(covered) > 50
     assert not (tmp_path / "runs").exists()
 
-    needed = {}
-    for name, words in RUNS.items():
-        told = run(STEPPE, "train", *words, *SHORT, "--name", name)
-        assert json.loads(told.splitlines()[-1])["updates"] > 0
+    told, needed = run(sys.executable, "-c", TRAINING), {}
+    for name in RUNS:
         logs = [path.read_text() for path in (tmp_path / "runs" / name / "logs").iterdir()]
         needed[name] = kernels_in("\n".join([told, *logs]))
     for name, script in {"tables": TABLES, "updates": UPDATES}.items():

@@ -43,25 +43,16 @@ def served(tmp_path, brokers):
 
 
 @pytest.fixture
-def role(tmp_path, brokers):
+def role(torch_host, tmp_path, brokers):
     """Start a role of the run, each with a place of its own; all are gone afterwards."""
     (tmp_path / "run.toml").write_text(SMALL)
     started = []
 
     def role(kind, *words):
-        line = [
-            sys.executable,
-            "-c",
-            "from steppe.cli.main import entry; entry()",
-            "role",
-            kind,
-            "--run",
-            "demo",
-            *words,
-        ]
-        environ = os.environ | brokers | {"STEPPE_RUNS": str(tmp_path / kind)}
-        with (tmp_path / f"{kind}.log").open("ab") as log:
-            started.append(subprocess.Popen(line, env=environ, stdout=log, stderr=log))
+        place = tmp_path / kind
+        place.mkdir(exist_ok=True)
+        environ = os.environ | brokers | {"STEPPE_RUNS": str(place)}
+        started.append(torch_host.start(["role", kind, "--run", "demo", *words], environ, tmp_path, place))
         return started[-1]
 
     yield role

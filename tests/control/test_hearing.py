@@ -22,7 +22,7 @@ from tests.support.kafka import PATIENCE_S, dead_letters
 from tests.support.service import LONG, Served, in_state, make, run_of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-SMALL = {**LONG, "actors": 1, "agent": {"hidden": [8], "epochs": 1}}
+SMALL = {**LONG, "actors": 1}
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,24 @@ def audited(api, run: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_and_one_that_was_stopped(served, api):
+def test_a_run_that_waits_one_that_was_stopped_and_what_is_asked_while_no_service_is_up(served):
+    with served.client() as api:
+        run, wire = begin_and_stop(served, api)
+    served.kill()
+    store = RunDirectory(served.root / "runs" / run).store
+    post(served, wire, command("stop", "test"))
+    until(lambda: store.status().state == "STOPPED", "its own supervisor has stopped it")
+    for asked in (again := command("start", "test"), {**command("start", "test"), "expires_s": time.time()}):
+        post(served, wire, asked)
+    served.start()
+    with served.client() as api:
+        until(lambda: answers(served, api, run, again) == [("service", True, None)], "it goes on")
+        until(lambda: answers(served, api, run, asked) == [("service", False, "it has expired")], "the other is late")
+        assert run_of(api, run)["state"] == "RUNNING"
+
+
+def begin_and_stop(served, api):
+    """Start a run that waits, stop it, and start it again, by commands alone; its two names."""
     run = make(api, SMALL, start=False)
     huge = make(api, SMALL, start=False, envs=4096, agent={"segment_steps": 4096})
     assert run_of(api, run)["state"] == "PENDING"
@@ -120,26 +137,7 @@ def test_a_run_that_waits_and_one_that_was_stopped(served, api):
     until(lambda: answers(served, api, run, again) == [("service", True, None)], "it goes on")
     assert run_of(api, run)["state"] == "RUNNING"
     assert audited(api, wire).count("done") == 1
-
-
-@pytest.mark.slow
-def test_what_is_asked_while_no_service_is_up_is_done_by_the_next_one(served):
-    with served.client() as api:
-        run = make(api, SMALL, start=False)
-        first = post(served, run, command("start", "test"))
-        in_state(api, run, "RUNNING")
-        until(lambda: answers(served, api, run, first) == [("service", True, None)], "it is answered once")
-    served.kill()
-    wire, store = named(served, run), RunDirectory(served.root / "runs" / run).store
-    post(served, wire, command("stop", "test"))
-    until(lambda: store.status().state == "STOPPED", "its own supervisor has stopped it")
-    for asked in (again := command("start", "test"), {**command("start", "test"), "expires_s": time.time()}):
-        post(served, wire, asked)
-    served.start()
-    with served.client() as api:
-        until(lambda: answers(served, api, run, again) == [("service", True, None)], "it goes on")
-        until(lambda: answers(served, api, run, asked) == [("service", False, "it has expired")], "the other is late")
-        assert run_of(api, run)["state"] == "RUNNING"
+    return run, wire
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.support.kafka import Topics
 from tests.support.service import LONG, finished, in_state, make, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-SMALL = {**LONG, "actors": 1, "agent": {"hidden": [8], "epochs": 1}}
+SMALL = {**LONG, "actors": 1}
 NOWHERE = KafkaConfig(address="127.0.0.1:9")
 
 

@@ -20,6 +20,7 @@ from tests.support.cases import rest_slow
 from tests.support.service import (
     LONG,
     SHORT,
+    TABLE,
     Served,
     finished,
     in_state,
@@ -147,27 +148,6 @@ def updates_of(api: httpx.Client, run: str) -> list[list]:
     return api.get(f"/api/v1/runs/{run}/metrics", params=params).json()["series"][0]["points"]
 
 
-@pytest.mark.slow
-def test_runs_outlive_the_service_and_are_found_again(served: Served):
-    with served.client() as api:
-        run = make(api, LONG)
-        waiting = make(api, SHORT, start=False)
-        before = learning(api, run)
-        curve = until(lambda: updates_of(api, run), "points")
-    served.kill()
-    served.start()
-    with served.client() as api:
-        assert run_of(api, waiting)["state"] == "PENDING", "nobody began it, so nobody lost it"
-        after = run_of(api, run)
-        assert after["state"] == "RUNNING"
-        assert after["config"] == before["config"]
-        until(lambda: run_of(api, run)["progress"]["updates"] > before["progress"]["updates"], "it goes on")
-        assert updates_of(api, run)[: len(curve)] == curve, "with its whole history"
-        assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
-        assert finished(api, api.post(f"/api/v1/runs/{waiting}/start"))["state"] == "succeeded"
-        in_state(api, waiting, "SUCCEEDED")
-
-
 def heard_lost(told: Iterator[dict[str, Any]], run: str, heartbeats: int) -> bool:
     """Whether the stream says that the run is LOST before it has sent more than so many heartbeats."""
     for message in told:
@@ -181,9 +161,34 @@ def heard_lost(told: Iterator[dict[str, Any]], run: str, heartbeats: int) -> boo
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: httpx.Client):
-    run = make(api, LONG, checkpoint={"every_s": 0.5})
-    learning(api, run)
+def test_a_run_that_is_killed_goes_on_and_runs_outlive_the_service(served: Served):
+    with served.client() as api:
+        run = make(api, LONG, checkpoint={"every_s": 0.5})
+        waiting = make(api, TABLE, start=False)
+        learning(api, run)
+        kill_and_start(served, api, run)
+        before = learning(api, run)
+        curve = until(lambda: updates_of(api, run), "points")
+    served.kill()
+    served.start()
+    with served.client() as api:
+        assert run_of(api, waiting)["state"] == "PENDING", "nobody began it, so nobody lost it"
+        after = run_of(api, run)
+        assert after["state"] == "RUNNING"
+        assert after["config"] == before["config"]
+        until(lambda: run_of(api, run)["progress"]["updates"] > before["progress"]["updates"], "it goes on")
+        assert updates_of(api, run)[: len(curve)] == curve, "with its whole history"
+        assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
+        assert finished(api, api.post(f"/api/v1/runs/{waiting}/start"))["state"] == "succeeded"
+        in_state(api, waiting, "RUNNING")
+        assert api.delete(f"/api/v1/runs/{waiting}").status_code == 409, "it is running"
+        assert finished(api, api.post(f"/api/v1/runs/{waiting}/kill"))["state"] == "succeeded"
+        found = run_of(api, waiting)
+        assert (found["state"], found["reason"]) == ("STOPPED", "killed")
+
+
+def kill_and_start(served: Served, api: httpx.Client, run: str) -> None:
+    """Kill a run that has a checkpoint: it is LOST, for a reason, and goes on when it is started."""
     until(lambda: api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"], "a checkpoint")
     pid = RunDirectory(served.root / "runs" / run).store.status().pid
     with listen(served) as socket:
@@ -197,12 +202,6 @@ def test_a_killed_run_is_lost_with_a_reason_and_goes_on(served: Served, api: htt
     assert lost["desired"] == "running"
     assert api.post(f"/api/v1/runs/{run}/pause").status_code == 409
     assert finished(api, api.post(f"/api/v1/runs/{run}/start"))["state"] == "succeeded"
-    in_state(api, run, "RUNNING")
-    assert api.delete(f"/api/v1/runs/{run}").status_code == 409, "it is running"
-    killed = finished(api, api.post(f"/api/v1/runs/{run}/kill"))
-    assert killed["state"] == "succeeded"
-    found = run_of(api, run)
-    assert (found["state"], found["reason"]) == ("STOPPED", "killed")
 
 
 def test_a_run_that_cannot_begin_says_why(api: httpx.Client):

@@ -23,7 +23,7 @@ from steppe.core.links import TRAINING
 from steppe.core.reports import TrainingReport
 from steppe.records.directory import RunDirectory
 from steppe.records.view import ENDED
-from tests.support.service import LONG, SHORT, clean_up, until
+from tests.support.service import SHORT, TABLE, clean_up, until
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def ask(**changes: object) -> model.RunRequest:
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_that_does_not_stop_is_killed(service: Service) -> None:
-    run = service.create_run(model.RunRequest.model_validate(LONG), "test").id
+    run = service.create_run(model.RunRequest.model_validate(TABLE), "test").id
     until(lambda: service.get_run(run).state == "RUNNING", "it runs")
     store = RunDirectory(service.root / run).store
     os.kill(store.status().pid or 0, signal.SIGSTOP)  # alive, but deaf

@@ -18,7 +18,7 @@ from tests.support.kafka import Topics, settings
 from tests.support.service import LONG, Served, bring_down, finished, in_state, make, run_of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
-SMALL = {**LONG, "actors": 1, "agent": {**LONG["agent"], "hidden": [8], "epochs": 1}}
+SMALL = {**LONG, "actors": 1}
 NAME = f"twin-{uuid.uuid4().hex[:8]}"  # of a run of each: whoever cleans up looks for what has its name
 TWIN = f"/api/v1/runs/{NAME}"
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.warm_host import WarmHost
 
 
 @pytest.fixture(scope="session")
-def warm_python() -> Iterator[WarmHost]:
+def warm_python(torch_host: WarmHost) -> WarmHost:
     """Run a script with `warm_python.run([path, …], environ, cwd, logs)`."""
-    host = WarmHost(torch=True)
-    yield host
-    host.close()
+    return torch_host

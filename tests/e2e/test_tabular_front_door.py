@@ -229,7 +229,7 @@ def test_several_choices_and_bins():
 
 
 @pytest.mark.slow
-def test_what_is_refused_is_one_sentence():
+def test_what_is_refused_is_one_sentence(steppe):
     for words, message in (
         (["--algo", "q-lerning"], "Did you mean 'q-learning'?"),
         (["--algo", "q-learning", "-s", "hidden=[8]"], "unknown key 'hidden'"),
@@ -240,7 +240,8 @@ def test_what_is_refused_is_one_sentence():
         (["--algo", "q-learning", "-s", "flow.threads=2"], "flow.threads is for torch"),
         (["--algo", "q-learning", "-s", "flow.refresh_every=2"], "flow.refresh_every is for mode 'workers'"),
     ):
-        done = steppe("train", "Taxi-v4", *words, code=2)
+        done = steppe("train", "Taxi-v4", *words)
+        assert done.returncode == 2, done.stderr
         assert message in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
     listed = steppe("algos").stdout

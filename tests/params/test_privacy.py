@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dp_accounting
 import numpy as np
 import pytest
 from scipy import optimize, stats
@@ -460,6 +459,8 @@ def test_the_known_figure() -> None:
 
 
 def test_epsilon_with_drawing_is_dp_accountings() -> None:
+    import dp_accounting  # takes a second, which collecting the tests should not
+
     accountant = dp_accounting.rdp.RdpAccountant()
     for _ in range(3):
         accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.1)), 20)

@@ -119,7 +119,7 @@ def _recent(report):
 
 
 @pytest.mark.slow
-def test_roles_that_nobody_supervises(kafka, tmp_path, monkeypatch):
+def test_roles_that_nobody_supervises(kafka, torch_host, tmp_path, monkeypatch):
     """Each role answers for itself; the learner says what it took over, and from which version on."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
     prefix, bad = settings(kafka).prefix, bad_commands()
@@ -127,7 +127,7 @@ def test_roles_that_nobody_supervises(kafka, tmp_path, monkeypatch):
         processes = {}
         for name, more in (("learner", ["CartPole-v1", *described(given)]), ("actor", [])):
             monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
-            processes[name] = stack.enter_context(under_way(alone(name, kafka, prefix, *more)))
+            processes[name] = stack.enter_context(under_way(alone(name, kafka, prefix, *more), torch_host))
         learner = processes["learner"]
         wait_until(lambda: (tmp_path / "learner" / "run" / "run.json").exists(), learner)
         wait_until(lambda: connection_to(kafka, prefix) is not None, learner)

@@ -143,7 +143,7 @@ def test_everything_killed_and_resumed_at_brokers_that_know_nothing(kafka, tmp_p
 
 
 @pytest.mark.slow
-def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
+def test_roles_that_come_alone_in_any_order(kafka, torch_host, tmp_path, monkeypatch):
     """Actors first, each with a directory of its own, as on other machines; then the manager, then the learner."""
     given = {**SMALL, **PPO, "mode": "sync", "actors": 2, "seed": 7}
     prefix = settings(kafka).prefix
@@ -158,7 +158,7 @@ def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
         processes = {}
         for name, line in lines.items():
             monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
-            processes[name] = stack.enter_context(under_way(line))
+            processes[name] = stack.enter_context(under_way(line, torch_host))
         for name, process in processes.items():
             _, errors = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, f"{name}: {errors}"
@@ -170,7 +170,7 @@ def test_roles_that_come_alone_in_any_order(kafka, tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, tmp_path, monkeypatch):
+def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, torch_host, tmp_path, monkeypatch):
     """Nobody starts the killed actor again: the other goes on alone, until somebody takes the place."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "sync", "actors": 2, "kafka.replan_s": 4, "kafka.partitions": 2}
     given |= PACED
@@ -185,16 +185,15 @@ def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, tmp
 
         def start(name, line):
             monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
-            return stack.enter_context(under_way(line))
+            return stack.enter_context(under_way(line, torch_host))
 
         first = [start(f"actor-{index}", alone("actor", kafka, prefix, "--index", str(index))) for index in (0, 1)]
         learner = start("learner", alone("learner", kafka, prefix, "CartPole-v1", *described(given)))
         await_records(lambda: reports(kafka, prefix) and reports(kafka, prefix)[-1]["version"] > 2, learner)
-        refused = subprocess.run(
-            alone("learner", kafka, prefix), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )  # a second learner of the same directory
+        refused = start("learner", alone("learner", kafka, prefix))  # a second learner of the same directory
+        _, errors = refused.communicate(timeout=PATIENCE_S)
         assert refused.returncode == 4
-        assert "is in use by process" in refused.stderr
+        assert "is in use by process" in errors
         first[1].kill()
         await_records(plans, learner)
         assert plans()[0]["members"] == [0]
@@ -316,7 +315,7 @@ def test_no_broker_is_one_sentence(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.regression
-def test_a_broker_that_is_away_ends_nobody(kafka, tmp_path, monkeypatch):
+def test_a_broker_that_is_away_ends_nobody(kafka, torch_host, tmp_path, monkeypatch):
     """Roles that are started while it is away wait for it; those at work when it is killed, and a run of `steppe train`, go on
     after its restart."""
     broker, prefix, port = own_broker(tmp_path / "broker"), "away.", free_port()
@@ -329,7 +328,7 @@ def test_a_broker_that_is_away_ends_nobody(kafka, tmp_path, monkeypatch):
             processes = {}
             for name, more in (("actor", []), ("manager", []), ("learner", ["CartPole-v1", *described(given)])):
                 monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / name))
-                processes[name] = stack.enter_context(under_way(alone(name, address, prefix, *more)))
+                processes[name] = stack.enter_context(under_way(alone(name, address, prefix, *more), torch_host))
             broker.up(port)
             monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "whole"))
             whole = processes["whole"] = stack.enter_context(under_way([STEPPE, "train", *line]))

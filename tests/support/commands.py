@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +26,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def under_way(command):
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )  # fmt: skip
+def under_way(command, host=None):
+    """A command while it runs; of a `host` (`tests.support.warm_host`), `steppe` is a fork that need not import anything."""
+    if host is None:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+    else:
+        logs = Path(tempfile.mkdtemp(prefix="output-", dir=Path(os.environ["STEPPE_RUNS"]).parent))
+        process = host.start([str(word) for word in command[1:]], dict(os.environ), Path.cwd(), logs)
     try:
         yield process
     finally:

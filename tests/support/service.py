@@ -23,9 +23,12 @@ PATIENCE_S = 180.0  # only bounds how long a failure takes
 SERVE = "from steppe.cli.main import entry; entry()"
 SHORT = {"env": "CartPole-v1", "mode": "sync", "actors": 1, "envs": 8, "steps": 4_000, "evaluation": {"episodes": 2}}
 LONG = {  # sleeps most of the time: what is tested meanwhile needs the cores
-    "env": "steppe/Sleep-v0", "environment": {"kwargs": {"delay_s": 0.001}}, "mode": "async", "actors": 2, "envs": 4,
+    "env": "steppe/Sleep-v0", "environment": {"kwargs": {"delay_s": 0.002}}, "mode": "async", "actors": 2, "envs": 4,
     "steps": 500_000_000, "evaluation": {"episodes": 1, "every_steps": 50_000_000}, "flow": {"max_actors": 4},
-    "agent": {"segment_steps": 32},
+    "agent": {"segment_steps": 32, "hidden": [8], "epochs": 1},
+}  # fmt: skip
+TABLE = {  # as long; it needs no torch, so it starts five times faster
+    "env": "steppe/TicTacToe-v0", "algo": "q-learning", "mode": "workers", "runtime": "inline", "steps": 2_000_000_000,
 }  # fmt: skip
 
 

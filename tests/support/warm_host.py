@@ -1,20 +1,60 @@
 """Runs `steppe` commands and Python scripts in forks of one process that has made the imports already.
 
-A command takes 0.1 s instead of 0.8, a script that needs torch one instead of four. The host reads one order a line on standard input,
-{"words", "environ", "cwd", "out", "err"}, and answers with the exit code. The child is what the executable would be: a process of its
-own with its own environment, directory, output and signals.
+A command takes 0.1 s instead of 0.8, a script that needs torch one instead of four. The host reads one order a line on standard input
+and answers with one line. {"words", "environ", "cwd", "out", "err"} starts a child and is answered with its process id; {"end_of": pid}
+waits for its end and {"state_of": pid} does not: both are answered with the exit code, or with nothing while it runs. The child is what
+the executable would be: a process of its own with its own session, environment, directory, output and signals.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
 from types import ModuleType
+
+
+class Forked:
+    """A child that is under way, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, host: WarmHost, pid: int, out: Path, err: Path) -> None:
+        self.host, self.pid, self.out, self.err = host, pid, out, err
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        if self.returncode is None and (answer := self.host.ask({"state_of": self.pid})):
+            self.returncode = int(answer)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit code."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(0.02)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; its output and what it wrote to standard error."""
+        self.wait(timeout)
+        return self.out.read_text(), self.err.read_text()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
 
 
 class WarmHost:
@@ -26,13 +66,22 @@ class WarmHost:
 
     def run(self, words: list[str], environ: dict[str, str], cwd: Path, logs: Path) -> subprocess.CompletedProcess[str]:
         """Run `steppe WORDS…`, or `python WORDS…` where the first word is a script, to its end."""
+        child = self.start(words, environ, cwd, logs)
+        code = int(self.ask({"end_of": child.pid}))
+        return subprocess.CompletedProcess(words, code, child.out.read_text(), child.err.read_text())
+
+    def start(self, words: list[str], environ: dict[str, str], cwd: Path, logs: Path) -> Forked:
+        """The same, beside whatever comes next; who starts it waits for its end."""
         out, err = logs / "stdout", logs / "stderr"
         order = {"words": words, "environ": environ, "cwd": str(cwd), "out": str(out), "err": str(err)}
+        return Forked(self, int(self.ask(order)), out, err)
+
+    def ask(self, order: dict[str, object]) -> str:
+        """Send an order; the answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(order) + "\n")
-        code = int(self.process.stdout.readline())
-        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+        return self.process.stdout.readline().strip()
 
     def close(self) -> None:
         """End the host."""
@@ -100,16 +149,34 @@ def main() -> None:
 
         torch.set_num_threads(1)
     for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            import atexit
+        order = json.loads(line)
+        if "words" in order:
+            print(fork(order), flush=True)
+        else:
+            print(exit_code(order), flush=True)
 
-            code = child(json.loads(line))
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+def fork(order: dict) -> int:
+    """Start a child that runs the order; its process id."""
+    pid = os.fork()
+    if pid == 0:
+        import atexit
+
+        os.setsid()
+        code = child(order)
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return pid
+
+
+def exit_code(order: dict) -> int | str:
+    """Of the child that is asked about; empty while it runs."""
+    if "end_of" in order:
+        return os.waitstatus_to_exitcode(os.waitpid(order["end_of"], 0)[1])
+    pid, status = os.waitpid(order["state_of"], os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if pid else ""
 
 
 if __name__ == "__main__":

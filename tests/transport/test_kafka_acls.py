@@ -37,7 +37,6 @@ from steppe.transport.kafka_board import KafkaBoard
 from steppe.transport.kafka_broker import Broker, _free_port
 from steppe.transport.kafka_links import Read
 from tests.support.kafka import PATIENCE_S, own_broker, wait_until
-from tests.support.warm_host import WarmHost
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")
@@ -165,17 +164,16 @@ def as_role(user, role, address, run, *more):
 
 
 @contextmanager
-def coming(user, role, address, run, runs, *more):
-    """A role whose output is read when it has ended."""
-    process = subprocess.Popen(
-        [STEPPE, *as_role(user, role, address, run, *more)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "STEPPE_RUNS": str(runs)},
-    )  # fmt: skip
+def coming(host, user, role, address, run, runs, *more):
+    """A role while it runs, which is a fork of `host`."""
+    runs.mkdir()
+    words = as_role(user, role, address, run, *more)
+    process = host.start(words, {**os.environ, "STEPPE_RUNS": str(runs)}, runs.parent, runs)
     try:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def spoil(connection):
@@ -187,13 +185,13 @@ def spoil(connection):
 
 
 @pytest.mark.slow
-def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, tmp_path, monkeypatch):
+def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, torch_host, tmp_path, monkeypatch):
     config = known_as(strict, "admin")
     with ExitStack() as stack:
         started = {}
         for role in ("learner", "actor", "manager"):
             words = LONG if role == "learner" else ()
-            started[role] = stack.enter_context(coming(role, role, strict, "run", tmp_path / role, *words))
+            started[role] = stack.enter_context(coming(torch_host, role, role, strict, "run", tmp_path / role, *words))
         wait_until(lambda: find_charter(config, "run"), "a charter")
         connection = Connection(config, find_charter(config, "run").run)
         spoil(connection)
@@ -234,9 +232,8 @@ def test_all_of_it_is_enough_to_train(strict, tmp_path):
 
 
 @pytest.mark.slow
-def test_who_lacks_something_ends_with_one_sentence(strict, tmp_path):
-    with closing(WarmHost(torch=True)) as host, ExitStack() as stack:
-        stack.enter_context(coming("learner", "learner", strict, "other", tmp_path / "learner", *LONG))
+def test_who_lacks_something_ends_with_one_sentence(strict, torch_host, tmp_path):
+    with coming(torch_host, "learner", "learner", strict, "other", tmp_path / "learner", *LONG):
         wait_until(lambda: find_charter(known_as(strict, "admin"), "other"), "a charter")
         for number, user in enumerate(["stranger", *LACKING]):
             role, _, named = LACKING.get(user, ("actor", None, MINE + "commands.control"))
@@ -244,7 +241,7 @@ def test_who_lacks_something_ends_with_one_sentence(strict, tmp_path):
             words = as_role(user, role, strict, run, *more)
             (tmp_path / user).mkdir()
             environ = {**os.environ, "STEPPE_RUNS": str(tmp_path / user / "runs")}
-            done = host.run(words, environ, tmp_path / user, tmp_path / user)
+            done = torch_host.run(words, environ, tmp_path / user, tmp_path / user)
             assert done.returncode == 1, (user, done.stderr)
             last = done.stderr.strip().splitlines()[-1]
             assert last.startswith("steppe: "), (user, done.stderr)
