@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.integration
 
+ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "gymnasium", "numba", "ray", "numpy", "pydantic", "rich", "tensorboard"}
 
 
@@ -52,6 +55,14 @@ def test_help_names_every_command(steppe):
     ):
         assert f"\n  {command} " in listed
     assert "..." not in listed
+
+
+def test_the_readme_lists_every_command(steppe):
+    listed = steppe("--help").stdout.split("Commands:")[1]
+    commands = set(re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE))
+    assert {"ctl", "role", "node", "params", "kafka", "mcp"} <= commands
+    (row,) = re.findall(r"^\| Commands \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {name.partition(" ")[0] for name in re.findall(r"`([^`]+)`", row)} == commands
 
 
 @pytest.mark.parametrize("words", [["train"], ["config", "show"]])

@@ -174,6 +174,24 @@ def test_where_nobody_can_be_asked_the_caller_confirms_by_name(served: Served, a
     assert f"refused: {CANNOT_ASK}" in outcomes
 
 
+@pytest.mark.integration
+def test_arguments_of_environments_and_runtimes_are_taken_and_checked(served: Served) -> None:
+    lake = {**SHORT, "env": "FrozenLake-v1", "runtime": "inline", "start": False}
+
+    async def scenario() -> None:
+        async with connected(served, "http", "control") as client:
+            made = await told(client, "create_run", request={**lake, "environment": {"kwargs": {"map_name": "8x8"}}})
+            assert made["config"]["environment.kwargs"] == {"map_name": "8x8"}
+            assert made["config"]["runtime"] == "inline"
+            for kwargs in ({"no_such": 1}, {"map_name": "../../etc/passwd"}, {"map_name": "os:system"}):
+                refused = await client.call_tool("create_run", {"request": {**lake, "environment": {"kwargs": kwargs}}})
+                assert refused.is_error
+                assert next(iter(kwargs)) in said(refused)
+            assert len((await told(client, "list_runs"))["runs"]) == 1
+
+    anyio.run(scenario)
+
+
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("door", DOORS)

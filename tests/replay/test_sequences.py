@@ -411,7 +411,7 @@ def test_batches_unpack_and_numbers_may_have_an_axis() -> None:
         buffer.add(local.finish(terminated=True))
     obs, action, reward, terminated, *_ = plain.get_batch()
     other = axes.get_batch()
-    assert obs.shape[1:] == (8, 2, 3) or obs.shape[0] == 8
+    assert obs.shape == (5, 8, 2, 3)
     for mine, theirs in zip((obs, action, reward, terminated), other, strict=False):
         np.testing.assert_array_equal(mine, theirs)
     assert len(list(other)) == len(other.columns)

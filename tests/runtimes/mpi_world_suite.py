@@ -1,7 +1,7 @@
 """Run under mpiexec by test_mpi_runtime.py: many small runs in one world, whose ranks import torch only once.
 
 mpiexec -n 4 python mpi_world_suite.py DIRECTORY: the suite of runtimes; hashes beside those of `inline`, unequal work, waiting, resuming;
-hyperparameters that are set while a run goes on.
+hyperparameters that are set while a run goes on; an actor whose actions are out of range.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from steppe.records.directory import RunDirectory
 from steppe.runtimes import mpi
 from steppe.testing.runtime import RuntimeConformance
 from tests.determinism.test_dhc_runs import SMALL as DHC
+from tests.support.refusals import require_refusals
 from tests.support.tuning import MATRIX, require_tuned
 
 pytestmark = pytest.mark.integration
@@ -117,4 +118,5 @@ if __name__ == "__main__":
         sys.exit(wrong)
     told = runs(Path(sys.argv[1]))
     tune(Path(sys.argv[1]))
+    require_refusals(Path(sys.argv[1]) / "refused", runtime="mpi")
     print(json.dumps(told), flush=True)

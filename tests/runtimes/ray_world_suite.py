@@ -37,6 +37,7 @@ from steppe.runtimes.ray_world import WorldHandle
 from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.transport.ray import library
 from tests.determinism.test_dhc_runs import SMALL as DHC
+from tests.support.refusals import require_refusals
 from tests.support.tabular_envs import Maze
 from tests.support.tuning import MATRIX, require_tuned
 
@@ -144,6 +145,10 @@ def test_single_has_actor_and_learner_in_one_place(tmp_path):
 @pytest.mark.parametrize(("mode", "kind"), MATRIX)
 def test_all_live_hyperparameters_in_one_command(mode, kind, tmp_path):
     require_tuned(kind, tmp_path / "run", runtime="ray", mode=mode)
+
+
+def test_an_actor_that_sends_actions_out_of_range_is_refused(tmp_path):
+    require_refusals(tmp_path / "run", runtime="ray")
 
 
 def paced(tmp_path):

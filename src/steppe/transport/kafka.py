@@ -169,7 +169,7 @@ def security(config: KafkaConfig) -> dict[str, Any]:
 
 def ensure_topics(connection: Connection, timeout_s: float = 30.0) -> list[str]:
     """Create the topics that are missing. Returns in words what those that were there are not like they should be."""
-    kafka, wanted = library(), _wanted(connection)
+    kafka, wanted = library(), topic_settings(connection)
     there = connection.reach().topics
     missing = [name for name in wanted if name not in there]
     admin = connection.admin()
@@ -187,7 +187,8 @@ def ensure_topics(connection: Connection, timeout_s: float = 30.0) -> list[str]:
     return _drift(connection, admin, {name: wanted[name] for name in wanted if name in there}, there)
 
 
-def _wanted(connection: Connection) -> dict[str, tuple[int, dict[str, str]]]:
+def topic_settings(connection: Connection) -> dict[str, tuple[int, dict[str, str]]]:
+    """The partitions and settings that each topic is to have."""
     # The brokers' clock counts: what a sender with a wrong one wrote would be refused, or deleted at once.
     ours = {"message.timestamp.type": "LogAppendTime"}
     config, most = connection.config, {"max.message.bytes": str(connection.max_bytes + (64 << 10)), **ours}
