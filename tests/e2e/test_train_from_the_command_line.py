@@ -18,14 +18,20 @@ KEYS = (
 ).split()
 
 
-def steppe(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def cli_host(torch_host):
+    return torch_host
+
+
+def executed(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    """Of the executable itself; elsewhere `steppe` is a fork of a process that has made the imports."""
     return subprocess.run([STEPPE, *words], capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.mark.long
-def test_the_demos_command_reaches_its_target_and_says_everything_asked_for():
+def test_the_demos_command_reaches_its_target_and_says_everything_asked_for(steppe):
     words = "train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475 --json --name demo"
-    done = steppe(*words.split())
+    done = executed(*words.split())
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert set(KEYS) <= set(result)
@@ -47,7 +53,7 @@ def test_the_demos_command_reaches_its_target_and_says_everything_asked_for():
 
 
 @pytest.mark.slow
-def test_steps_done_without_the_target_is_a_failure_with_exit_1():
+def test_steps_done_without_the_target_is_a_failure_with_exit_1(steppe):
     done = steppe(*"train CartPole-v1 --steps 5000 --target-return 499 --json --name short".split())
     assert done.returncode == 1
     result = json.loads(done.stdout)
@@ -71,7 +77,7 @@ def test_steps_done_without_the_target_is_a_failure_with_exit_1():
         ("train CartPole-v1 --device cuda", "device=auto"),
     ],
 )
-def test_bad_input_is_one_sentence_exit_2_and_nothing_written(words, said, tmp_path):
+def test_bad_input_is_one_sentence_exit_2_and_nothing_written(steppe, words, said, tmp_path):
     done = steppe(*words.split(), "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 2
     assert said in done.stderr
@@ -89,17 +95,17 @@ def test_a_run_is_watched_and_stopped_from_another_terminal():
             with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
                 assert watching.stdout is not None
                 states = {json.loads(watching.stdout.readline())["state"] for _ in range(3)}
-                stopped = steppe("stop", "endless", "--wait")
+                stopped = executed("stop", "endless", "--wait")
+                assert stopped.returncode == 0, stopped.stderr
                 watching.communicate(timeout=300)
             out, err = training.communicate(timeout=300)
         finally:
             training.kill()
-    assert stopped.returncode == 0, stopped.stderr
     assert training.returncode == 0, err
     assert states <= {"PENDING", "STARTING", "RUNNING"}
     result = json.loads(out)
     assert (result["state"], result["reason"]) == ("STOPPED", "stop_requested")
-    assert steppe("stop", "endless").returncode == 4
+    assert executed("stop", "endless").returncode == 4
 
 
 def wait_for_run(name: str) -> None:
