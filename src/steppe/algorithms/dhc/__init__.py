@@ -1,0 +1,1 @@
+"""DHC: recurrent Q-learning of many agents that communicate."""

@@ -1,0 +1,1 @@
+"""Networks: torsos, heads, distributions, normalizers, and their compiled kernels."""

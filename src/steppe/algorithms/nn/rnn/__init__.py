@@ -1,0 +1,1 @@
+"""Recurrent networks: the cell, its compiled kernels, and the network around it."""

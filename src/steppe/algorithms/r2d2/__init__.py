@@ -1,0 +1,1 @@
+"""Recurrent Q-learning from sequences."""

@@ -1,0 +1,1 @@
+"""What several algorithms share: the torch base, on-policy rollouts, returns, target networks, several policies."""

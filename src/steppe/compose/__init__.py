@@ -1,0 +1,1 @@
+"""The composition API on top of training: asynchronous loops, ensembles, clusters."""

@@ -1,0 +1,1 @@
+"""How many actors a run should have, and the loop that sets it."""

@@ -1,0 +1,1 @@
+"""Where runs of a service are carried out: processes elsewhere, Kubernetes, Kafka."""

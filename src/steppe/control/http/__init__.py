@@ -1,0 +1,1 @@
+"""REST, WebSocket and the page: authentication, middleware, streams, the server."""

@@ -1,0 +1,1 @@
+"""MCP: operations as tools, runs as resources."""

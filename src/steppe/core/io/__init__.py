@@ -1,0 +1,1 @@
+"""Bytes and files: the codec, atomic files, rows in chunks, validation of records from outside."""

@@ -1,0 +1,1 @@
+"""Multi-agent pathfinding, stepped by compiled kernels."""

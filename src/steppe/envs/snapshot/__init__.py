@@ -1,0 +1,1 @@
+"""Snapshots of environments: read, stored and restored without pickle."""

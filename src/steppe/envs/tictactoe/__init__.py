@@ -1,0 +1,1 @@
+"""TicTacToe as a Gymnasium, vector and PettingZoo environment."""

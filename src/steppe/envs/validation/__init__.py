@@ -1,0 +1,1 @@
+"""Checks of environments, which report what is wrong with them in sentences."""

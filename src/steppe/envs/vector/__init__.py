@@ -1,0 +1,1 @@
+"""Many environments stepped together, and the conversion of spaces to arrays."""

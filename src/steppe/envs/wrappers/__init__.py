@@ -1,0 +1,1 @@
+"""Preprocessing of observations, actions and rewards."""

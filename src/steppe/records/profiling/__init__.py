@@ -1,0 +1,1 @@
+"""Where a run's time goes: sampler, flame graphs, timeline, report, diagnosis."""

@@ -1,0 +1,1 @@
+"""What monitoring reads: Prometheus metrics, OpenTelemetry spans, a role's HTTP endpoint."""

@@ -1,0 +1,1 @@
+"""Replay in roles of its own: the learner's client and the server."""

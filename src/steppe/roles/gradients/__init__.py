@@ -1,0 +1,1 @@
+"""Workers that push gradients, and the learner's side that applies them."""

@@ -1,0 +1,1 @@
+"""The `kafka` runtime: places linked by topics, here or in containers."""

@@ -1,0 +1,1 @@
+"""The `mpi` runtime: one rank per place."""

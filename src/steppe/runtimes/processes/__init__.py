@@ -1,0 +1,1 @@
+"""The `processes` runtime: one process per place on this machine."""

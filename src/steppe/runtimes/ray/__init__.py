@@ -1,0 +1,1 @@
+"""The `ray` runtime: one Ray actor per place."""

@@ -1,0 +1,1 @@
+"""The parts that users compose: agent, environment, settings, parameter server."""

@@ -1,0 +1,1 @@
+"""Kafka: client, segments, weights, board, and a broker for development."""

@@ -1,0 +1,1 @@
+"""MPI: segments, weights and shared tables between ranks."""

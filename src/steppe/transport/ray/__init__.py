@@ -1,0 +1,1 @@
+"""Ray: segments, weights and shared tables between actors."""

@@ -1,0 +1,1 @@
+"""Tables that workers learn together: in shared memory, or by messages."""
