@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = str(ROOT)
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from steppe.core.links import ACTORS, EVALUATIONS, TRAINING  # noqa: E402
-from steppe.core.process import rss_bytes  # noqa: E402
-from steppe.core.rooms import make_room, remove_room  # noqa: E402
-from steppe.loops.resuming import resume  # noqa: E402
-from steppe.records.directory import RunDirectory  # noqa: E402
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, TRAINING  # noqa: E402
+from steppe.core.system.process import rss_bytes  # noqa: E402
+from steppe.core.system.shared_dir import make_room, remove_room  # noqa: E402
+from steppe.records.run_directory import RunDirectory  # noqa: E402
+from steppe.training.resume import resume  # noqa: E402
 from tests.support.chaos import (  # noqa: E402
     ALGOS,
     Host,

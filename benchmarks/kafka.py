@@ -16,7 +16,7 @@ from suite.ours import Figures, Finished, steps_per_s, train, workload
 from suite.report import Part
 from suite.running import Effort, benchmark
 
-from steppe.transport.kafka_broker import Broker, Running, fetch_jars
+from steppe.transport.kafka.dev_broker import Broker, Running, fetch_jars
 
 SIZES = {"64 KB": 64 << 10, "256 KB": 256 << 10, "1 MB": 1 << 20}
 PROCESSES, KAFKA, INLINE = "Steppe, processes", "Steppe, kafka", "Steppe, inline"

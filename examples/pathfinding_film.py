@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 import steppe
-from steppe.envs.pathfinding import greedy_walk
-from steppe.envs.pathfinding_drawing import draw
-from steppe.envs.pathfinding_parallel import parallel_env
-from steppe.loops.loading_teams import LoadedTeam
-from steppe.records.directory import RunDirectory
-from steppe.records.recording import save_gif
+from steppe.envs.pathfinding.drawing import draw
+from steppe.envs.pathfinding.parallel import parallel_env
+from steppe.envs.pathfinding.worlds import greedy_walk
+from steppe.records.run_directory import RunDirectory
+from steppe.records.video import save_gif
+from steppe.training.load_multi_agent import LoadedTeam
 
 FRESH, TRIES, TRAIL = 10**6, 200, 16
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 
 import steppe
-from steppe.envs.pathfinding import PathfindingWorlds, greedy_walk
-from steppe.records.directory import RunDirectory
+from steppe.envs.pathfinding.worlds import PathfindingWorlds, greedy_walk
+from steppe.records.run_directory import RunDirectory
 
 FRESH = 10**6  # a seed that no training has
 

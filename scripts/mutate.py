@@ -472,7 +472,9 @@ def _survivor_lines(survivors: Sequence[tuple[Mutant, str]]) -> Iterator[str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Mutation testing: see the top of this file.")
-    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only these modules, e.g. steppe.agents.returns")
+    parser.add_argument(
+        "--only", nargs="+", metavar="MODULE", help="only these modules, e.g. steppe.algorithms.shared.returns"
+    )
     parser.add_argument("--list", action="store_true", help="print the drawn mutants and test nothing")
     parser.add_argument("--count", type=int, default=60, help="mutants per module")
     parser.add_argument("--seed", type=int, default=19, help="of the draws")

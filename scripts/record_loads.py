@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import steppe
-from steppe.control.autoscaling import Stretches
+from steppe.control.autoscale.policy import Stretches
 from steppe.records.view import RunView
 
 SECONDS = 10.0

@@ -7,8 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from steppe.control.api import make_app
-from steppe.control.auth import Gate, Keys
+from steppe.control.http.app import make_app
+from steppe.control.http.auth import Gate, Keys
 from steppe.control.service import Service
 
 with tempfile.TemporaryDirectory() as scratch:

@@ -40,7 +40,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Test no kernel that still contains the code of yesterday; once, before workers begin."""
     gc.disable()  # hardly anything that collecting tests makes is garbage
     if not hasattr(session.config, "workerinput"):
-        from steppe.cli.warm import PACKAGE, forget_stale
+        from steppe.cli.commands.warm import PACKAGE, forget_stale
 
         forget_stale(PACKAGE)
 
@@ -207,7 +207,7 @@ def _own_rooms(rooms: set[Path], tmp_path: Path) -> list[Path]:
     """Those of runs that were made in this test; other tests may be running beside this one, with runs of the same name."""
     if not rooms:
         return []
-    from steppe.core import rooms as shared
+    from steppe.core.system import shared_dir as shared
 
     runs = [path.parent.name[:40] for path in tmp_path.rglob("run.json")]
     named = [room for room in rooms if any(room.name.startswith(f"steppe-{run}-") for run in runs)]

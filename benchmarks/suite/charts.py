@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from steppe.records.svg import round_step, svg_document
+from steppe.records.profiling.svg import round_step, svg_document
 
 OURS, THEIRS = "#e8804c", "#4c9be8"
 COLOURS = ("#e8804c", "#4c9be8", "#4fb286", "#b06fd8", "#9aa3ad")

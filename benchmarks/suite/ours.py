@@ -11,10 +11,10 @@ from typing import Any
 
 from safetensors import safe_open
 
-from steppe.core.links import EVALUATIONS, TRAINING
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.transport import EVALUATIONS, TRAINING
+from steppe.records.profiling.timeline import Span, read_spans
 from steppe.records.provenance import versions
-from steppe.records.timeline import Span, read_spans
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 from suite.measuring import Case, Done, Reading, RunError
 

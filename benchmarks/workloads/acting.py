@@ -17,10 +17,10 @@ def walk(agents: int, worlds: int, channels: int, calls: int, start: Any, second
     import numpy as np
     import torch
 
-    from steppe.agents import make_agent
+    from steppe.algorithms import make_agent
     from steppe.core.algorithms import DHCConfig
-    from steppe.core.config import EnvConfig
-    from steppe.core.experience import Segment
+    from steppe.core.config.run import EnvConfig
+    from steppe.core.contracts.segment import Segment
     from steppe.envs import make_world
     from steppe.roles.evaluation import acted
     from steppe.runtimes.plan import segment_spec

@@ -18,8 +18,8 @@ import numpy as np
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment, ReplayBufferPool
 from steppe.core.array_checks import require_segment
-from steppe.loops.batches import segment_of, transitions
 from steppe.roles import actor, learner
+from steppe.training.composition.batches import segment_of, transitions
 
 Work = Callable[[], object]
 AT_ONCE = 20  # calls between two looks at the clock

@@ -19,10 +19,10 @@ from pathlib import Path
 from serving import SERVE, await_service
 from websockets.sync.client import connect
 
-from steppe.core.config import RunConfig
-from steppe.core.links import TRAINING
-from steppe.core.reports import TrainingReport
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import TRAINING
+from steppe.records.run_directory import RunDirectory
 
 CURVES = 50
 HOUR = 20 * 3_600  # reports of so many points: 1,000 a second

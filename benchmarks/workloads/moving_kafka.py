@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from steppe.core.codec import encode_segment
-from steppe.core.config import KafkaConfig
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.transport.kafka import Connection, Feed, ensure_topics, home_of, library
-from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.io.codec import encode_segment
+from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet, beginning
+from steppe.transport.kafka.client import Connection, Feed, ensure_topics, home_of, library
 
 SLOTS, PARTITIONS, WARM_UPS = 256, 1, 16
 Spoken = Callable[[], object]  # called when messages may come

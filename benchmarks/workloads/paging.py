@@ -17,13 +17,13 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from steppe.core.config import RunConfig
-from steppe.core.links import TRAINING
-from steppe.core.reports import TrainingReport
-from steppe.records.directory import SUMMARY, RunDirectory
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import TRAINING
+from steppe.records.run_directory import SUMMARY, RunDirectory
 
 TESTS = Path(__file__).parents[2] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "control"), str(TESTS / "control" / "page")]
+sys.path[:0] = [str(TESTS), str(TESTS / "control"), str(TESTS / "control" / "http" / "page")]
 
 from browser_kit import FLAGS, chromium  # noqa: E402 (found by the line above)
 from control_kit import Served  # noqa: E402

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from steppe.envs.pathfinding import PathfindingWorlds
+from steppe.envs.pathfinding.worlds import PathfindingWorlds
 
 SIZE, DENSITY, NUM_ACTIONS = 40, 0.3, 5
 DRAWN = 64  # batches of actions, drawn before the clock runs

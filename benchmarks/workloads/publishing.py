@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.core.rooms import Bell, make_room, remove_room
-from steppe.core.weights import Weights
+from steppe.core.contracts.weights import Weights
+from steppe.core.system.shared_dir import Bell, make_room, remove_room
 from steppe.transport.shm import ShmWeights
 
 POLICY = "policy"

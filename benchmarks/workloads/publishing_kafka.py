@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.core.config import KafkaConfig
-from steppe.core.weights import Weights
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.weights import Weights
 from steppe.testing.channel import SPEC
-from steppe.transport.kafka import Connection, Feed, ensure_topics
-from steppe.transport.kafka_links import KafkaInlet, beginning
-from steppe.transport.kafka_weights import KafkaWeights, Press
+from steppe.transport.kafka.channel import KafkaInlet, beginning
+from steppe.transport.kafka.client import Connection, Feed, ensure_topics
+from steppe.transport.kafka.weights import KafkaWeights, Press
 
 POLICY, WARM_UPS = "policy", 10
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.weights import Weights
-from steppe.transport.ray import RayWeights, library
+from steppe.core.contracts.weights import Weights
+from steppe.transport.ray.links import RayWeights, library
 
 POLICY = "policy"
 WARM_UPS = 5

@@ -22,11 +22,11 @@ import httpx
 import numpy as np
 from listening import Delays, hear
 
-from steppe.control import hosting
-from steppe.core.config import RunConfig
-from steppe.core.links import TRAINING
-from steppe.core.reports import TrainingReport
-from steppe.records.directory import RunDirectory
+from steppe.control import process_host
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import TRAINING
+from steppe.records.run_directory import RunDirectory
 
 SERVE = "from steppe.cli.main import entry; entry()"
 TRAINING_RUN = {
@@ -83,7 +83,7 @@ def main() -> None:
         service.terminate()
         service.wait(30)
         if (root / "trained").is_dir():
-            hosting.kill(RunDirectory(root / "trained").store.status())
+            process_host.kill(RunDirectory(root / "trained").store.status())
 
 
 def measure(given: argparse.Namespace, root: Path, address: str, service: int) -> dict[str, object]:

@@ -9,30 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steppe.core.agent import Agent, Learned, Progress
+    from steppe.compose.async_loop import AsyncAgent, AsyncMainLoop
+    from steppe.compose.cluster import DistributedMainLoop
+    from steppe.compose.ensemble import MultiAgentLearner
     from steppe.core.algorithms import A2CConfig, A3CConfig, AgentConfig, DHCConfig, DQNConfig, PPOConfig, R2D2Config
-    from steppe.core.config import EnvConfig, RunConfig
-    from steppe.core.errors import RunFailed, SteppeError, UsageError
-    from steppe.core.experience import Batch, Segment
-    from steppe.core.specs import EnvSpec, FieldSpec
-    from steppe.core.weights import Weights
-    from steppe.loops.agent import DistributedAgent
-    from steppe.loops.asynchronous import AsyncAgent, AsyncMainLoop
-    from steppe.loops.cluster import DistributedMainLoop
-    from steppe.loops.ensemble import MultiAgentLearner
-    from steppe.loops.environment import DistributedEnvironment
-    from steppe.loops.evaluation import evaluate
-    from steppe.loops.loading import LoadedPolicy, load
-    from steppe.loops.main import MainLoop, train
-    from steppe.loops.rerunning import rerun
-    from steppe.loops.result import RunResult
-    from steppe.loops.resuming import resume
+    from steppe.core.config.run import EnvConfig, RunConfig
+    from steppe.core.contracts.algorithm import Agent, Learned, Progress
+    from steppe.core.contracts.errors import RunFailed, SteppeError, UsageError
+    from steppe.core.contracts.segment import Batch, Segment
+    from steppe.core.contracts.specs import EnvSpec, FieldSpec
+    from steppe.core.contracts.weights import Weights
     from steppe.params.client import ParameterClient
     from steppe.params.federated import FederatedParameterServer
     from steppe.params.server import ParameterServer
     from steppe.records.view import RunView
     from steppe.replay.buffer import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
     from steppe.replay.pool import ReplayBufferPool
+    from steppe.training.composition.agent import DistributedAgent
+    from steppe.training.composition.environment import DistributedEnvironment
+    from steppe.training.evaluate import evaluate
+    from steppe.training.load import LoadedPolicy, load
+    from steppe.training.rerun import rerun
+    from steppe.training.result import RunResult
+    from steppe.training.resume import resume
+    from steppe.training.train import MainLoop, train
 
     __version__: str
 
@@ -85,46 +85,46 @@ __all__ = [
 _HOMES = {
     "A2CConfig": "core.algorithms",
     "A3CConfig": "core.algorithms",
-    "Agent": "core.agent",
+    "Agent": "core.contracts.algorithm",
     "AgentConfig": "core.algorithms",
-    "AsyncAgent": "loops.asynchronous",
-    "AsyncMainLoop": "loops.asynchronous",
-    "Batch": "core.experience",
+    "AsyncAgent": "compose.async_loop",
+    "AsyncMainLoop": "compose.async_loop",
+    "Batch": "core.contracts.segment",
     "DHCConfig": "core.algorithms",
     "DQNConfig": "core.algorithms",
-    "DistributedAgent": "loops.agent",
-    "DistributedEnvironment": "loops.environment",
-    "DistributedMainLoop": "loops.cluster",
-    "EnvConfig": "core.config",
-    "EnvSpec": "core.specs",
+    "DistributedAgent": "training.composition.agent",
+    "DistributedEnvironment": "training.composition.environment",
+    "DistributedMainLoop": "compose.cluster",
+    "EnvConfig": "core.config.run",
+    "EnvSpec": "core.contracts.specs",
     "ExperienceBuffer": "replay.buffer",
     "FederatedParameterServer": "params.federated",
-    "FieldSpec": "core.specs",
-    "Learned": "core.agent",
-    "LoadedPolicy": "loops.loading",
-    "MainLoop": "loops.main",
-    "MultiAgentLearner": "loops.ensemble",
+    "FieldSpec": "core.contracts.specs",
+    "Learned": "core.contracts.algorithm",
+    "LoadedPolicy": "training.load",
+    "MainLoop": "training.train",
+    "MultiAgentLearner": "compose.ensemble",
     "PPOConfig": "core.algorithms",
     "ParameterClient": "params.client",
     "ParameterServer": "params.server",
     "PrioritizedReplayBuffer": "replay.buffer",
-    "Progress": "core.agent",
+    "Progress": "core.contracts.algorithm",
     "R2D2Config": "core.algorithms",
     "ReplayBuffer": "replay.buffer",
     "ReplayBufferPool": "replay.pool",
-    "RunConfig": "core.config",
-    "RunFailed": "core.errors",
-    "RunResult": "loops.result",
+    "RunConfig": "core.config.run",
+    "RunFailed": "core.contracts.errors",
+    "RunResult": "training.result",
     "RunView": "records.view",
-    "Segment": "core.experience",
-    "SteppeError": "core.errors",
-    "UsageError": "core.errors",
-    "Weights": "core.weights",
-    "evaluate": "loops.evaluation",
-    "load": "loops.loading",
-    "rerun": "loops.rerunning",
-    "resume": "loops.resuming",
-    "train": "loops.main",
+    "Segment": "core.contracts.segment",
+    "SteppeError": "core.contracts.errors",
+    "UsageError": "core.contracts.errors",
+    "Weights": "core.contracts.weights",
+    "evaluate": "training.evaluate",
+    "load": "training.load",
+    "rerun": "training.rerun",
+    "resume": "training.resume",
+    "train": "training.train",
 }
 
 

@@ -9,66 +9,66 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steppe.agents.tabular.algorithm import BaseAlgorithm
-    from steppe.agents.tabular.double_q import DoubleQLearning
-    from steppe.agents.tabular.kernels import vectorized_q_update
-    from steppe.agents.tabular.memory import MemoryPool
-    from steppe.agents.tabular.multistep import NStepQLearning, QLambda
-    from steppe.agents.tabular.q_learning import (
+    from steppe.algorithms.tabular.base import BaseAlgorithm
+    from steppe.algorithms.tabular.batch_kernels import vectorized_q_update
+    from steppe.algorithms.tabular.double_q import DoubleQLearning
+    from steppe.algorithms.tabular.game_trainer import GameTally, GameTrainer
+    from steppe.algorithms.tabular.memory_limits import MemoryPool
+    from steppe.algorithms.tabular.multistep import NStepQLearning, QLambda
+    from steppe.algorithms.tabular.q_learning import (
         ListQLearning,
         MemoryOptimizedQLearning,
         NumpyQLearning,
         OptimalQLearning,
     )
-    from steppe.agents.tabular.sarsa import SARSA, ExpectedSARSA
-    from steppe.agents.tabular.schedules import ConstantSchedule, ExponentialSchedule, LinearSchedule, Schedule
-    from steppe.agents.tabular.table import TableAlgorithm
-    from steppe.agents.tabular.trainer import GameTally, GameTrainer
+    from steppe.algorithms.tabular.sarsa import SARSA, ExpectedSARSA
+    from steppe.algorithms.tabular.schedules import ConstantSchedule, ExponentialSchedule, LinearSchedule, Schedule
+    from steppe.algorithms.tabular.table import TableAlgorithm
     from steppe.core.games import TurnGame, exact_return, worst_return
-    from steppe.envs.bandit import TwoArmedBanditEnv
-    from steppe.envs.classic import DistClassicRLEnv
-    from steppe.envs.discretizing import DiscretizeWrapper
-    from steppe.envs.flattening import FlattenMultiDiscreteWrapper
-    from steppe.envs.tictactoe import TicTacToeEnv, tictactoe
-    from steppe.envs.tictactoe_vector import TicTacToeVectorEnv
-    from steppe.loops.classic import DistAsyncQLearning, ParallelQLearning, SingleThreadQLearning
+    from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
+    from steppe.envs.tictactoe.vector import TicTacToeVectorEnv
+    from steppe.envs.toy.bandit import TwoArmedBanditEnv
+    from steppe.envs.toy.base import DistClassicRLEnv
+    from steppe.envs.wrappers.discretize import DiscretizeWrapper
+    from steppe.envs.wrappers.flatten import FlattenMultiDiscreteWrapper
     from steppe.records.statistics import TrainingStatistics
     from steppe.replay.buffer import ExperienceBuffer
+    from steppe.training.tabular import DistAsyncQLearning, ParallelQLearning, SingleThreadQLearning
 
 _HOMES = {
-    "BaseAlgorithm": "agents.tabular.algorithm",
-    "ConstantSchedule": "agents.tabular.schedules",
-    "DiscretizeWrapper": "envs.discretizing",
-    "DistAsyncQLearning": "loops.classic",
-    "DistClassicRLEnv": "envs.classic",
-    "DoubleQLearning": "agents.tabular.double_q",
-    "ExpectedSARSA": "agents.tabular.sarsa",
+    "BaseAlgorithm": "algorithms.tabular.base",
+    "ConstantSchedule": "algorithms.tabular.schedules",
+    "DiscretizeWrapper": "envs.wrappers.discretize",
+    "DistAsyncQLearning": "training.tabular",
+    "DistClassicRLEnv": "envs.toy.base",
+    "DoubleQLearning": "algorithms.tabular.double_q",
+    "ExpectedSARSA": "algorithms.tabular.sarsa",
     "ExperienceBuffer": "replay.buffer",
-    "ExponentialSchedule": "agents.tabular.schedules",
-    "FlattenMultiDiscreteWrapper": "envs.flattening",
-    "GameTally": "agents.tabular.trainer",
-    "GameTrainer": "agents.tabular.trainer",
-    "LinearSchedule": "agents.tabular.schedules",
-    "ListQLearning": "agents.tabular.q_learning",
-    "MemoryOptimizedQLearning": "agents.tabular.q_learning",
-    "MemoryPool": "agents.tabular.memory",
-    "NStepQLearning": "agents.tabular.multistep",
-    "NumpyQLearning": "agents.tabular.q_learning",
-    "OptimalQLearning": "agents.tabular.q_learning",
-    "ParallelQLearning": "loops.classic",
-    "QLambda": "agents.tabular.multistep",
-    "SARSA": "agents.tabular.sarsa",
-    "Schedule": "agents.tabular.schedules",
-    "SingleThreadQLearning": "loops.classic",
-    "TableAlgorithm": "agents.tabular.table",
-    "TicTacToeEnv": "envs.tictactoe",
-    "TicTacToeVectorEnv": "envs.tictactoe_vector",
+    "ExponentialSchedule": "algorithms.tabular.schedules",
+    "FlattenMultiDiscreteWrapper": "envs.wrappers.flatten",
+    "GameTally": "algorithms.tabular.game_trainer",
+    "GameTrainer": "algorithms.tabular.game_trainer",
+    "LinearSchedule": "algorithms.tabular.schedules",
+    "ListQLearning": "algorithms.tabular.q_learning",
+    "MemoryOptimizedQLearning": "algorithms.tabular.q_learning",
+    "MemoryPool": "algorithms.tabular.memory_limits",
+    "NStepQLearning": "algorithms.tabular.multistep",
+    "NumpyQLearning": "algorithms.tabular.q_learning",
+    "OptimalQLearning": "algorithms.tabular.q_learning",
+    "ParallelQLearning": "training.tabular",
+    "QLambda": "algorithms.tabular.multistep",
+    "SARSA": "algorithms.tabular.sarsa",
+    "Schedule": "algorithms.tabular.schedules",
+    "SingleThreadQLearning": "training.tabular",
+    "TableAlgorithm": "algorithms.tabular.table",
+    "TicTacToeEnv": "envs.tictactoe.env",
+    "TicTacToeVectorEnv": "envs.tictactoe.vector",
     "TrainingStatistics": "records.statistics",
     "TurnGame": "core.games",
-    "TwoArmedBanditEnv": "envs.bandit",
+    "TwoArmedBanditEnv": "envs.toy.bandit",
     "exact_return": "core.games",
-    "tictactoe": "envs.tictactoe",
-    "vectorized_q_update": "agents.tabular.kernels",
+    "tictactoe": "envs.tictactoe.env",
+    "vectorized_q_update": "algorithms.tabular.batch_kernels",
     "worst_return": "core.games",
 }
 

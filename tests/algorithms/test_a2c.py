@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.agents.a2c import A2C
-from steppe.agents.dqn import DQN
-from steppe.core.agent import Progress
+from steppe.algorithms.a2c.a2c import A2C
+from steppe.algorithms.dqn.dqn import DQN
 from steppe.core.algorithms import A2CConfig, A3CConfig, DQNConfig
-from steppe.core.errors import ConfigError, NotFinite
-from steppe.core.experience import Batch
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.errors import ConfigError, NotFinite
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import EnvSpec
 from steppe.testing.agent import invented_draw, invented_segment
-from tests.agents.test_ppo import ACTIONS, VECTOR, one_step_advantages, written_out
+from tests.algorithms.test_ppo import ACTIONS, VECTOR, one_step_advantages, written_out
 
 pytestmark = pytest.mark.unit
 

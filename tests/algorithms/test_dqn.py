@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.dqn import DQN
-from steppe.agents.flat import FlatModule
-from steppe.core.agent import Progress
+from steppe.algorithms.dqn.dqn import DQN
+from steppe.algorithms.nn.flat_module import FlatModule
 from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
-from steppe.core.errors import NotFinite, WorldError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.errors import NotFinite, WorldError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.testing.agent import invented_draw, invented_segment
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import steppe
-from steppe.agents.flat import FlatAdam
+from steppe.algorithms.nn.flat_module import FlatAdam
 
 
 @pytest.mark.unit

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.passes import nearly_equal_parts
-from steppe.agents.ppo import PPO
-from steppe.core.agent import Progress
+from steppe.algorithms.nn.forward_backward import nearly_equal_parts
+from steppe.algorithms.ppo.ppo import PPO
 from steppe.core.algorithms import PPOConfig
-from steppe.core.errors import ConfigError, NotFinite
-from steppe.core.experience import Batch
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.errors import ConfigError, NotFinite
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.testing.agent import invented_segment
 
 pytestmark = pytest.mark.unit

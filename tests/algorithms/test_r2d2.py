@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.flat import FlatModule
-from steppe.agents.r2d2 import R2D2
-from steppe.core import codec
-from steppe.core.agent import Progress
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.r2d2.r2d2 import R2D2
 from steppe.core.algorithms import R2D2Config
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, WorldError
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.io import codec
 from steppe.envs import make_world
 from steppe.replay import make_memory
 from tests.support.recurrent_oracles import leaves_of, unrolled

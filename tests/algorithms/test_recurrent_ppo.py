@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.passes import Rollout, SequencePass
-from steppe.agents.ppo import PPO
-from steppe.agents.recurrence import Recurrence
-from steppe.core import codec
+from steppe.algorithms.nn.forward_backward import Rollout, SequencePass
+from steppe.algorithms.nn.rnn.cell import Recurrence
+from steppe.algorithms.ppo.ppo import PPO
 from steppe.core.algorithms import PPOConfig
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.io import codec
 from steppe.envs import make_world
 from tests.support.recurrent_oracles import leaves_of, unrolled
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.core.config import KafkaConfig
-from steppe.core.durable import read_json, write_json
-from steppe.core.experience import SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.core.weights import Weights
-from steppe.roles.gates import Window
-from steppe.transport.kafka import Connection, Feed, partitions_of
-from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
-from steppe.transport.kafka_weights import KafkaWeights, Press
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.segment import SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.atomic_files import read_json, write_json
+from steppe.roles.scheduling import Window
+from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet, beginning
+from steppe.transport.kafka.client import Connection, Feed, partitions_of
+from steppe.transport.kafka.weights import KafkaWeights, Press
 
 SPEC = SegmentSpec(4, 2, FieldSpec("obs", (16,), "float32"), FieldSpec("action", (), "int64"))
 SLOTS, ACTORS, SAVE_EVERY = 2, 2, 5

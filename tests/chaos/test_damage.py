@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 
-from steppe.core import durable
-from steppe.core.errors import UsageError
-from steppe.loops.resuming import resume
+from steppe.core.contracts.errors import UsageError
+from steppe.core.io import atomic_files
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
+from steppe.training.resume import resume
 from tests.support.chaos import events, pace, settings, train, twin
 
 pytestmark = pytest.mark.integration
@@ -106,15 +106,15 @@ def test_from_another_run(begun, copy, tmp_path):
 @pytest.mark.parametrize("what", ["manifest", "counters", "state"])
 def test_from_a_newer_version(what, begun, copy, monkeypatch):
     path = newest(copy)
-    files = durable.read_bundle(path)
+    files = atomic_files.read_bundle(path)
     shutil.rmtree(path)
     if what == "manifest":
-        monkeypatch.setattr(durable, "FORMAT", 2)
+        monkeypatch.setattr(atomic_files, "FORMAT", 2)
     elif what == "counters":
         files["counters.json"] = json.dumps({**json.loads(files["counters.json"]), "format": 2}).encode()
     else:
         files["state.bin"] = files["state.bin"][:4] + (2).to_bytes(4, "little") + files["state.bin"][8:]
-    durable.write_bundle(path, files)
+    atomic_files.write_bundle(path, files)
     monkeypatch.undo()
     require_passed_over(copy, begun[1], "format 2, newer than 1")
 

@@ -9,15 +9,15 @@ import signal
 import gymnasium as gym
 import pytest
 
-from steppe.core import factory
-from steppe.core.config import resolve
-from steppe.core.errors import EnvironmentFault, FactoryError, NotFinite, RoleDied
-from steppe.core.links import EVENTS
-from steppe.envs.builtin import CountingEnv
-from steppe.loops.main import run_experiment
+from steppe.core.config import references
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import EnvironmentFault, FactoryError, NotFinite, RoleDied
+from steppe.core.contracts.transport import EVENTS
+from steppe.envs.toy.builtin import CountingEnv
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.place import FAULT_EXIT
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.processes.worker import FAULT_EXIT
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 
@@ -102,7 +102,7 @@ def test_what_environments_print_stays_out_of_the_way(tmp_path, capfd):
 
 
 def test_a_lambda_is_refused_before_anything_is_made(tmp_path):
-    env = factory.reference(lambda: CountingEnv())
+    env = references.reference(lambda: CountingEnv())
     with pytest.raises(FactoryError):
         run(env, tmp_path, runtime="processes")
     assert not (tmp_path / "run").exists()

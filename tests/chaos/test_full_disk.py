@@ -9,11 +9,11 @@ from collections import Counter
 
 import pytest
 
-from steppe.cli.live import PlainLines
-from steppe.core.errors import DiskFull
-from steppe.loops.resuming import resume
+from steppe.cli.live_view import PlainLines
+from steppe.core.contracts.errors import DiskFull
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.resume import resume
 from tests.support.cases import rest_slow
 from tests.support.chaos import events, pace, require_ledger, require_single_records, settings, train, twin
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.errors import Unreachable
-from steppe.transport.kafka import Connection, ends, ensure_topics, headers_of, library, newest, span
+from steppe.core.contracts.errors import Unreachable
+from steppe.transport.kafka.client import Connection, ends, ensure_topics, headers_of, library, newest, span
 from tests.chaos.kafka_parts import ACTORS, begin
 from tests.support.debian import from_debian
 from tests.support.kafka import PATIENCE_S, connected, own_broker, settings, wait_until

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.core.config import KafkaConfig, resolve
-from steppe.core.durable import read_json
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.loops.main import run_experiment
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import KafkaConfig, resolve
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.core.io.atomic_files import read_json
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import ENDED
-from steppe.runtimes.kafka_charter import wire_name
-from steppe.transport.kafka import Connection, ends, headers_of, reading
+from steppe.runtimes.kafka.manifest import wire_name
+from steppe.training.train import run_experiment
+from steppe.transport.kafka.client import Connection, ends, headers_of, reading
 from tests.support.kafka import dead_letters
 from tests.support.kafka_garbage import EVERY, Maker
 from tests.support.service import Served, bring_down, make, run_of

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from steppe.core.rooms import make_room, remove_room
-from steppe.loops.resuming import resume
+from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.training.resume import resume
 from tests.support.cases import rest_slow
 from tests.support.chaos import (
     Host,

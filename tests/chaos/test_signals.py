@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.errors import SteppeError
-from steppe.core.links import COMMANDS, TRAINING
-from steppe.core.rooms import make_room, remove_room
+from steppe.core.contracts.errors import SteppeError
+from steppe.core.contracts.transport import COMMANDS, TRAINING
+from steppe.core.system.shared_dir import make_room, remove_room
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from tests.support import chaos_run
 from tests.support.cases import rest_slow
 from tests.support.chaos import session

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.loops.resuming import resume
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.resume import resume
 from tests.chaos.test_kills import Reaper
 from tests.support.chaos import events, pace, require_single_records, train
 

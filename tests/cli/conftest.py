@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import resolve
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.records.run_directory import RunDirectory
 
 STEPPE = Path(sys.executable).with_name("steppe")
 Steppe = Callable[..., subprocess.CompletedProcess[str]]

@@ -15,8 +15,8 @@ import pytest
 
 from steppe.params.checkpoints import read_checkpoint
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
-from steppe.runtimes import mpi
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.mpi import launch as mpi
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from steppe.records.diagnosis import LEAST_S
+from steppe.records.profiling.diagnosis import LEAST_S
 
 pytestmark = pytest.mark.integration
 

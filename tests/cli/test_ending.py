@@ -34,7 +34,7 @@ benchmark(__file__, {"one": part}, ["--quick", "--into", sys.argv[1]])
 """
 _ROLE = """
 import os, signal, sys, time
-from steppe.runtimes.kafka_alone import Signals
+from steppe.runtimes.kafka.standalone import Signals
 signals = Signals()
 signals.nothing_to_lose = sys.argv[1] == "begins"
 os.kill(os.getpid(), signal.SIGTERM)

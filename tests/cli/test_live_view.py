@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from steppe.cli.live import STATES, PlainLines, plain_line, render, showing
+from steppe.cli.commands.train import exit_code
+from steppe.cli.live_view import STATES, PlainLines, plain_line, render, showing
 from steppe.cli.summary import summary_text
-from steppe.cli.train import exit_code
-from steppe.core.links import EVENTS
-from steppe.core.reports import EventReport
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS
 from steppe.records import view as view_module
 from steppe.records.store import STATES as ALL_STATES
 from steppe.records.view import RunView
@@ -127,8 +127,8 @@ def test_only_the_terminals_own_colours_are_used(view):
 
 
 def test_a_run_that_has_said_nothing_yet_can_be_drawn(tmp_path):
-    from steppe.core.config import resolve
-    from steppe.records.directory import RunDirectory
+    from steppe.core.config.run import resolve
+    from steppe.records.run_directory import RunDirectory
 
     resolved = resolve(("flag", {"env": "CartPole-v1", "episodes": 10, "run_dir": str(tmp_path / "new")}))
     view = RunView(RunDirectory.create(resolved.config, resolved.sources))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.links import TRAINING
-from steppe.records.sampling import read_stacks
+from steppe.core.contracts.transport import TRAINING
+from steppe.records.profiling.sampler import read_stacks
 from tests.support.cases import rest_slow
 from tests.support.commands import opened, trained, wait_until
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.links import COMMANDS
+from steppe.core.contracts.transport import COMMANDS
 
 pytestmark = pytest.mark.integration
 STEPPE = Path(sys.executable).with_name("steppe")
@@ -91,7 +91,7 @@ def test_stopping_what_has_ended_is_a_conflict(steppe, live_run):
 
 
 def test_stopping_a_run_whose_process_died_is_a_conflict(steppe, live_run):
-    script = "import sys; from steppe.records.directory import RunDirectory as R; R.open(sys.argv[1]).store.set_status('RUNNING')"
+    script = "import sys; from steppe.records.run_directory import RunDirectory as R; R.open(sys.argv[1]).store.set_status('RUNNING')"
     subprocess.run([sys.executable, "-c", script, str(live_run.path)], check=True)
     done = steppe("stop", str(live_run.path))
     assert done.returncode == 4

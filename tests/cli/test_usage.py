@@ -277,7 +277,7 @@ def test_an_environment_fault_shows_the_environments_own_traceback():
     script = """
         import sys
         from steppe.cli import main
-        from steppe.core.errors import EnvironmentFault
+        from steppe.core.contracts.errors import EnvironmentFault
         def broken():
             raise EnvironmentFault("Mine-v0 raised at step 7", {"traceback": "File mine.py, line 3"})
         main.app.command("broken")(broken)

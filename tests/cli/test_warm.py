@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from steppe.cli import warm as warming
-from steppe.cli.warm import forget_stale
+from steppe.cli.commands import warm as warming
+from steppe.cli.commands.warm import forget_stale
 
 pytestmark = pytest.mark.integration
 STEPPE = Path(sys.executable).with_name("steppe")

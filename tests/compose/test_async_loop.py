@@ -19,10 +19,10 @@ from steppe import (
     ParameterServer,
     ReplayBufferPool,
 )
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.integration

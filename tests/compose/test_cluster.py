@@ -17,12 +17,12 @@ from steppe import (
     ParameterClient,
     ParameterServer,
 )
-from steppe.core.cluster import read_cluster
-from steppe.core.config import RunConfig, resolve
-from steppe.core.errors import ConfigError
-from steppe.loops.cluster import cluster_server
-from steppe.params.wire import TOKEN_VARIABLE
-from steppe.records.directory import RunDirectory
+from steppe.compose.cluster import cluster_server
+from steppe.core.config.cluster import read_cluster
+from steppe.core.config.run import RunConfig, resolve
+from steppe.core.contracts.errors import ConfigError
+from steppe.params.rpc.protocol import TOKEN_VARIABLE
+from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.integration
 

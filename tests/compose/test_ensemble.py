@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from steppe import DistributedAgent, DistributedEnvironment, EnvSpec, FieldSpec, MultiAgentLearner
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.specs import ActionSpec
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.specs import ActionSpec
 
 pytestmark = pytest.mark.integration
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from steppe.agents import make_agent
+from steppe.algorithms import make_agent
 from steppe.core.algorithms import A2CConfig, DQNConfig, PPOConfig, R2D2Config
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.testing.agent import AgentConformance
 
 pytestmark = pytest.mark.unit

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steppe.core.config import EnvConfig
+from steppe.core.config.run import EnvConfig
 from steppe.envs import make_world
 from steppe.testing.env import WorldConformance
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.core.rooms import make_room, remove_room
+from steppe.core.system.shared_dir import make_room, remove_room
 from steppe.testing.channel import ChannelConformance
 from steppe.transport.local import LocalChannel
 from steppe.transport.shm import ShmChannel

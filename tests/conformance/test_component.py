@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from steppe import DistributedAgent, DistributedEnvironment, MainLoop, ParameterServer, ReplayBufferPool
-from steppe.core.errors import ConfigError, UsageError
-from steppe.loops.asynchronous import AsyncMainLoop
+from steppe.compose.async_loop import AsyncMainLoop
+from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.testing.components import (
     AgentPartConformance,
     EnvironmentPartConformance,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents import make_agent
+from steppe.algorithms import make_agent
 from steppe.core.algorithms import DHCConfig
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.replay import make_memory
 from steppe.testing.agent import AgentConformance, invented_segment
 

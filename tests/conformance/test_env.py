@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.core.config import EnvConfig
-from steppe.core.factory import reference
+from steppe.core.config.references import reference
+from steppe.core.config.run import EnvConfig
 from steppe.envs import make_world
 from steppe.testing.env import WorldConformance, collect
 

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.runtimes import kafka as runtime
+from steppe.runtimes.kafka import launch as runtime
 from steppe.testing.board import BoardConformance
 from steppe.testing.channel import ChannelConformance
 from steppe.testing.runtime import RuntimeConformance
 from steppe.testing.weights import WeightStoreConformance
-from steppe.transport.kafka import Feed, partitions_of
-from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet, beginning
-from steppe.transport.kafka_weights import KafkaWeights, Press
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet, beginning
+from steppe.transport.kafka.client import Feed, partitions_of
+from steppe.transport.kafka.weights import KafkaWeights, Press
 from tests.support.kafka import PATIENCE_S, connected, settings, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from steppe.runtimes import inline, processes
+from steppe.runtimes import inline
+from steppe.runtimes.processes import supervisor as processes
 from steppe.testing.runtime import RuntimeConformance
 
 pytestmark = pytest.mark.integration

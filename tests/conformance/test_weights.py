@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.rooms import make_room, remove_room
+from steppe.core.system.shared_dir import make_room, remove_room
 from steppe.testing.weights import WeightStoreConformance
 from steppe.transport.local import LocalWeights
 from steppe.transport.shm import ShmWeights

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from steppe.control.autoscaler import Tending
-from steppe.control.autoscaling import Autoscaler, Load, Policy, advise
-from steppe.control.model import RunRequest
+from steppe.control.autoscale.loop import Tending
+from steppe.control.autoscale.policy import Autoscaler, Load, Policy, advise
+from steppe.control.models import RunRequest
 from steppe.control.service import Service
 from tests.support.service import LONG, until
 

@@ -13,12 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from steppe.cli import ctl
+from steppe.cli.commands import ctl
 from steppe.cli.main import app
-from steppe.control import hosting, model
+from steppe.control import models, process_host
 from steppe.control.service import Service, operations
-from steppe.core.errors import ConfigError, Conflict, RunNotFound, SteppeError
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import ConfigError, Conflict, RunNotFound, SteppeError
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import ENDED
 from tests.support.service import clean_up, until
 
@@ -43,7 +43,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "runs"
     for record in (tmp_path / "runs").glob("*/run.json"):
         store = RunDirectory(record.parent).store
-        hosting.kill(store.status())
+        process_host.kill(store.status())
         until(lambda found=store: found.status().state in (*ENDED, "PENDING"), "the run is gone")
     clean_up(tmp_path / "runs")
 
@@ -75,7 +75,7 @@ def test_every_operation_is_a_command_with_all_that_it_takes() -> None:
         assert "as_json" in given, name
         answer = typing.get_type_hints(method)["return"]
         assert ("wait" in given) == (
-            answer in (model.Operation, model.Effects) and "issuer" in method.__annotations__
+            answer in (models.Operation, models.Effects) and "issuer" in method.__annotations__
         ), name
         assert ("follow" in given) == ("after" in takes), name
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from steppe.control.curves import Curves, extremes
-from steppe.core.links import EVENTS, TRAINING
-from steppe.core.reports import EventReport, TrainingReport
+from steppe.core.contracts.reports import EventReport, TrainingReport
+from steppe.core.contracts.transport import EVENTS, TRAINING
 from steppe.records.store import Store
 
 pytestmark = pytest.mark.unit

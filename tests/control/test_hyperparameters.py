@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.control import model
+from steppe.control import models
 from steppe.control.service import Service
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
-from steppe.loops.main import run_experiment
-from steppe.records.directory import RunDirectory
-from steppe.replay import making
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.records.run_directory import RunDirectory
+from steppe.replay import factory
+from steppe.training.train import run_experiment
 from tests.support.tuning import settings
 
 pytestmark = pytest.mark.integration
@@ -26,7 +26,7 @@ def service():
 
 
 def request(algo="ppo", **more):
-    return model.RunRequest(env="CartPole-v1", algo=algo, start=False, **more)
+    return models.RunRequest(env="CartPole-v1", algo=algo, start=False, **more)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def request(algo="ppo", **more):
     ],
 )
 def test_a_request_that_no_machine_could_carry_out_makes_no_run(service, monkeypatch, agent, words):
-    monkeypatch.setattr(making, "available_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr(factory, "available_bytes", lambda: 8 * 2**30)
     with pytest.raises(ConfigError, match=words):
         service.create_run(request(agent=agent), "test")
     assert service.list_runs().runs == []
@@ -46,7 +46,7 @@ def test_a_request_that_no_machine_could_carry_out_makes_no_run(service, monkeyp
 
 def test_a_change_that_would_not_fit_is_refused(service, monkeypatch):
     run = service.create_run(request("dqn"), "test").id
-    monkeypatch.setattr(making, "available_bytes", lambda: 2**29)
+    monkeypatch.setattr(factory, "available_bytes", lambda: 2**29)
     with pytest.raises(ConfigError, match="a batch"):
         service.set_hyperparameters(run, {"batch_size": 1_000_000, "double": False}, "test")
     with pytest.raises(ConfigError, match="less than or equal to"):

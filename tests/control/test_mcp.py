@@ -18,8 +18,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.subscriptions import ResourceUpdated
 from mcp.types import CallToolResult, ElicitResult
 
-from steppe.control.mcp import CANNOT_ASK, plain_words
-from steppe.control.resources import cleaned
+from steppe.control.mcp.resources import cleaned
+from steppe.control.mcp.tools import CANNOT_ASK, plain_words
 from steppe.control.service import operations
 from tests.support.cases import rest_slow
 from tests.support.service import LONG, SERVE, SHORT, Served, make, run_of
@@ -290,7 +290,9 @@ def test_errors_name_nothing_of_the_inside() -> None:
         "input_value={}, input_type=dict]\n    For further information visit https://errors.pydantic.dev/2/v/missing"
     )
     assert found == "the arguments are not valid: run\n  Field required"
-    assert plain_words("required by resolver 'steppe.control.mcp:ask'") == "required by the question to the person"
+    assert (
+        plain_words("required by resolver 'steppe.control.mcp.tools:ask'") == "required by the question to the person"
+    )
 
 
 @pytest.mark.unit

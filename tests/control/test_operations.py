@@ -1,4 +1,4 @@
-"""settling.py: a run whose process is alive but silent may only be short of processor time, so the deadline decides."""
+"""control/operations.py: a run whose process is alive but silent may only be short of processor time, so the deadline decides."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from steppe.control import settling
-from steppe.control.ledger import new_operation
-from steppe.core.config import resolve
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
+from steppe.control import operations
+from steppe.control.database import new_operation
+from steppe.core.config.run import resolve
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records import store as stores
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.records.store import LOST_AFTER_S
 
 pytestmark = pytest.mark.unit
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def clock(monkeypatch):
     found = SimpleNamespace(s=1e9)
-    for module in (settling, stores):
+    for module in (operations, stores):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: found.s))
     return found
 
@@ -52,9 +52,9 @@ def silent(run, clock, state):
 def test_an_operation_on_a_silent_run_waits_for_its_deadline(run, clock, kind, details):
     record = begun(kind, clock, deadline_s=100.0, **details)
     silent(run, clock, "STARTING" if kind == "start" else "RUNNING")
-    assert settling.settle(record, run)["state"] == "pending"
+    assert operations.settle(record, run)["state"] == "pending"
     clock.s += 100.0
-    found = settling.settle(record, run)
+    found = operations.settle(record, run)
     assert (found["state"], found["message"]) == ("failed", "nobody has carried it out within 100 s")
 
 
@@ -62,7 +62,7 @@ def test_one_that_is_heard_of_again_succeeds(run, clock):
     start = begun("start", clock, deadline_s=100.0)
     silent(run, clock, "STARTING")
     run.store.set_status("RUNNING")
-    assert settling.settle(start, run)["state"] == "succeeded"
+    assert operations.settle(start, run)["state"] == "succeeded"
     record = begun("pause", clock)
     number = run.store.post(COMMANDS, {"command": "pause", "id": record["id"]})
     record["details"]["number"] = 0
@@ -70,13 +70,13 @@ def test_one_that_is_heard_of_again_succeeds(run, clock):
     answer = {"command": "pause", "id": record["id"], "obeyed": True}
     run.store.post(EVENTS, EventReport(run="run", kind="command", role="learner", details=answer).record())
     assert number
-    assert settling.settle(record, run)["state"] == "succeeded"
+    assert operations.settle(record, run)["state"] == "succeeded"
 
 
 def test_a_process_that_is_gone_fails_it_at_once(run, clock, monkeypatch):
     record = begun("start", clock, deadline_s=100.0)
     run.store.set_status("STARTING")
     monkeypatch.setattr(stores, "process_start", lambda pid: None)
-    found = settling.settle(record, run)
+    found = operations.settle(record, run)
     assert found["state"] == "failed"
     assert "ended without saying why" in found["message"]

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from tests.support.cases import rest_slow
 from tests.support.service import (
     LONG,

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from steppe.control import hosting, model, watched
+from steppe.control import models, process_host, run_cache
 from steppe.control.curves import Curves
+from steppe.control.http.stream import Hub, Watcher
 from steppe.control.service import Bounds, Service
-from steppe.control.stream import Hub, Watcher
-from steppe.core.config import KafkaConfig, RunConfig
-from steppe.core.errors import ConfigError
-from steppe.core.links import TRAINING
-from steppe.core.reports import TrainingReport
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import KafkaConfig, RunConfig
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import TRAINING
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import ENDED
 from tests.support.service import SHORT, TABLE, clean_up, until
 
@@ -32,28 +32,28 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     made = Service(Bounds(stop_s=1.0))
     yield made
     for found in made.list_runs().runs:
-        hosting.kill(RunDirectory(made.root / found.id).store.status())
+        process_host.kill(RunDirectory(made.root / found.id).store.status())
         until(lambda run=found.id: made.get_run(run).state in (*ENDED, "PENDING"), "the run is gone")
         made.tend()
     made.close()
     clean_up(made.root)
 
 
-def ask(**changes: object) -> model.RunRequest:
-    return model.RunRequest.model_validate({**SHORT, "start": False, **changes})
+def ask(**changes: object) -> models.RunRequest:
+    return models.RunRequest.model_validate({**SHORT, "start": False, **changes})
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_that_does_not_stop_is_killed(service: Service) -> None:
-    run = service.create_run(model.RunRequest.model_validate(TABLE), "test").id
+    run = service.create_run(models.RunRequest.model_validate(TABLE), "test").id
     until(lambda: service.get_run(run).state == "RUNNING", "it runs")
     store = RunDirectory(service.root / run).store
     os.kill(store.status().pid or 0, signal.SIGSTOP)  # alive, but deaf
     asked = service.stop_run(run, "test")
     assert asked.state == "pending"
 
-    def settled() -> model.Operation | None:
+    def settled() -> models.Operation | None:
         service.tend()
         found = service.get_operation(asked.id)
         return found if found.state != "pending" else None
@@ -153,7 +153,7 @@ def test_memory_stays_flat_over_a_day_of_points(
     service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A day of 1,000 points a second in small: as many points beyond the bounds, which are cut down alike."""
-    monkeypatch.setattr(watched, "Curves", functools.partial(Curves, most_points=int(20_000 / DAY_OVER_TEST)))
+    monkeypatch.setattr(run_cache, "Curves", functools.partial(Curves, most_points=int(20_000 / DAY_OVER_TEST)))
     config = RunConfig(env="CartPole-v1", run_dir=service.root / "day")
     directory = RunDirectory.create(config, {})
     directory.store.set_status("RUNNING")

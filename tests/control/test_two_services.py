@@ -8,12 +8,12 @@ import uuid
 
 import pytest
 
-from steppe.control import hosting
-from steppe.core.links import COMMANDS
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import command, wire_name
-from steppe.transport.kafka import Connection
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.control import process_host
+from steppe.core.contracts.transport import COMMANDS
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.kafka.manifest import command, wire_name
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection
 from tests.support.kafka import Topics, settings
 from tests.support.service import LONG, Served, bring_down, finished, in_state, make, run_of, until
 
@@ -72,7 +72,7 @@ class OwnService:
     def kill(self):
         """End the run at once, if there is one."""
         if self.topics is not None:
-            hosting.kill(self.directory.store.status())
+            process_host.kill(self.directory.store.status())
 
     def close(self):
         self.api.close()

@@ -13,9 +13,9 @@ from steppe.core.array_checks import (
     require_flags,
     require_segment,
 )
-from steppe.core.errors import NotFinite, UsageError
-from steppe.core.experience import Segment
-from steppe.core.specs import ActionSpec, AgentSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.contracts.errors import NotFinite, UsageError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import ActionSpec, AgentSpec, EnvSpec, FieldSpec, SegmentSpec
 
 pytestmark = pytest.mark.unit
 

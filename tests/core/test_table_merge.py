@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.core.merging import changed_rows, merge_rows, put_rows
+from steppe.core.table_merge import changed_rows, merge_rows, put_rows
 
 pytestmark = pytest.mark.unit
 

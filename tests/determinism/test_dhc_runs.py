@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
 from steppe.records.checkpoints import Checkpoints, load_weights
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 

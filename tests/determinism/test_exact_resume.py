@@ -10,11 +10,11 @@ import time
 import gymnasium as gym
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 

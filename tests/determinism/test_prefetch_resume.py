@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
 from steppe.records.checkpoints import Checkpoints
-from steppe.replay import prefetching
+from steppe.replay import prefetch
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 
@@ -24,7 +24,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def _every_batch_is_worth_a_thread(monkeypatch):
-    monkeypatch.setattr(prefetching, "LEAST_BYTES", 1)
+    monkeypatch.setattr(prefetch, "LEAST_BYTES", 1)
 
 
 def train(path, **more):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.records.directory import RunDirectory
-from steppe.records.timeline import read_spans
+from steppe.core.config.run import resolve
+from steppe.records.profiling.timeline import read_spans
+from steppe.records.run_directory import RunDirectory
+from steppe.training.train import run_experiment
 from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration

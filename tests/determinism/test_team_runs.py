@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
 from steppe.records.checkpoints import Checkpoints
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
@@ -96,7 +96,7 @@ def test_steps_are_the_environments_and_episodes_are_counted_once(tmp_path):
 
 
 def test_workers_refuse_environments_of_several_agents(tmp_path):
-    from steppe.core.errors import UsageError
+    from steppe.core.contracts.errors import UsageError
 
     layer = {"env": "pettingzoo.classic.rps_v2", "algo": "q-learning", "mode": "workers", "run_dir": tmp_path / "run"}
     with pytest.raises(UsageError, match="mode 'workers' is not for PettingZoo environments"):

@@ -41,7 +41,7 @@ BEFORE = {
     ("docs/multi-agent.md", 0): "import steppe; from steppe import FieldSpec",
     ("docs/multi-agent.md", 1): """
         import sys, types
-        from steppe.envs.pathfinding_parallel import parallel_env
+        from steppe.envs.pathfinding.parallel import parallel_env
         sys.modules["my_module"] = types.SimpleNamespace(make_env=lambda: parallel_env(num_agents=2, size=5))
     """,
     ("docs/parameter-server.md", 0): """
@@ -56,7 +56,7 @@ BEFORE = {
         version, gradient = 0, np.ones(6, np.float32)
     """,
     ("docs/parameter-server.md", 5): """
-        from steppe.params.wire import Tls
+        from steppe.params.rpc.protocol import Tls
         server.stop_server()
         t0, t1 = "secret-of-node-0" * 2, "secret-of-node-1" * 2
     """,

@@ -14,11 +14,11 @@ import pytest
 
 from steppe import load, train
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.errors import RoleDied, WorldError
-from steppe.loops.evaluation import evaluate
-from steppe.loops.resuming import resume
+from steppe.core.contracts.errors import RoleDied, WorldError
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.evaluate import evaluate
+from steppe.training.resume import resume
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -61,8 +61,8 @@ from pathlib import Path
 sys.path.insert(0, {str(tmp_path)!r})
 Path({str(tmp_path)!r}, "torch.py").write_text("raise ImportError('torch is not for tables')")
 from steppe import load, train
-from steppe.loops.evaluation import evaluate
-from steppe.loops.resuming import resume
+from steppe.training.evaluate import evaluate
+from steppe.training.resume import resume
 for runtime, mode in (("inline", "single"), ("processes", "sync"), ("processes", "workers")):
     result = train("Taxi-v4", algo="q-learning", runtime=runtime, mode=mode, steps=500, envs=2, name=mode)
     assert result.state == "SUCCEEDED", result.message
@@ -157,7 +157,7 @@ def test_a_run_that_is_interrupted_keeps_what_its_workers_learned():
 
 
 def _trained(path):
-    from steppe.core.links import TRAINING
+    from steppe.core.contracts.transport import TRAINING
 
     directory = RunDirectory.open(path)
     try:

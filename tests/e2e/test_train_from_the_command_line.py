@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.integration
 STEPPE = Path(sys.executable).parent / "steppe"
@@ -112,7 +112,7 @@ def wait_for_run(name: str) -> None:
     """Until the run exists; its state is read by the command under test."""
     import time
 
-    from steppe.core.errors import RunNotFound
+    from steppe.core.contracts.errors import RunNotFound
 
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:

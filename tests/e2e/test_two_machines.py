@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
+from steppe.core.config.run import resolve
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.train import run_experiment
 from tests.support.kafka import PATIENCE_S, own_broker, settings
 
 pytestmark = [

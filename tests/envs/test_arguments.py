@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 from steppe.envs import arguments
 from steppe.envs.arguments import require_arguments
 

@@ -8,13 +8,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.core import factory
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, FactoryError, MissingExtra, UsageError, WorldError
-from steppe.core.specs import ActionSpec, FieldSpec
+from steppe.core.config import references
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError, FactoryError, MissingExtra, UsageError, WorldError
+from steppe.core.contracts.specs import ActionSpec, FieldSpec
 from steppe.envs import known_environments, make_world, probe
-from steppe.envs.builtin import CountingEnv, IdentityEnv
-from steppe.envs.making import env_seeds
+from steppe.envs.factory import env_seeds
+from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
 from steppe.testing.env import collect
 
 pytestmark = pytest.mark.unit
@@ -131,13 +131,15 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def test_a_function_of_a_module_and_a_class_make_environments():
-    spec = probe("steppe.envs.builtin:CountingEnv", EnvConfig())
-    assert spec.id == "steppe.envs.builtin:CountingEnv"
+    spec = probe("steppe.envs.toy.builtin:CountingEnv", EnvConfig())
+    assert spec.id == "steppe.envs.toy.builtin:CountingEnv"
     assert spec.obs.shape == (3,)
 
 
 def test_a_lambda_makes_environments_here():
-    spec = probe(factory.reference(lambda num_choices: IdentityEnv(num_choices)), EnvConfig(kwargs={"num_choices": 7}))
+    spec = probe(
+        references.reference(lambda num_choices: IdentityEnv(num_choices)), EnvConfig(kwargs={"num_choices": 7})
+    )
     assert spec.action.sizes == (7,)
 
 
@@ -148,7 +150,7 @@ def test_a_lambda_of_another_process_is_one_sentence():
 
 def test_a_module_is_imported_for_its_registrations(monkeypatch, tmp_path):
     (tmp_path / "own_envs_for_test.py").write_text(
-        "import gymnasium\ngymnasium.register('Own/Counting-v3', 'steppe.envs.builtin:CountingEnv')\n"
+        "import gymnasium\ngymnasium.register('Own/Counting-v3', 'steppe.envs.toy.builtin:CountingEnv')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -183,7 +185,7 @@ def test_wrong_keyword_arguments_are_one_sentence():
 )
 def test_a_bad_function_is_one_sentence(maker, sentence):
     with pytest.raises(WorldError, match=sentence):
-        make_world(factory.reference(maker), EnvConfig(), 2, _seed())
+        make_world(references.reference(maker), EnvConfig(), 2, _seed())
 
 
 def test_an_environment_without_spaces_is_one_sentence():
@@ -191,7 +193,7 @@ def test_an_environment_without_spaces_is_one_sentence():
         pass
 
     with pytest.raises(WorldError, match="has no observation_space"):
-        probe(factory.reference(Bare), EnvConfig())
+        probe(references.reference(Bare), EnvConfig())
 
 
 def test_advice_from_gymnasium_does_not_stop_anyone():
@@ -209,7 +211,7 @@ def test_advice_from_gymnasium_does_not_stop_anyone():
 
 def test_wrappers_are_applied_in_order():
     plain = _journal("steppe/Counting-v0", EnvConfig())
-    text = factory.reference(Doubling)
+    text = references.reference(Doubling)
     wrapped = _journal("steppe/Counting-v0", EnvConfig(wrappers=(text, text)))
     np.testing.assert_array_equal(wrapped["reward"], 4 * plain["reward"])
     np.testing.assert_array_equal(wrapped["obs"], plain["obs"])
@@ -220,7 +222,7 @@ def test_a_thing_that_does_not_wrap_is_one_sentence():
         probe("steppe/Counting-v0", EnvConfig(wrappers=("builtins:repr",)))
 
 
-@pytest.mark.parametrize("env", ["steppe/Identity-v0", "steppe.envs.builtin:IdentityEnv"])
+@pytest.mark.parametrize("env", ["steppe/Identity-v0", "steppe.envs.toy.builtin:IdentityEnv"])
 def test_the_time_limit_truncates_registered_and_own_environments(env):
     journal = _journal(env, EnvConfig(time_limit=5))
     np.testing.assert_array_equal(np.flatnonzero(journal["truncated"][:, 0]), [4, 9, 14, 19, 24, 29])
@@ -281,7 +283,7 @@ def test_frames_of_images_are_joined_along_the_channels():
             self.count += 1
             return np.full((4, 5, 3), self.count, np.uint8), 0.0, self.count == 6, False, {}
 
-    world = make_world(factory.reference(Film), EnvConfig(frame_stack=3), 1, _seed())
+    world = make_world(references.reference(Film), EnvConfig(frame_stack=3), 1, _seed())
     assert world.spec.obs == FieldSpec("obs", (9, 4, 5), "uint8", frames=3)
     journal = collect(world, 8, 3)
     seen = journal["obs"][:, 0, ::3, 0, 0]  # the first channel of each frame, oldest first
@@ -297,7 +299,7 @@ def test_native_refuses_what_works_on_single_environments(options):
         probe("CartPole-v1", EnvConfig(vector="native", **options))
 
 
-@pytest.mark.parametrize("env", ["Pendulum-v1", "steppe.envs.builtin:CountingEnv"])
+@pytest.mark.parametrize("env", ["Pendulum-v1", "steppe.envs.toy.builtin:CountingEnv"])
 def test_native_needs_a_vector_version(env):
     with pytest.raises(ConfigError, match=f"vector='native' is not possible for {env}"):
         probe(env, EnvConfig(vector="native"))
@@ -307,7 +309,7 @@ def test_auto_takes_the_loop_where_the_vector_version_does_not_fit():
     def identity(env):
         return env
 
-    assert not probe("CartPole-v1", EnvConfig(wrappers=(factory.reference(identity),))).native_vector
+    assert not probe("CartPole-v1", EnvConfig(wrappers=(references.reference(identity),))).native_vector
 
 
 def test_kwargs_that_only_the_plain_version_takes_mean_the_loop(monkeypatch):
@@ -343,14 +345,14 @@ def test_seeds_are_those_of_spawned_children_and_spawn_nothing():
 
 
 def test_the_first_environment_renders():
-    world = make_world(factory.reference(Painted), EnvConfig(), 2, _seed(), render=True)
+    world = make_world(references.reference(Painted), EnvConfig(), 2, _seed(), render=True)
     collect(world, 3, 3)
     picture = world.render()
     assert picture.shape == (4, 6, 3)
     assert picture[0, 0, 0] in (0, 3)  # the third step, or a new episode after it
 
 
-@pytest.mark.parametrize("env", ["steppe/Counting-v0", "steppe.envs.builtin:CountingEnv"])
+@pytest.mark.parametrize("env", ["steppe/Counting-v0", "steppe.envs.toy.builtin:CountingEnv"])
 def test_rendering_what_has_no_pictures_gives_none(env):
     world = make_world(env, EnvConfig(), 1, _seed(), render=True)
     world.reset(np.zeros((1, 3), np.float32))
@@ -395,7 +397,7 @@ def test_environments_made_before_a_failure_are_closed():
             closed.append(self)
 
     with pytest.raises(WorldError, match="out of licences"):
-        make_world(factory.reference(Fragile), EnvConfig(), 3, _seed())
+        make_world(references.reference(Fragile), EnvConfig(), 3, _seed())
     assert len(closed) == 2
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from steppe.classic import DiscretizeWrapper
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, EnvironmentFault, WorldError
-from steppe.core.experience import Segment
-from steppe.core.factory import reference
-from steppe.core.specs import SegmentSpec
+from steppe.core.config.references import reference
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError, EnvironmentFault, WorldError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
 from steppe.envs import make_world, probe
 from steppe.testing.env import WorldConformance
 

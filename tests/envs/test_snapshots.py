@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-from steppe.core import codec
-from steppe.core.config import EnvConfig
-from steppe.core.errors import CannotResume, EnvironmentFault
-from steppe.core.experience import Segment
-from steppe.core.factory import reference
-from steppe.core.specs import SegmentSpec
-from steppe.envs import make_world, reading, snapshots
-from steppe.envs.rebuilding import Rebuilding
+from steppe.core.config.references import reference
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import CannotResume, EnvironmentFault
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.io import codec
+from steppe.envs import make_world
+from steppe.envs.snapshot import reader, snapshots
+from steppe.envs.snapshot.writer import Rebuilding
 from steppe.testing.env import sample
 from tests.support.cases import rest_slow
 
@@ -254,7 +255,7 @@ def test_types_layout_and_sharing_come_back_exactly():
     other.reset(seed=2)
     for _ in range(4):
         one.step(1)
-    tree = codec.unpack(codec.pack(reading.Reading().object(one)))
+    tree = codec.unpack(codec.pack(reader.Reading().object(one)))
     rebuild(other, tree)
     assert other.alias is other.board.cells
     assert other.board.owner is other
@@ -277,7 +278,7 @@ VALUES += [frozenset([3, 1])]
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_come_back_as_the_type_they_were(value):
-    back = Rebuilding().value(codec.unpack(codec.pack(reading.Reading().value(value))))
+    back = Rebuilding().value(codec.unpack(codec.pack(reader.Reading().value(value))))
     assert type(back) is type(value)
     assert repr(back) == repr(value)
     np.testing.assert_equal(back, value)
@@ -288,7 +289,7 @@ def test_random_streams_continue_and_spawn_as_before(kind):
     stream = np.random.Generator(getattr(np.random, kind)(11))
     stream.spawn(2)
     stream.integers(5, dtype=np.int32)
-    back = Rebuilding().value(codec.unpack(codec.pack(reading.Reading().value(stream))))
+    back = Rebuilding().value(codec.unpack(codec.pack(reader.Reading().value(stream))))
     assert back.spawn(1)[0].random(3).tolist() == stream.spawn(1)[0].random(3).tolist()
     assert back.integers(9, size=5, dtype=np.int32).tolist() == stream.integers(9, size=5, dtype=np.int32).tolist()
     assert back.normal(size=5).tolist() == stream.normal(size=5).tolist()
@@ -357,15 +358,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_refused_by_name(name):
-    with pytest.raises(reading.Unreadable, match=r"^Holder\.held holds") as refusal:
-        reading.Reading().object(Holder(REFUSED[name]()))
+    with pytest.raises(reader.Unreadable, match=r"^Holder\.held holds") as refusal:
+        reader.Reading().object(Holder(REFUSED[name]()))
     expected = "builtins.function" if name in ("count_up", "<lambda>") else name
     assert expected in str(refusal.value)
 
 
 @pytest.mark.parametrize("harmless", [max, np.add, Board, np, len, lambda: 1, np.dtype("f4"), gym.spec("CartPole-v1")])
 def test_what_is_no_state_stays_as_the_new_environment_has_it(harmless):
-    tree = codec.unpack(codec.pack(reading.Reading().object(Holder(harmless))))
+    tree = codec.unpack(codec.pack(reader.Reading().object(Holder(harmless))))
     heir = Holder(harmless)
     rebuild(heir, tree)
     assert heir.held is harmless
@@ -377,28 +378,28 @@ def test_a_class_that_works_with_a_compiled_module_is_not_trusted(monkeypatch):
     home = types.ModuleType("home_of_physics")
     monkeypatch.setitem(sys.modules, home.__name__, home)
     client = type("Client", (), {"__module__": home.__name__})
-    reading.Reading().object(Holder(client()))
+    reader.Reading().object(Holder(client()))
     home.physics = importlib.import_module("msgspec._core")
     other = type("Client", (), {"__module__": home.__name__})
-    with pytest.raises(reading.Unreadable, match=r"home_of_physics\.Client, which works with msgspec\._core"):
-        reading.Reading().object(Holder(other()))
+    with pytest.raises(reader.Unreadable, match=r"home_of_physics\.Client, which works with msgspec\._core"):
+        reader.Reading().object(Holder(other()))
 
 
 def test_a_function_bound_to_a_random_stream_is_refused_although_the_stream_can_be_read():
     holder = Holder(np.random.default_rng(0))
     holder.draw = holder.held.random
-    with pytest.raises(reading.Unreadable, match=r"Holder\.draw"):
-        reading.Reading().object(holder)
+    with pytest.raises(reader.Unreadable, match=r"Holder\.draw"):
+        reader.Reading().object(holder)
 
 
 def test_separate_windows_on_one_array_may_be_held():
     rows = np.arange(6.0).reshape(2, 3)
-    back = Rebuilding().value(codec.unpack(codec.pack(reading.Reading().value([rows[0], rows[1]]))))
+    back = Rebuilding().value(codec.unpack(codec.pack(reader.Reading().value([rows[0], rows[1]]))))
     np.testing.assert_array_equal(back, rows)
 
 
 def test_attributes_that_were_not_there_go_away():
-    tree = reading.Reading().object(Holder(1))
+    tree = reader.Reading().object(Holder(1))
     heir = Holder(2)
     heir.extra = 5
     rebuild(heir, tree)
@@ -407,18 +408,18 @@ def test_attributes_that_were_not_there_go_away():
 
 def test_another_class_is_refused():
     with pytest.raises(CannotResume, match="CartPole"):
-        rebuild(Holder(), reading.Reading().object(gym.make("CartPole-v1").unwrapped))
+        rebuild(Holder(), reader.Reading().object(gym.make("CartPole-v1").unwrapped))
 
 
 def test_streams_of_spaces_go_along_once_they_are_used():
     one, other = Holder(), Holder()
     one.space, other.space = (gym.spaces.Dict(a=gym.spaces.Discrete(99), b=gym.spaces.Box(0, 1)) for _ in range(2))
     other.space.seed(1)
-    rebuild(other, travelled(reading.Reading().object(one)))
+    rebuild(other, travelled(reader.Reading().object(one)))
     assert other.space._np_random is None  # gymnasium would make a stream for whoever asks for np_random
     one.space.seed(3)
     one.space.sample()
-    rebuild(other, travelled(reading.Reading().object(one)))
+    rebuild(other, travelled(reader.Reading().object(one)))
     assert repr(other.space.sample()) == repr(one.space.sample())
 
 
@@ -669,10 +670,10 @@ def test_a_mangled_snapshot_raises_nothing_but_cannot_resume():
 
 def test_what_does_not_fit_leaves_the_environment_as_it_was():
     one, other = gym.wrappers.TimeLimit(Holder(1), 5), gym.wrappers.TimeLimit(Holder(2), 6)
-    tree = reading.Reading().object(one)
+    tree = reader.Reading().object(one)
     tree["values"]["env"]["left"]["missing"] = "some.Function"
-    before = travelled(reading.Reading().object(other))
+    before = travelled(reader.Reading().object(other))
     with pytest.raises(CannotResume, match=r"Holder\.missing"):
         rebuild(other, tree)
-    np.testing.assert_equal(travelled(reading.Reading().object(other)), before)
+    np.testing.assert_equal(travelled(reader.Reading().object(other)), before)
     assert other.env.held == 2

@@ -14,7 +14,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from steppe.control.kubernetes import Namespace
+from steppe.control.backends.kube_client import Namespace
 from tests.support.kube import ROOT, until
 from tests.support.kube_node import StandIn
 from tests.support.kube_tunnel import Tunnel

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents import make_agent
-from steppe.core.agent import Progress
+from steppe.algorithms import make_agent
 from steppe.core.algorithms import A2CConfig, DQNConfig, PPOConfig
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 
 pytestmark = pytest.mark.integration
 

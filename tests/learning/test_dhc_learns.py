@@ -1,14 +1,14 @@
 """Two agents learn to find their goals on 5 × 5 cells, by lessons. That targets and gradients are right is for
-tests/agents/test_dhc.py: with targets that bootstrap beyond an end, this one passed too."""
+tests/algorithms/dhc/test_dhc.py: with targets that bootstrap beyond an end, this one passed too."""
 
 import numpy as np
 import pytest
 
-from steppe.agents.curriculum import PASSED
-from steppe.core.config import resolve
-from steppe.envs.pathfinding import PathfindingWorlds, greedy_walk
-from steppe.loops.main import run_experiment
+from steppe.algorithms.dhc.curriculum import PASSED
+from steppe.core.config.run import resolve
+from steppe.envs.pathfinding.worlds import PathfindingWorlds, greedy_walk
 from steppe.records.checkpoints import load_weights
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 

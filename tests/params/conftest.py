@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from steppe.params import wire
-from steppe.params.wire import Tls
+from steppe.params.rpc import protocol
+from steppe.params.rpc.protocol import Tls
 from tests.support.certificates import certificate
 
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPPE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(protocol.TOKEN_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="session")

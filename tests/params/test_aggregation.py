@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.params.aggregation import METHODS, Aggregation, _merge_exchange, krum_order, network
 from steppe.params.kernels import SORT_TILE, SUM_TILE, all_finite, squared_distances, squared_norm
 

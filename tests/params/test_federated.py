@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steppe import FederatedParameterServer
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.params.aggregation import Aggregation
 
 pytestmark = pytest.mark.unit

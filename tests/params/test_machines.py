@@ -19,7 +19,7 @@ import pytest
 
 from steppe import ParameterClient
 from steppe.params.privacy import Ledger
-from steppe.params.wire import Tls
+from steppe.params.rpc.protocol import Tls
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from steppe import ParameterServer
 from steppe.params.optimizers import Optimizer
-from steppe.params.wire import Tls
+from steppe.params.rpc.protocol import Tls
 path, host, port, certificate, key = sys.argv[1:]
 server = ParameterServer({"w": np.zeros(2000, np.float32)}, update_frequency=1, save_frequency=1, checkpoint_path=path,
                          optimizer=Optimizer("sgd", 1.0))

@@ -19,7 +19,7 @@ import pytest
 from scipy import optimize, stats
 
 from steppe import FederatedParameterServer
-from steppe.core.errors import BudgetSpent, ConfigError, Conflict, DamagedFile, UsageError
+from steppe.core.contracts.errors import BudgetSpent, ConfigError, Conflict, DamagedFile, UsageError
 from steppe.params import checkpoints, privacy
 from steppe.params.aggregation import METHODS
 from steppe.params.privacy import (
@@ -187,7 +187,7 @@ def test_p8_the_charge_is_on_disk_before_anything_is_released(tmp_path: Path, mo
     a_round(server)
     a_round(server)
     assert seen == [1, 2]
-    monkeypatch.setattr(privacy.durable, "write_atomic", lambda *_: (_ for _ in ()).throw(OSError(5, "no disk")))
+    monkeypatch.setattr(privacy.atomic_files, "write_atomic", lambda *_: (_ for _ in ()).throw(OSError(5, "no disk")))
     before = server.weights().sha256()
     server.push_gradients("c0", delta())
     with pytest.raises(OSError, match="no disk"):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.params import rounds as module
 from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from steppe import ParameterServer
-from steppe.core.errors import ConfigError, DamagedFile, UsageError
-from steppe.core.weights import Weights
+from steppe.core.contracts.errors import ConfigError, DamagedFile, UsageError
+from steppe.core.contracts.weights import Weights
 from steppe.params.aggregation import METHODS, Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 from steppe.params.optimizers import Optimizer, Stepper
 
 pytestmark = pytest.mark.unit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.params import kernels, lanes
-from steppe.params.lanes import LONG, in_lanes
+from steppe.params import kernels, threaded_kernels
+from steppe.params.threaded_kernels import LONG, in_lanes
 
 pytestmark = pytest.mark.unit
 
@@ -15,7 +15,7 @@ SIZE = LONG + 4099
 
 @pytest.fixture(autouse=True)
 def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_cores", lambda: 3)
+    monkeypatch.setattr(threaded_kernels, "_cores", lambda: 3)
 
 
 def test_the_numbers_are_those_of_one_pass() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.errors import DamagedFile
+from steppe.core.contracts.errors import DamagedFile
 from steppe.records.arrivals import Arrival, ArrivalLog, Begin, Mark, read_arrivals
 
 pytestmark = pytest.mark.unit

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from steppe.core.errors import DiskFull
-from steppe.core.links import ACTORS, EVENTS, TRAINING
-from steppe.records.backlog import Backlog
+from steppe.core.contracts.errors import DiskFull
+from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
+from steppe.records.buffered_board import Backlog
 from steppe.records.store import Store
 from steppe.transport.local import LocalBoard
 

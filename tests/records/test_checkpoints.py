@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save, save_file
 
-from steppe.core import chunks, codec, durable, rings
-from steppe.core.errors import DamagedFile
-from steppe.core.weights import Entry, Layout, Weights
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.weights import Entry, Layout, Weights
+from steppe.core.io import atomic_files, codec, rings, row_chunks
 from steppe.records.checkpoints import Checkpoints, load_weights, save_weights, weights_bytes, weights_from
 
 pytestmark = pytest.mark.integration
@@ -120,10 +120,12 @@ def test_a_newer_format_is_passed_over_with_its_reason(tmp_path):
 def test_counters_of_a_newer_format_are_passed_over_too(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     first = checkpoints.save(some_weights(), {}, {"k": 0})
-    files = durable.read_bundle(first)
+    files = atomic_files.read_bundle(first)
     about = json.loads(files["counters.json"])
     assert about["format"] == 1
-    durable.write_bundle(tmp_path / "00000002", {**files, "counters.json": json.dumps({**about, "format": 2}).encode()})
+    atomic_files.write_bundle(
+        tmp_path / "00000002", {**files, "counters.json": json.dumps({**about, "format": 2}).encode()}
+    )
     found = checkpoints.latest()
     assert found.path == first
     assert "counters.json has format 2, newer than 1" in found.damaged[0]
@@ -134,9 +136,9 @@ def test_a_whole_bundle_that_is_no_checkpoint_is_passed_over(tmp_path, name):
     """Each file matches the manifest, and still one is missing or says nothing."""
     checkpoints = Checkpoints(tmp_path)
     first = checkpoints.save(some_weights(), {}, {"k": 0})
-    files = durable.read_bundle(first)
-    durable.write_bundle(tmp_path / "00000002", {other: data for other, data in files.items() if other != name})
-    durable.write_bundle(tmp_path / "00000003", {**files, name: b"[]"})
+    files = atomic_files.read_bundle(first)
+    atomic_files.write_bundle(tmp_path / "00000002", {other: data for other, data in files.items() if other != name})
+    atomic_files.write_bundle(tmp_path / "00000003", {**files, name: b"[]"})
     found = checkpoints.latest()
     assert found.path == first
     assert f"00000003/{name} is damaged" in found.damaged[0]
@@ -165,7 +167,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(durable.os, "fsync", fsync)
+    monkeypatch.setattr(atomic_files.os, "fsync", fsync)
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(some_weights(2), {}, {"k": 1})
     monkeypatch.undo()
@@ -176,7 +178,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 def test_a_killed_writer_leaves_a_whole_newest_checkpoint(tmp_path):
     script = (
         "import sys, numpy as np; from pathlib import Path\n"
-        "from steppe.core.weights import Weights; from steppe.records.checkpoints import Checkpoints\n"
+        "from steppe.core.contracts.weights import Weights; from steppe.records.checkpoints import Checkpoints\n"
         "checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)\n"
         "for k in range(10**9):\n"
         "    weights = Weights.from_arrays({'w': np.full(20_000, k, np.float32)})\n"
@@ -370,7 +372,7 @@ class Rows:
 
 @pytest.fixture
 def rows(monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8 * 20)  # of 8 rows
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 8 * 20)  # of 8 rows
     return Rows()
 
 
@@ -426,7 +428,7 @@ def test_damaged_rows_are_named_and_the_one_before_is_used(tmp_path, rows):
 
 def test_damaged_rows_that_another_role_wrote_are_named_and_the_one_before_is_used(tmp_path):
     def begin(directory, before):
-        durable.write_bundle(directory, {"rows.bin": bytes(100)})
+        atomic_files.write_bundle(directory, {"rows.bin": bytes(100)})
         return lambda: None
 
     checkpoints = Checkpoints(tmp_path)

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.records.comparing import compare
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import resolve
+from steppe.records.compare import compare
+from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.unit
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import DamagedFile, RunNotFound
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import DamagedFile, RunNotFound
 from steppe.records.faults import Faults
+from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +47,7 @@ def test_writers_at_the_same_time_never_replace_each_other(run, monkeypatch):
 
 
 def test_a_newer_schema_is_refused(run):
-    from steppe.core import codec
+    from steppe.core.io import codec
 
     Faults(run).save({"actor": 0})
     (run.faults / "001.bin").write_bytes(codec.pack({"schema": 2, "actor": 0}))

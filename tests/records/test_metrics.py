@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.records.metrics import Recorder
 
 pytestmark = pytest.mark.integration
@@ -125,7 +125,7 @@ def test_what_actors_say_after_the_learners_last_report_joins_the_curves(tmp_pat
 def test_a_killed_recorder_leaves_every_line_and_event(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from steppe.core.reports import TrainingReport; from steppe.records.metrics import Recorder\n"
+        "from steppe.core.contracts.reports import TrainingReport; from steppe.records.metrics import Recorder\n"
         "recorder = Recorder(Path(sys.argv[1]))\n"
         "for k in range(1, 21):\n"
         "    recorder.record(TrainingReport(run='r', version=k, updates=k, env_steps=k, train_s=1.0))\n"
@@ -160,7 +160,7 @@ def test_a_second_recorder_goes_on_after_half_a_line(tmp_path):
 def test_recording_imports_neither_torch_nor_tensorflow(tmp_path):
     script = (
         "import sys; from pathlib import Path; from steppe.records.metrics import Recorder\n"
-        "from steppe.core.reports import TrainingReport\n"
+        "from steppe.core.contracts.reports import TrainingReport\n"
         "recorder = Recorder(Path(sys.argv[1]))\n"
         "recorder.record(TrainingReport(run='r', version=1, updates=1, env_steps=1, train_s=1.0))\n"
         "recorder.close()\n"

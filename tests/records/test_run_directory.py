@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError, Conflict, DamagedFile, RunExists, RunNotFound, UsageError
-from steppe.records.directory import RunDirectory, list_runs
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError, Conflict, DamagedFile, RunExists, RunNotFound, UsageError
+from steppe.records.run_directory import RunDirectory, list_runs
 
 pytestmark = pytest.mark.integration
 
 HOLDER = """
 import sys
 from pathlib import Path
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 directory = RunDirectory(Path(sys.argv[1]))
 directory.acquire()
 print("held", flush=True)
@@ -29,9 +29,9 @@ sys.stdin.read()
 """
 CREATOR = """
 import sys
-from steppe.core.config import resolve
-from steppe.core.errors import SteppeError
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import SteppeError
+from steppe.records.run_directory import RunDirectory
 sys.stdin.readline()
 made = resolve(("flag", {"env": "CartPole-v1", "name": "same", "seed": int(sys.argv[1])}))
 try:

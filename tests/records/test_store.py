@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from steppe.core.errors import DamagedFile, RunNotFound
+from steppe.core.contracts.errors import DamagedFile, RunNotFound
 from steppe.records import store as module
 from steppe.records.store import HEARTBEAT_S, LOST, STATES, Store, process_start
 

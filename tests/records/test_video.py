@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from steppe.core import durable
-from steppe.records.recording import save_gif
+from steppe.core.io import atomic_files
+from steppe.records.video import save_gif
 
 pytestmark = pytest.mark.unit
 
@@ -55,7 +55,7 @@ def test_a_failed_write_leaves_the_old_recording(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "disk full")
 
-    monkeypatch.setattr(durable.os, "fsync", full)
+    monkeypatch.setattr(atomic_files.os, "fsync", full)
     with pytest.raises(OSError, match="disk full"):
         save_gif(tmp_path / "x.gif", frames(2))
     assert os.listdir(tmp_path) == ["x.gif"]

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import DamagedFile
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.records import view as module
-from steppe.records.backlog import Backlog
-from steppe.records.directory import RunDirectory
+from steppe.records.buffered_board import Backlog
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 
 pytestmark = pytest.mark.integration

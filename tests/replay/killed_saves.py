@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.core import chunks
+from steppe.core.io import row_chunks
 from steppe.replay import ReplayBufferPool
 
 CALLS = ("open", "write", "fsync", "close", "mkdir", "rename", "link", "unlink", "rmdir")
@@ -49,7 +49,7 @@ def save_and_die(pool: ReplayBufferPool, directory: Path, after: int) -> None:
 
 
 def main(directory: Path) -> int:
-    chunks.CHUNK_BYTES = 8 * 20
+    row_chunks.CHUNK_BYTES = 8 * 20
     pool = make()
     pool.add_experiences(block(range(50)), buffer_id=0)
     pool.add_experiences(block(range(100, 140)), buffer_id=1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core import codec
+from steppe.core.io import codec
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.shelf import Shelf
+from steppe.replay.remote.server import Shelf
 
 pytestmark = pytest.mark.unit
 

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.specs import FieldSpec
-from steppe.replay import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer, gathering
-from steppe.replay.ringing import weigh
-from steppe.replay.storage import Store
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.specs import FieldSpec
+from steppe.replay import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from steppe.replay.kernels.ring_index import weigh
+from steppe.replay.store import gather
+from steppe.replay.store.store import Store
 
 pytestmark = pytest.mark.unit
 
@@ -314,7 +315,7 @@ def test_batches_too_large_for_one_dtype(monkeypatch):
     """A dtype has at most 2 GiB: columns are then cut out of their memory one by one, with the same result."""
     found = []
     for most in (2**31 - 1, 100):
-        monkeypatch.setattr(gathering, "MOST_DESCRIBED", most)
+        monkeypatch.setattr(gather, "MOST_DESCRIBED", most)
         buffer = PrioritizedReplayBuffer(50, KEYS, seed=3)
         buffer.add_batch([experience(n) for n in range(50)])
         found.append(buffer.sample(40))

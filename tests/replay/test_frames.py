@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from steppe.core.agent import Learned
-from steppe.core.errors import UsageError
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.algorithm import Learned
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.replay import Draws, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferPool, ReplayMemory
-from steppe.replay.columns import bytes_per_row
-from steppe.replay.frames import FrameStore
-from steppe.replay.storage import Store
+from steppe.replay.store.columns import bytes_per_row
+from steppe.replay.store.frames import FrameStore
+from steppe.replay.store.store import Store
 from tests.support.replay_model import EPISODE, images
 
 pytestmark = pytest.mark.unit

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 from steppe.replay import ReplayBufferPool
-from steppe.replay.sumtree import SumTree
+from steppe.replay.kernels.sumtree import SumTree
 from tests.support.replay_model import Model, images
 
 pytestmark = pytest.mark.unit

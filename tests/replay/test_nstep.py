@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from steppe.core.errors import UsageError
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.replay.nstep import Windows, transition_fields
 from steppe.testing.memory import ScriptedActor
 

@@ -4,7 +4,8 @@ import numba
 import numpy as np
 import pytest
 
-from steppe.replay import kernels, plain
+from steppe.replay.kernels import copy as kernels
+from steppe.replay.kernels import plain
 
 pytestmark = pytest.mark.unit
 

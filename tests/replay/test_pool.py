@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core.errors import ConfigError, DamagedFile, UsageError
+from steppe.core.contracts.errors import ConfigError, DamagedFile, UsageError
 from steppe.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferPool
-from steppe.replay import files as replay_files
+from steppe.replay.store import files as replay_files
 
 pytestmark = pytest.mark.unit
 

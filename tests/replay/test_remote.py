@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core.agent import Learned
 from steppe.core.algorithms import DHCConfig, DQNConfig, R2D2Config
-from steppe.core.errors import ConfigError, DamagedFile, DiskFull, RoleDied, UsageError
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.core.weights import Layout, Weights
+from steppe.core.contracts.algorithm import Learned
+from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, RoleDied, UsageError
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.weights import Layout, Weights
 from steppe.records.checkpoints import Checkpoints
 from steppe.replay import ReplayBufferPool
-from steppe.replay.making import make_memory, make_shelf
+from steppe.replay.factory import make_memory, make_shelf
 from steppe.testing.memory import SPEC, ScriptedActor
-from steppe.transport.sockets import SocketDesk, SocketLine
+from steppe.transport.unix_socket import SocketDesk, SocketLine
 from tests.replay.test_team_sequences import SPEC as TEAM
 from tests.replay.test_team_sequences import Script
 
@@ -219,7 +219,7 @@ def test_what_goes_wrong_over_there_is_raised_here(tmp_path, monkeypatch):
 
     with shelves_of("prioritized") as (_, memory):
         learn(memory, actors_of("prioritized"), rounds=5)
-        monkeypatch.setattr("steppe.replay.shelf.write_save", full)
+        monkeypatch.setattr("steppe.replay.remote.server.write_save", full)
         with pytest.raises(DiskFull, match="replay-0: there is no room"):
             Checkpoints(tmp_path).save(EMPTY, {"memory": memory.live_state()}, {})
         monkeypatch.undo()

@@ -5,10 +5,10 @@ import mmap
 import numpy as np
 import pytest
 
-from steppe.core.agent import Learned
-from steppe.core.errors import UsageError
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.algorithm import Learned
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.replay import Rollout
 from steppe.testing.memory import SPEC, ScriptedActor
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steppe.core import chunks, codec, durable, rings
-from steppe.core.errors import DamagedFile, DiskFull, UsageError
+from steppe.core.contracts.errors import DamagedFile, DiskFull, UsageError
+from steppe.core.io import atomic_files, codec, rings, row_chunks
 from steppe.replay import Draws, ReplayBufferPool, ReplayMemory
 from steppe.testing.memory import SPEC, ScriptedActor
 
@@ -31,7 +31,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Four rows to a chunk, so that a few experiences are many files."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 17)
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 4 * 17)
 
 
 def experiences(*numbers):
@@ -209,10 +209,10 @@ def rewrite(directory, name, change):
 
 
 def seal(save):
-    names = [path.name for path in save.iterdir() if path.suffix != ".rows" and path.name != durable.MANIFEST]
+    names = [path.name for path in save.iterdir() if path.suffix != ".rows" and path.name != atomic_files.MANIFEST]
     files = {name: (save / name).read_bytes() for name in names}
     entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    (save / durable.MANIFEST).write_bytes(durable.encode_manifest(entries))
+    (save / atomic_files.MANIFEST).write_bytes(atomic_files.encode_manifest(entries))
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def stacks(first, count):
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_frames_are_saved_once_and_come_back(tmp_path, monkeypatch, on_disk):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 16 * 400)
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 16 * 400)
     disk = tmp_path / "disk" if on_disk else None
     pool = ReplayBufferPool(2, 64, frame_stack=4, seed=5, disk_path=disk)
     written = []
@@ -345,7 +345,7 @@ def test_ids_of_frames_that_are_not_there_are_refused(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
 def test_a_full_disk_is_one_sentence_and_keeps_the_save_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 1 << 16)
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)

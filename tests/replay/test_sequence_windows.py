@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core import codec
-from steppe.core.agent import Learned
-from steppe.core.errors import ConfigError, SteppeError, UsageError
+from steppe.core.contracts.algorithm import Learned
+from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.io import codec
 from steppe.core.sequences import ETA, mixed
-from steppe.core.specs import FieldSpec, SegmentSpec
 from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceDraws, SequenceMemory, Windowing
-from steppe.replay.sequences import estimate
+from steppe.replay.sequence_windows import estimate
 from steppe.testing.memory import ScriptedActor
 
 pytestmark = pytest.mark.unit

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from steppe.replay.powers import power
-from steppe.replay.sumtree import BLOCK, FAN, SumTree
+from steppe.replay.kernels.pow import power
+from steppe.replay.kernels.sumtree import BLOCK, FAN, SumTree
 
 pytestmark = pytest.mark.unit
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from steppe.core import codec
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.io import codec
 from steppe.replay import ReplayBufferPool, SequenceDraws, SequenceMemory, Windowing
-from steppe.replay.sequences import estimate, step_fields
+from steppe.replay.sequence_windows import estimate, step_fields
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steppe.replay import ReplayBufferPool
-from steppe.replay.sumtree import SumTree
+from steppe.replay.kernels.sumtree import SumTree
 from tests.support.replay_model import images
 
 pytestmark = pytest.mark.unit

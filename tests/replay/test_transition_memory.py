@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core.agent import Learned
 from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig
-from steppe.core.errors import ConfigError, NotFinite, UsageError
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.replay import Draws, ReplayBufferPool, ReplayMemory, Rollout, make_memory, making
+from steppe.core.contracts.algorithm import Learned
+from steppe.core.contracts.errors import ConfigError, NotFinite, UsageError
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.replay import Draws, ReplayBufferPool, ReplayMemory, Rollout, factory, make_memory
 from steppe.testing.memory import SPEC, ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -231,7 +231,7 @@ def test_what_the_machine_cannot_hold_is_refused(monkeypatch):
     ):
         make_memory(DQNConfig(buffer_size=10**9), spec, stream=np.random.default_rng(0), total_steps=None)
     row = 2 * 4 * 84 * 84 + 8 + 4 + 1 + 4
-    monkeypatch.setattr(making, "available_bytes", lambda: 2000 * row)
+    monkeypatch.setattr(factory, "available_bytes", lambda: 2000 * row)
     make_memory(DQNConfig(buffer_size=1799, n_step=1), spec, stream=np.random.default_rng(0), total_steps=None)
     with pytest.raises(ConfigError, match="at most about 1,800 transitions fit"):
         make_memory(DQNConfig(buffer_size=1801, n_step=1), spec, stream=np.random.default_rng(0), total_steps=None)
@@ -243,10 +243,10 @@ def test_a_container_limit_counts(monkeypatch):
         "/sys/fs/cgroup/memory.max": "5000000\n",
         "/sys/fs/cgroup/memory.current": "1000000\n",
     }
-    monkeypatch.setattr(making, "_text", lambda path: files[path])
-    assert making.available_bytes() == 4_000_000
+    monkeypatch.setattr(factory, "_text", lambda path: files[path])
+    assert factory.available_bytes() == 4_000_000
     files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert making.available_bytes() == 2_000_000 * 1024
+    assert factory.available_bytes() == 2_000_000 * 1024
 
 
 def test_rollouts_need_no_compiler():

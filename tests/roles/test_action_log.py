@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from steppe.core.errors import EnvironmentFault
-from steppe.core.experience import Segment
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.roles import trail
-from steppe.roles.trail import Trail
+from steppe.core.contracts.errors import EnvironmentFault
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.roles import action_log
+from steppe.roles.action_log import Trail
 
 pytestmark = pytest.mark.unit
 
@@ -71,7 +71,7 @@ def test_another_is_followed_from_its_seeds(kept, kind, resumable):
 
 
 def test_without_room_it_is_followed_from_where_it_can_be_resumed(kept, monkeypatch):
-    monkeypatch.setattr(trail, "MOST_BYTES", 2 * segment(0)["action"].nbytes)
+    monkeypatch.setattr(action_log, "MOST_BYTES", 2 * segment(0)["action"].nbytes)
     told = followed("replay", kept)
     for number in range(4):
         told.passed(segment(number), resumable=True)
@@ -82,7 +82,7 @@ def test_without_room_it_is_followed_from_where_it_can_be_resumed(kept, monkeypa
 
 
 def test_without_room_or_resuming_it_says_that_it_is_not_whole(kept, monkeypatch):
-    monkeypatch.setattr(trail, "MOST_BYTES", 2 * segment(0)["action"].nbytes)
+    monkeypatch.setattr(action_log, "MOST_BYTES", 2 * segment(0)["action"].nbytes)
     told = followed("episode-boundary", kept)
     for number in range(4):
         told.passed(segment(number), resumable=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.errors import CannotResume, EnvironmentFault, NotFinite
-from steppe.core.experience import SegmentHeader
-from steppe.core.links import ACTORS, EVENTS
-from steppe.core.reports import ActorReport
+from steppe.core.contracts.errors import CannotResume, EnvironmentFault, NotFinite
+from steppe.core.contracts.reports import ActorReport
+from steppe.core.contracts.segment import SegmentHeader
+from steppe.core.contracts.transport import ACTORS, EVENTS
 from steppe.roles.actor import REPORT_EVERY_S, Actor
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
-from steppe.roles.gates import Free, Lockstep
+from steppe.roles.scheduling import Free, Lockstep
 from tests.support.role_fakes import SPEC, ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
 pytestmark = pytest.mark.unit

@@ -8,13 +8,13 @@ import os
 import numpy as np
 import pytest
 
-from steppe.core import durable
-from steppe.core.config import resolve
-from steppe.core.errors import DiskFull
-from steppe.core.links import TRAINING
-from steppe.core.reports import TrainingReport
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import DiskFull
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import TRAINING
+from steppe.core.io import atomic_files
 from steppe.records.checkpoints import Checkpoints, load_weights
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.archive import RunArchive
 from steppe.roles.evaluation import Evaluation
 from tests.support.role_fakes import weights_of
@@ -103,7 +103,7 @@ def test_other_errors_are_errors(directory, monkeypatch):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", broken)
+        patch.setattr(atomic_files.os, "fsync", broken)
         with pytest.raises(OSError, match="Input/output"):
             archive.keep_result(weights_of(2))
     archive.close()

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
-from steppe.agents.dqn import DQN
-from steppe.core.agent import Learned, Progress, trainable
+from steppe.algorithms.dqn.dqn import DQN
 from steppe.core.algorithms import DQNConfig
-from steppe.core.cluster import ClusterConfig, read_cluster
-from steppe.core.errors import ConfigError, RunFailed
-from steppe.core.experience import Batch
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.config.cluster import ClusterConfig, read_cluster
+from steppe.core.contracts.algorithm import Learned, Progress, trainable
+from steppe.core.contracts.errors import ConfigError, RunFailed
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
-from steppe.params.wire import TOKEN_VARIABLE
-from steppe.roles.cluster import Node, connect
+from steppe.params.rpc.protocol import TOKEN_VARIABLE
+from steppe.roles.cluster.node import Node, connect
 from steppe.testing.agent import invented_draw, invented_segment
 
 pytestmark = pytest.mark.integration

@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.core.config import EnvConfig
-from steppe.core.seeding import sequence
+from steppe.core.config.run import EnvConfig
+from steppe.core.system.seeding import sequence
 from steppe.envs import make_world
 from steppe.roles.evaluation import Evaluation, Judge
 from tests.support.role_fakes import ScriptedPolicy, ScriptedWorld, weights_of

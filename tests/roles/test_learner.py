@@ -8,14 +8,14 @@ import threading
 import numpy as np
 import pytest
 
-from steppe.core import codec
-from steppe.core.errors import DiskFull, NotFinite, RunFailed
-from steppe.core.links import EVENTS, TRAINING
-from steppe.core.reports import EventReport, TrainingReport
+from steppe.core.contracts.errors import DiskFull, NotFinite, RunFailed
+from steppe.core.contracts.reports import EventReport, TrainingReport
+from steppe.core.contracts.transport import EVENTS, TRAINING
+from steppe.core.io import codec
 from steppe.roles.actor import Actor
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
-from steppe.roles.gates import Free, Lockstep, Rounds, Window
 from steppe.roles.learner import REPORT_EVERY_S, Learner, Limits
+from steppe.roles.scheduling import Free, Lockstep, Rounds, Window
 from tests.support.role_fakes import (
     SPEC,
     ScriptedAgent,

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from steppe.core.config import EvalConfig
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.config.run import EvalConfig
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.roles import manager as manager_module
 from steppe.roles.context import FINISH, POLICY, RUN, STOP
 from steppe.roles.evaluation import Evaluation

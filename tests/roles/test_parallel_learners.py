@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
-from steppe.core.errors import UsageError
-from steppe.params.clustering import server_for
+from steppe.core.contracts.errors import UsageError
+from steppe.params.from_cluster import server_for
 from steppe.params.rounds import Rounds
-from steppe.params.wire import TOKEN_VARIABLE
-from steppe.roles.cluster import Node, connect
-from steppe.runtimes import mpi
+from steppe.params.rpc.protocol import TOKEN_VARIABLE
+from steppe.roles.cluster.node import Node, connect
+from steppe.runtimes.mpi import launch as mpi
 from tests.support import parallel_learners as kit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

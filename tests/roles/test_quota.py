@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steppe.core.experience import Segment
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.roles.quota import hide_after
 
 pytestmark = pytest.mark.unit

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.errors import RunFailed
-from steppe.core.experience import SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.core.weights import Weights
+from steppe.core.contracts.errors import RunFailed
+from steppe.core.contracts.segment import SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.weights import Weights
 from steppe.records.arrivals import Arrival
-from steppe.roles.scripting import Follower, Script, Scripted, Shelf
+from steppe.roles.recorded_schedule import Follower, Script, Scripted, Shelf
 from steppe.transport.local import LocalChannel, LocalWeights
 
 pytestmark = pytest.mark.unit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core import codec
-from steppe.roles.gates import Free, Ledger, Lockstep, Rounds, Window
+from steppe.core.io import codec
+from steppe.roles.scheduling import Free, Ledger, Lockstep, Rounds, Window
 from steppe.transport.local import LocalChannel
 from tests.support.role_fakes import SPEC, FakeClock, segment_of
 

@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.agents import make_agent
-from steppe.agents.tabular.agent import ClassicAgent
+from steppe.algorithms import make_agent
+from steppe.algorithms.tabular.agent import ClassicAgent
 from steppe.classic import OptimalQLearning, tictactoe
-from steppe.core.config import EnvConfig, resolve
-from steppe.core.factory import reference
-from steppe.core.links import ACTORS, EVENTS, TRAINING
-from steppe.core.timing import RunClock
+from steppe.core.config.references import reference
+from steppe.core.config.run import EnvConfig, resolve
+from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
+from steppe.core.system.timing import RunClock
 from steppe.envs import make_world, probe
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP, Context
-from steppe.roles.crews import EpisodeCrew, GameCrew, WorldCrew, game_of
-from steppe.roles.keeper import Keeper
 from steppe.roles.learner import Limits
-from steppe.roles.worker import Worker
+from steppe.roles.tabular.learner import Keeper
+from steppe.roles.tabular.rollouts import EpisodeCrew, GameCrew, WorldCrew, game_of
+from steppe.roles.tabular.worker import Worker
 from steppe.transport.local import LocalBoard, LocalWeights
-from steppe.transport.tables import LocalTable
+from steppe.transport.tables.shared import LocalTable
 from tests.support.tabular_envs import Corridor, Maze
 
 pytestmark = pytest.mark.unit

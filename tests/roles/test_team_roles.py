@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.config import EnvConfig
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.links import ACTORS
-from steppe.core.reports import ActorReport
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
-from steppe.core.world import comm_mask_of
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.env import comm_mask_of
+from steppe.core.contracts.reports import ActorReport
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.contracts.transport import ACTORS
 from steppe.envs import make_world
 from steppe.roles.actor import Actor
 from steppe.roles.context import POLICY
 from steppe.roles.evaluation import Judge, means_of
-from steppe.roles.gates import Free, Rounds
 from steppe.roles.learner import Learner, Limits
+from steppe.roles.scheduling import Free, Rounds
 from tests.support.role_fakes import ScriptedAgent, ScriptedMemory, ScriptedPolicy, make_context, weights_of
 
 pytestmark = pytest.mark.unit

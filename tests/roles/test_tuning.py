@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.links import COMMANDS
-from steppe.core.tuning import live_fields
-from steppe.records.directory import RunDirectory
-from steppe.roles.pushing import GradientWorker
+from steppe.core.config.tunables import live_fields
+from steppe.core.contracts.transport import COMMANDS
+from steppe.records.run_directory import RunDirectory
+from steppe.roles.gradients.worker import GradientWorker
 from tests.support.tuning import CHANGES, Life, command_of, copy_of, settings
 
 pytestmark = pytest.mark.integration

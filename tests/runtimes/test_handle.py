@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.errors import EnvironmentFault, NotFinite, UsageError
-from steppe.runtimes.turns import Fault, Turns, borrowed_torch
+from steppe.core.contracts.errors import EnvironmentFault, NotFinite, UsageError
+from steppe.runtimes.handle import Fault, Turns, borrowed_torch
 
 pytestmark = pytest.mark.unit
 
@@ -62,7 +62,7 @@ def test_who_raises_is_out_and_the_others_go_on():
     turns.once()
     (fault,) = turns.faults
     assert (fault.role, fault.reason, fault.message) == ("a", "error", "ValueError: broken")
-    assert "test_turns.py" in fault.details["traceback"]
+    assert "test_handle.py" in fault.details["traceback"]
     assert (one.done, one.steps, one.closed) == (True, 1, 0)
     assert other.steps == 2
 

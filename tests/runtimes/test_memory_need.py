@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError
-from steppe.loops.main import train
-from steppe.replay import making
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError
+from steppe.replay import factory
 from steppe.runtimes.memory_need import least_spec, require_memory
+from steppe.training.train import train
 
 pytestmark = pytest.mark.unit
 GIB = 2**30
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch):
-    monkeypatch.setattr(making, "available_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(factory, "available_bytes", lambda: 8 * GIB)
 
 
 def required(algo="ppo", **more):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core import factory
-from steppe.core.config import resolve
-from steppe.core.errors import FactoryError, WorldError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.config import references
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import FactoryError, WorldError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.runtimes.plan import make_plan
 
 pytestmark = pytest.mark.unit
@@ -112,7 +112,7 @@ def test_an_action_space_the_algorithm_cannot_do():
     ],
 )
 def test_what_other_processes_cannot_find_is_refused(layer, words):
-    text = factory.reference(lambda: None)
+    text = references.reference(lambda: None)
     key, value = next(iter(layer.items()))
     given = {key: (text,) if isinstance(value, tuple) else text}
     with pytest.raises(FactoryError, match=words):

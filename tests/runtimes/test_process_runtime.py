@@ -14,15 +14,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.agents import make_agent
-from steppe.core.config import resolve
+from steppe.algorithms import make_agent
+from steppe.core.config.run import resolve
 from steppe.envs import probe
-from steppe.envs.builtin import CountingEnv
-from steppe.loops.main import run_experiment
-from steppe.records.directory import RunDirectory
+from steppe.envs.toy.builtin import CountingEnv
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import POLICY
-from steppe.runtimes import inline, processes
+from steppe.runtimes import inline
 from steppe.runtimes.plan import make_plan
+from steppe.runtimes.processes import supervisor as processes
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 
@@ -103,9 +104,9 @@ def test_directory_and_variables_are_those_of_now(tmp_path, monkeypatch):
 
 SCRIPT = """
 import gymnasium as gym
-from steppe.core.config import resolve
-from steppe.envs.builtin import CountingEnv
-from steppe.loops.main import train
+from steppe.core.config.run import resolve
+from steppe.envs.toy.builtin import CountingEnv
+from steppe.training.train import train
 print("before")
 
 class Mine(CountingEnv):
@@ -136,7 +137,7 @@ def test_a_script_with_a_lambda_gets_one_sentence(tmp_path):
 
 REGISTERING = """
 import gymnasium as gym
-gym.register("Registered-v0", entry_point="steppe.envs.builtin:CountingEnv", max_episode_steps=20)
+gym.register("Registered-v0", entry_point="steppe.envs.toy.builtin:CountingEnv", max_episode_steps=20)
 """
 
 

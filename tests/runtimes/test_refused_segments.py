@@ -1,6 +1,6 @@
 """A whole run in which one actor sends actions out of range: its segments are refused and counted, and the run ends well.
 
-Ray and MPI do the same in their own suites (ray_world_suite.py, mpi_world_suite.py).
+Ray and MPI do the same in their own suites (tests/runtimes/ray/world_suite.py, tests/runtimes/mpi/world_suite.py).
 """
 
 from __future__ import annotations

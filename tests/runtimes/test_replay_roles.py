@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError
 from steppe.records.checkpoints import Checkpoints
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 from tests.support.chaos_envs import PACE
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError
-from steppe.core.links import ACTORS, EVENTS
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.transport import ACTORS, EVENTS
 from steppe.envs import probe
-from steppe.records.directory import RunDirectory
-from steppe.runtimes import processes
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.handle import Scaler
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.turns import Scaler
+from steppe.runtimes.processes import supervisor as processes
 from steppe.transport.shm import Control
 
 SMALL = {

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from steppe import EnvSpec, FieldSpec
-from steppe.core.errors import SteppeError
-from steppe.core.specs import ActionSpec, SegmentSpec
+from steppe.core.contracts.errors import SteppeError
+from steppe.core.contracts.specs import ActionSpec, SegmentSpec
 
 Call = Callable[[], object]
 Entry = Callable[[st.DataObject], Iterator[Call]]
@@ -276,9 +276,9 @@ def params() -> Entry:
 
 
 def codec() -> Entry:
-    from steppe.core import codec as under_test
-    from steppe.core.experience import Segment, SegmentHeader
-    from steppe.core.weights import Weights
+    from steppe.core.contracts.segment import Segment, SegmentHeader
+    from steppe.core.contracts.weights import Weights
+    from steppe.core.io import codec as under_test
 
     spec = SegmentSpec(2, 2, *SPEC.fields)
     segment = Segment.blank(spec)
@@ -307,13 +307,13 @@ def codec() -> Entry:
 def segments() -> Entry:
     """Raw bytes in the memory of shared memory, MPI and Ray, and messages of Kafka, as far as the learner's memory."""
     from steppe import DistributedAgent
-    from steppe.core.agent import Learned, Progress
     from steppe.core.array_checks import require_segment
-    from steppe.core.codec import decode_segment, encode_segment
-    from steppe.core.experience import SegmentHeader
-    from steppe.core.rooms import make_room
-    from steppe.replay.making import make_memory
-    from steppe.transport.framing import SegmentFrame
+    from steppe.core.contracts.algorithm import Learned, Progress
+    from steppe.core.contracts.segment import SegmentHeader
+    from steppe.core.io.codec import decode_segment, encode_segment
+    from steppe.core.system.shared_dir import make_room
+    from steppe.replay.factory import make_memory
+    from steppe.transport.frames import SegmentFrame
     from steppe.transport.shm import ShmChannel
 
     learned, small = {}, {"buffer_size": 64, "learning_starts": 0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steppe.agents.ppo import PPO
+from steppe.algorithms.ppo.ppo import PPO
 from steppe.core.algorithms import PPOConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from steppe.params.wire import Tls
+from steppe.params.rpc.protocol import Tls
 
 NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:10.99.0.1"
 

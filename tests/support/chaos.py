@@ -12,12 +12,12 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from steppe.core.config import resolve
-from steppe.core.errors import SteppeError
-from steppe.core.links import EVENTS
-from steppe.loops.main import run_experiment
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import SteppeError
+from steppe.core.contracts.transport import EVENTS
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.train import run_experiment
 from tests.support.chaos_envs import PACE
 
 HERE = Path(__file__).parent

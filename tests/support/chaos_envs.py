@@ -10,7 +10,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from steppe.envs.builtin import CountingEnv
+from steppe.envs.toy.builtin import CountingEnv
 
 PACE = "CHAOS_DELAY_S"  # an environment variable, so that a run and its undisturbed twin have one configuration
 

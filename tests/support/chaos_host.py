@@ -11,9 +11,9 @@ import os
 import sys
 import traceback
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 
 
 def obey(order):

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from steppe.core.config import resolve
-from steppe.envs.builtin import CountingEnv, IdentityEnv
-from steppe.loops.main import run_experiment
+from steppe.core.config.run import resolve
+from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
+from steppe.training.train import run_experiment
 
 
 class StuckEnv(IdentityEnv):

@@ -11,9 +11,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from steppe.core.errors import SteppeError
-from steppe.core.links import TRAINING
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import SteppeError
+from steppe.core.contracts.transport import TRAINING
+from steppe.records.run_directory import RunDirectory
 
 PATIENCE_S = 240.0  # only bounds how long a failure takes
 

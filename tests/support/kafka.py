@@ -8,13 +8,13 @@ import time
 import uuid
 from pathlib import Path
 
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import Unreachable
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.runtimes.kafka_charter import wire_name
-from steppe.transport.kafka import DEAD_LETTERS, Connection, ends, ensure_topics, reading, span
-from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_broker import Broker, cache_directory, fetch_jars
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import Unreachable
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.runtimes.kafka.manifest import wire_name
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import DEAD_LETTERS, Connection, ends, ensure_topics, reading, span
+from steppe.transport.kafka.dev_broker import Broker, cache_directory, fetch_jars
 
 PATIENCE_S = 240.0  # only bounds how long a failure takes
 

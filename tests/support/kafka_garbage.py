@@ -13,10 +13,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TOPICS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
-from steppe.transport.kafka import EXPERIENCES, PROGRESS, UPDATES, WORD, Connection, ends, headers_of, reading, span
-from steppe.transport.kafka_links import Read
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TOPICS, TRAINING
+from steppe.transport.kafka.channel import Read
+from steppe.transport.kafka.client import (
+    EXPERIENCES,
+    PROGRESS,
+    UPDATES,
+    WORD,
+    Connection,
+    ends,
+    headers_of,
+    reading,
+    span,
+)
 
 EVERY = (EXPERIENCES, PROGRESS, UPDATES, *TOPICS)
 HOSTILE = ("epoch", "sequence", "version", "life", "schema", "actor", "kind", "run", "policy", "state")

@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from steppe.core.links import COMMANDS, EVENTS, TRAINING
-from steppe.runtimes.kafka_charter import find_charter
-from steppe.transport.kafka import Connection
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.core.contracts.transport import COMMANDS, EVENTS, TRAINING
+from steppe.runtimes.kafka.manifest import find_charter
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection
 from tests.support.commands import opened
 from tests.support.kafka import settings
 

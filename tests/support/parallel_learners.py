@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from steppe.agents import make_agent
-from steppe.core.agent import Progress, trainable
+from steppe.algorithms import make_agent
 from steppe.core.algorithms import A2CConfig, AgentConfig, DHCConfig, DQNConfig, PPOConfig, R2D2Config
-from steppe.core.cluster import ClusterConfig, read_cluster
-from steppe.core.experience import Batch
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.params.clustering import Step
-from steppe.roles.cluster import Node, bring_up, connect
+from steppe.core.config.cluster import ClusterConfig, read_cluster
+from steppe.core.contracts.algorithm import Progress, trainable
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.params.from_cluster import Step
+from steppe.roles.cluster.node import Node, bring_up, connect
 from steppe.testing.agent import invented_draw, invented_segment, invented_windows
 
 STEPS, AGENTS = 4, 3
@@ -229,7 +229,7 @@ def in_ray(directory: str) -> None:
     the cluster's address, for other programs."""
     import ray
 
-    from steppe.runtimes.ray_cluster import SYSTEM
+    from steppe.runtimes.ray.placement import SYSTEM
 
     about = ray.init(
         address="local", num_cpus=2, object_store_memory=80 << 20, include_dashboard=False,

@@ -9,11 +9,11 @@ from typing import Any
 from typer.testing import CliRunner
 
 from steppe.cli.main import app
-from steppe.core.config import resolve
-from steppe.core.links import EVENTS
-from steppe.loops.main import run_experiment
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import resolve
+from steppe.core.contracts.transport import EVENTS
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
+from steppe.training.train import run_experiment
 
 RUN = {
     "env": "steppe/Identity-v0", "algo": "tests.support.bad_policies:OutOfRange", "mode": "sync", "actors": 2, "envs": 2,

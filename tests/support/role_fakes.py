@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.core.agent import Learned
-from steppe.core.errors import EnvironmentFault
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
-from steppe.core.weights import Weights
+from steppe.core.contracts.algorithm import Learned
+from steppe.core.contracts.errors import EnvironmentFault
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.contracts.weights import Weights
 from steppe.roles.context import RUN, Context
 from steppe.transport.local import LocalBoard, LocalChannel, LocalWeights
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
-from steppe.control import hosting
-from steppe.records.directory import RunDirectory
+from steppe.control import process_host
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import ENDED
 
 PATIENCE_S = 180.0  # only bounds how long a failure takes
@@ -115,7 +115,7 @@ def bring_down(service: Served) -> None:
         service.stop()
     for record in (service.root / "runs").glob("*/run.json"):
         directory = RunDirectory(record.parent)
-        hosting.kill(directory.store.status())
+        process_host.kill(directory.store.status())
         until(lambda store=directory.store: store.status().state in (*ENDED, "PENDING"), "the run is gone")
     clean_up(service.root / "runs")
 
@@ -125,7 +125,7 @@ def clean_up(runs: Path) -> None:
     names = [path.parent.name[:40] for path in runs.glob("*/run.json")]
 
     def gone() -> bool:
-        hosting.clean_up()
+        process_host.clean_up()
         return not [room for name in names for room in Path("/dev/shm").glob(f"steppe-{name}-*")]
 
     until(gone, "no room is left")

@@ -10,17 +10,17 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 
-from steppe.core.agent import trainable
-from steppe.core.config import resolve
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.tuning import live_fields
-from steppe.envs.making import probe
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import tuned
+from steppe.core.config.run import resolve
+from steppe.core.config.tunables import live_fields
+from steppe.core.contracts.algorithm import trainable
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.envs.factory import probe
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.runtimes import inline
 from steppe.runtimes.plan import make_plan
+from steppe.training.resume import tuned
+from steppe.training.train import run_experiment
 
 SMALL = {
     "env": "CartPole-v1", "environment.vector": "loop", "actors": 1, "envs": 2, "seed": 5, "mode": "sync",

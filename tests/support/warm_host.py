@@ -139,13 +139,13 @@ def main() -> None:
     import gymnasium
 
     import steppe.cli.main
-    import steppe.loops.main
+    import steppe.training.train
 
     assert gymnasium
     if "torch" in sys.argv[1:]:
         import torch
 
-        import steppe.agents.ppo  # noqa: F401
+        import steppe.algorithms.ppo.ppo  # noqa: F401
 
         torch.set_num_threads(1)
     for line in sys.stdin:

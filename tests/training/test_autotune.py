@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError
-from steppe.loops import calibrating
-from steppe.loops.calibrating import Pace, calibrated, choose_actors, choose_envs
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError
+from steppe.training import autotune
+from steppe.training.autotune import Pace, calibrated, choose_actors, choose_envs
 
 pytestmark = pytest.mark.integration
 US = 1e-6
@@ -50,13 +50,13 @@ class TestActors:
         assert choose_actors(Pace(8, 1000 * US, 4 * US, 1.0), cores=2) == 2
 
     def test_actors_that_wait_need_no_cores(self):
-        assert choose_actors(Pace(1, 10_000 * US, 10 * US, 0.02), cores=2) == calibrating.MOST_ACTORS
+        assert choose_actors(Pace(1, 10_000 * US, 10 * US, 0.02), cores=2) == autotune.MOST_ACTORS
         assert choose_actors(Pace(1, 10_000 * US, 1000 * US, 0.02), cores=2) == 9
 
 
 def test_an_environment_that_sleeps_gets_many_actors():
     chosen = calibrated(resolve(("call", {"env": "steppe/Sleep-v0", "actors": "auto", "envs": "auto"})))
-    assert chosen.config.actors == calibrating.MOST_ACTORS  # sleeping takes 10 ms, learning from a step some µs
+    assert chosen.config.actors == autotune.MOST_ACTORS  # sleeping takes 10 ms, learning from a step some µs
     assert chosen.sources["actors"] == chosen.sources["envs"] == "calibration"
     assert chosen.auto == ()
 
@@ -78,10 +78,10 @@ def test_a_single_run_has_one_actor():
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_a_vector_world_gets_many_environments_and_one_actor_on_two_cores(monkeypatch, algo):
-    monkeypatch.setattr(calibrating, "usable_cores", lambda: 2)
+    monkeypatch.setattr(autotune, "usable_cores", lambda: 2)
     chosen = calibrated(resolve(("call", {"env": "CartPole-v1", "algo": algo, "actors": "auto", "envs": "auto"})))
     assert chosen.config.actors == 1
-    assert chosen.config.envs in calibrating.VECTOR
+    assert chosen.config.envs in autotune.VECTOR
 
 
 class TenStepsAreTried:
@@ -99,7 +99,7 @@ class TenStepsAreTried:
 @pytest.mark.regression
 def test_trying_may_end_between_two_episodes(monkeypatch):
     """All environments see a cue, wait and answer: nine steps, and the tenth resets all of them."""
-    monkeypatch.setattr(calibrating, "time", TenStepsAreTried())
+    monkeypatch.setattr(autotune, "time", TenStepsAreTried())
     settings = {"algo": "r2d2", "envs": 256, "actors": "auto", "mode": "async", "environment.kwargs": {"delay": 7}}
     chosen = calibrated(resolve(("call", {"env": "steppe/Recall-v0", **settings})))
     assert chosen.config.actors >= 1
@@ -122,7 +122,7 @@ def test_from_the_command_line_the_numbers_become_the_runs_own(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["actors"], summary["envs"]) == (calibrating.MOST_ACTORS, 1)
+    assert (summary["actors"], summary["envs"]) == (autotune.MOST_ACTORS, 1)
     written = json.loads((tmp_path / "runs" / "mine" / "run.json").read_text())
-    assert written["config"]["actors"] == calibrating.MOST_ACTORS
+    assert written["config"]["actors"] == autotune.MOST_ACTORS
     assert written["sources"]["actors"] == "calibration"

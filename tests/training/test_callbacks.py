@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import steppe
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.integration
 

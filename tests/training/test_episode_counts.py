@@ -21,7 +21,7 @@ from steppe import (
     ReplayBufferPool,
 )
 from steppe.params.rounds import Rounds
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 from tests.support.cases import rest_slow
 from tests.support.kafka_runs import on
@@ -150,7 +150,7 @@ def test_workers_that_share_a_table_play_as_many_too(env: str, algo: str, runtim
 
 @pytest.mark.slow
 def test_workers_that_share_a_table_by_messages_play_as_many_too() -> None:
-    """On MPI; those on Ray do so in tests/runtimes/ray_world_suite.py, on a cluster that is there already."""
+    """On MPI; those on Ray do so in tests/runtimes/ray/world_suite.py, on a cluster that is there already."""
     settings = {"algo": "q-learning", "mode": "workers", "actors": 3, "envs": 4, "episodes": 60, "runtime": "mpi"}
     result = steppe.train("FrozenLake-v1", **settings, **SHORT)
     assert result.summary["reason"] == "episodes_done"

@@ -3,11 +3,11 @@
 import pytest
 
 import steppe
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
-from steppe.replay import making
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError
+from steppe.replay import factory
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
@@ -77,7 +77,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(algo, tmp_path):
 
 
 def test_a_replay_of_images_that_cannot_fit_is_refused_with_its_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "available_bytes", lambda: 2**29)
+    monkeypatch.setattr(factory, "available_bytes", lambda: 2**29)
     words = (
         r"100,000 transitions \(buffer_size\) needs 0\.8 GiB .* but 0\.5 GiB .* at most about \d+,\d+ transitions fit"
     )

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError, RunNotFound
-from steppe.loops.main import MainLoop, run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError, RunNotFound
 from steppe.records.checkpoints import Checkpoints, load_weights
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.resume import resume
+from steppe.training.train import MainLoop, run_experiment
 
 pytestmark = pytest.mark.integration
 

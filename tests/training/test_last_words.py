@@ -9,10 +9,10 @@ import pytest
 
 import steppe
 from steppe.control.curves import Curves
-from steppe.core.config import RunConfig
-from steppe.loops.supervise import Interrupts, Supervisor
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import RunConfig
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import RUN
+from steppe.training.supervisor import Interrupts, Supervisor
 
 SHORT = {"steps": 64, "envs": 2, "segment_steps": 16, "evaluation.episodes": 1, "actors": 2}
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import steppe
-from steppe.core.errors import ConfigError, RunNotFound, UsageError
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import ConfigError, RunNotFound, UsageError
+from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.integration
 

@@ -5,8 +5,8 @@ import pettingzoo
 import pytest
 
 import steppe
-from steppe.core.errors import UsageError
-from steppe.envs.teamwork import TeamworkEnv
+from steppe.core.contracts.errors import UsageError
+from steppe.envs.toy.teamwork import TeamworkEnv
 
 pytestmark = pytest.mark.integration
 

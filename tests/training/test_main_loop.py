@@ -12,8 +12,8 @@ import pytest
 
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment, MainLoop, ReplayBufferPool
-from steppe.core.errors import ConfigError, EnvironmentFault, FactoryError, RunNotFound, UsageError
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import ConfigError, EnvironmentFault, FactoryError, RunNotFound, UsageError
+from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.integration
 

@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 import steppe
-from steppe.core import chunks
-from steppe.core.errors import ConfigError
-from steppe.loops.resuming import resume
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.io import row_chunks
 from steppe.records.checkpoints import Checkpoints
 from steppe.replay import ReplayBufferPool
+from steppe.training.resume import resume
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +32,7 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_cut_off_and_resumed(tmp_path, monkeypatch, expected, storage):
     """With chunks so small that checkpoints have many of them in common; after the ring came round."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2048)
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 2048)
     path = tmp_path / "run"
     often = {"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000}
     whole = steppe.train("CartPole-v1", **SHORT, **DQN, **often, run_dir=path, buffer_storage=storage)

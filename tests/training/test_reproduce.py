@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core import codec
-from steppe.core.config import resolve
-from steppe.core.errors import DamagedFile, EnvironmentFault, RunNotFound
-from steppe.loops.environment import DistributedEnvironment
-from steppe.loops.main import run_experiment
-from steppe.loops.reproducing import reproduce
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import DamagedFile, EnvironmentFault, RunNotFound
+from steppe.core.io import codec
+from steppe.training.composition.environment import DistributedEnvironment
+from steppe.training.reproduce import reproduce
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 
@@ -116,7 +116,7 @@ def test_a_run_elsewhere_is_named_by_its_path(tmp_path):
 
 def test_workers_of_an_environment_keep_nothing():
     """Their directory goes with them, so nobody is sent there."""
-    from steppe.loops.agent import DistributedAgent
+    from steppe.training.composition.agent import DistributedAgent
 
     environment = DistributedEnvironment("tests.support.broken_envs:Unlucky", 1, runtime="inline", seed=3)
     agent = DistributedAgent("ppo", config={"hidden": (8,)}).bind(environment)
@@ -143,7 +143,7 @@ def test_a_run_without_faults_and_a_damaged_record(tmp_path):
 
 def test_actions_are_kept_from_the_seeds_on_where_nothing_can_be_read(monkeypatch):
     """Without room for all of them, the record says that it is not whole."""
-    from steppe.roles import trail
+    from steppe.roles import action_log
 
     result = broken_run("tests.support.broken_envs:Opaque", name="all", seed=3)
     circumstances = kept(result)
@@ -151,7 +151,7 @@ def test_actions_are_kept_from_the_seeds_on_where_nothing_can_be_read(monkeypatc
     assert rounds > 1
     assert rounds * length < len(circumstances["actions"]) <= (rounds + 1) * length, "a part of the segment under way"
     assert circumstances["whole"]
-    monkeypatch.setattr(trail, "MOST_BYTES", 0)
+    monkeypatch.setattr(action_log, "MOST_BYTES", 0)
     short = kept(broken_run("tests.support.broken_envs:tests/Closed-v0", name="short", seed=3, envs=8))
     assert not short["whole"]
     assert len(short["actions"]) <= SMALL["segment_steps"]

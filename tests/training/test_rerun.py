@@ -9,15 +9,15 @@ import signal
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError, Conflict, DamagedFile, UsageError
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
-from steppe.loops.main import run_experiment
-from steppe.loops.rerunning import rerun
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError, Conflict, DamagedFile, UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.arrivals import read_arrivals
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.rerun import rerun
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 from tests.support.tuning import command_of
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import steppe
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration

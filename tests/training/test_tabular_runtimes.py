@@ -26,7 +26,7 @@ from steppe.classic import (
     exact_return,
     tictactoe,
 )
-from steppe.core.errors import ConfigError, FactoryError, MissingExtra, NotFinite, RunFailed, UsageError
+from steppe.core.contracts.errors import ConfigError, FactoryError, MissingExtra, NotFinite, RunFailed, UsageError
 from tests.support.tabular_envs import Astray, Corridor, Doubles, Fatal, Maze, NotANumber, maze
 
 pytestmark = pytest.mark.integration
@@ -154,8 +154,8 @@ def test_any_number_of_runs_at_once():
 
 def test_one_process_learns_what_one_core_would():
     """The same words and the same episodes: what the run hands its worker is the stream named for it."""
-    from steppe.agents.tabular.chance import Words
-    from steppe.core import seeding
+    from steppe.algorithms.tabular.rng import Words
+    from steppe.core.system import seeding
 
     names = ("worker", 0, 0, 0)
     runtime = ParallelQLearning(num_processes=1, epsilon=0.4, learning_rate=0.3, seed=9)
@@ -216,7 +216,7 @@ def test_bad_rewards_states_and_environments():
 
 
 def test_a_table_that_no_memory_holds_is_named_before_it_is_made(monkeypatch):
-    monkeypatch.setattr("steppe.agents.tabular.memory.free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr("steppe.algorithms.tabular.memory_limits.free_memory_bytes", lambda: 1000)
     with pytest.raises(ConfigError, match=r"a table of 19683 states × 9 actions would take 692.0 KiB"):
         ParallelQLearning(num_processes=1).train("steppe/TicTacToe-v0", 100)
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from steppe.core.config import KafkaConfig
-from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import DEAD_LETTERS, Connection, topic_settings
+from steppe.core.config.run import KafkaConfig
+from steppe.transport.kafka.client import DEAD_LETTERS, Connection, topic_settings
+from steppe.transport.kafka.dead_letters import DeadLetters
 
 pytestmark = pytest.mark.unit
 

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from steppe.core import rooms
-from steppe.core.errors import UsageError
-from steppe.core.rooms import Bell, make_room, remove_room, sweep
+from steppe.core.contracts.errors import UsageError
+from steppe.core.system import shared_dir
+from steppe.core.system.shared_dir import Bell, make_room, remove_room, sweep
 from steppe.testing.channel import SPEC, fill, header, require_equal, send
 from steppe.testing.weights import some_weights
 from steppe.transport import shm
@@ -29,7 +29,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from steppe.testing.channel import SPEC, send
-from steppe.core.rooms import Bell
+from steppe.core.system.shared_dir import Bell
 from steppe.transport.shm import ShmChannel
 room, actor, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
 channel, bell = ShmChannel(room, SPEC, "shm-test", 2, 2), Bell(room / f"bell-actor-{actor}")
@@ -65,12 +65,12 @@ ShmWeights(Path(sys.argv[1])).publish("policy", some_weights(int(sys.argv[2])))
 """
 ROOM_KEEPER = """
 import sys
-from steppe.core.rooms import make_room
+from steppe.core.system.shared_dir import make_room
 print(make_room("keeper", 1), flush=True)
 sys.stdin.read()
 """
 ROOM_MAKER = """
-from steppe.core.rooms import make_room, remove_room
+from steppe.core.system.shared_dir import make_room, remove_room
 for _ in range(150):
     room = make_room("maker", 1)
     assert (room / "owner").exists(), "a living room was swept"
@@ -241,7 +241,7 @@ class TestRooms:
             assert maker.returncode == 0, errors.decode()
 
     def test_without_place_in_shared_memory_it_is_elsewhere(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(rooms.tempfile, "gettempdir", lambda: str(tmp_path))
+        monkeypatch.setattr(shared_dir.tempfile, "gettempdir", lambda: str(tmp_path))
         free = {Path("/dev/shm"): 10, tmp_path: 1000}
         monkeypatch.setattr(shutil, "disk_usage", lambda base: SimpleNamespace(free=free[Path(base)]))
         room = make_room(RUN, 100)

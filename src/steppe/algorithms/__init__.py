@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 from steppe.core.algorithms import AgentConfig, implementation
 
 if TYPE_CHECKING:
-    from steppe.agents.a2c import A2C
-    from steppe.agents.device import resolve_device
-    from steppe.agents.dhc import DHC
-    from steppe.agents.dqn import DQN
-    from steppe.agents.ppo import PPO
-    from steppe.agents.r2d2 import R2D2
-    from steppe.core.agent import Agent
-    from steppe.core.specs import EnvSpec
+    from steppe.algorithms.a2c.a2c import A2C
+    from steppe.algorithms.dhc.dhc import DHC
+    from steppe.algorithms.dqn.dqn import DQN
+    from steppe.algorithms.nn.device import resolve_device
+    from steppe.algorithms.ppo.ppo import PPO
+    from steppe.algorithms.r2d2.r2d2 import R2D2
+    from steppe.core.contracts.algorithm import Agent
+    from steppe.core.contracts.specs import EnvSpec
 
 __all__ = ["A2C", "DHC", "DQN", "PPO", "R2D2", "make_agent", "resolve_device"]
 
 _HOMES = {
-    "A2C": "steppe.agents.a2c",
-    "DHC": "steppe.agents.dhc",
-    "DQN": "steppe.agents.dqn",
-    "PPO": "steppe.agents.ppo",
-    "R2D2": "steppe.agents.r2d2",
-    "resolve_device": "steppe.agents.device",
+    "A2C": "steppe.algorithms.a2c.a2c",
+    "DHC": "steppe.algorithms.dhc.dhc",
+    "DQN": "steppe.algorithms.dqn.dqn",
+    "PPO": "steppe.algorithms.ppo.ppo",
+    "R2D2": "steppe.algorithms.r2d2.r2d2",
+    "resolve_device": "steppe.algorithms.nn.device",
 }
 
 
@@ -33,7 +33,7 @@ def make_agent(algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, devi
     """The agent of an algorithm by name (or `module:Class`), with fresh weights drawn from `seed`."""
     config.require(spec, algo)
     if config.policies != "shared":
-        from steppe.agents.grouped import Grouped
+        from steppe.algorithms.shared.multi_policy import Grouped
 
         return Grouped(algo, config, spec, seed=seed, device=device)
     agent: Agent = implementation(algo)(config, spec, seed=seed, device=device)

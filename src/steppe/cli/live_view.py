@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from steppe.cli.glyphs import bar, count, decimal, duration, fill, percent, progress, sparkline, spread
+from steppe.cli.text_charts import bar, count, decimal, duration, fill, percent, progress, sparkline, spread
 
 if TYPE_CHECKING:
     from types import FrameType

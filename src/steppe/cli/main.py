@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import bench, ctl, doctor, info, kafka, params, recovery, role, runs, serve, train, warm
+from steppe.cli.commands import bench, ctl, doctor, info, kafka, params, recovery, role, runs, serve, train, warm
 from steppe.cli.options import FieldHelp
-from steppe.core.errors import SteppeError
+from steppe.core.contracts.errors import SteppeError
 
 app = typer.Typer(
     name="steppe",
@@ -76,7 +76,7 @@ def entry() -> None:
         sys.path.append(os.getcwd())  # `steppe train mine:MyEnv` finds mine.py; at the end, where it hides nothing
     try:
         if "mpi" in sys.argv:
-            from steppe.runtimes import mpi
+            from steppe.runtimes.mpi import launch as mpi
 
             mpi.join("mpi")  # before anything can go wrong: the first rank of a world speaks for all
         app(prog_name="steppe")

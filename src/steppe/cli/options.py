@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 Layers = tuple[tuple[str, Mapping[str, Any]], ...]
 Text = str | None
@@ -34,7 +34,7 @@ class FieldHelp(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from steppe.core.algorithms import Frozen
-        from steppe.core.config import FlowConfig, RunConfig
+        from steppe.core.config.run import FlowConfig, RunConfig
 
         for parameter in self.params:
             name = parameter.name or ""
@@ -104,7 +104,7 @@ def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
 
 def layers(given: Mapping[str, str], pairs: list[str], file: Path | None) -> Layers:
     """What `core.config.resolve` takes: file, environment and flags, weakest first."""
-    from steppe.core.config import from_environ, from_pairs, from_toml, parse_value
+    from steppe.core.config.run import from_environ, from_pairs, from_toml, parse_value
 
     flags = {key: text if key in WORDS else parse_value(text) for key, text in given.items()}
     extra = from_pairs(pairs)

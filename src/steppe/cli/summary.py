@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.cli.glyphs import count, decimal, duration, shares_in_words, spread
+from steppe.cli.text_charts import count, decimal, duration, shares_in_words, spread
 
 MOST_NAMED = 8  # agents
 

@@ -7,16 +7,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steppe.core.agent import Agent
-from steppe.core.checked import checked
-from steppe.core.components import ParameterSource, ReplayPart
-from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, UsageError
-from steppe.loops.agent import DistributedAgent
-from steppe.loops.composing import BY_GRADIENTS, NEVER
-from steppe.loops.environment import DistributedEnvironment
-from steppe.loops.main import Callback, MainLoop
-from steppe.loops.parameters import decided_by
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.algorithm import Agent
+from steppe.core.contracts.components import ParameterSource, ReplayPart
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.system.typecheck import checked
+from steppe.training.composition.agent import DistributedAgent
+from steppe.training.composition.config_merge import BY_GRADIENTS, NEVER
+from steppe.training.composition.environment import DistributedEnvironment
+from steppe.training.composition.parameter_server import decided_by
+from steppe.training.train import Callback, MainLoop
 
 
 @checked

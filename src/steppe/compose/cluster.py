@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 
 import numpy as np
 
-from steppe.core.agent import trainable
-from steppe.core.checked import checked
-from steppe.core.cluster import ClusterConfig, read_cluster
-from steppe.core.config import Resolved, RunConfig, flatten, unflatten
-from steppe.core.errors import ConfigError, Unreachable
-from steppe.core.links import EVENTS
-from steppe.loops.agent import DistributedAgent
-from steppe.loops.environment import DistributedEnvironment
-from steppe.loops.main import MainLoop
+from steppe.core.config.cluster import ClusterConfig, read_cluster
+from steppe.core.config.run import Resolved, RunConfig, flatten, unflatten
+from steppe.core.contracts.algorithm import trainable
+from steppe.core.contracts.errors import ConfigError, Unreachable
+from steppe.core.contracts.transport import EVENTS
+from steppe.core.system.typecheck import checked
 from steppe.params.client import ParameterClient
-from steppe.params.clustering import Step, server_for
+from steppe.params.from_cluster import Step, server_for
+from steppe.params.rpc.protocol import TOKEN_VARIABLE, Tls
 from steppe.params.server import ParameterServer
-from steppe.params.wire import TOKEN_VARIABLE, Tls
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.training.composition.agent import DistributedAgent
+from steppe.training.composition.environment import DistributedEnvironment
+from steppe.training.train import MainLoop
 
 if TYPE_CHECKING:
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.roles.cluster import Node
+    from steppe.roles.cluster.node import Node
 else:
     ReplayBufferPool = ForwardRef("steppe.replay.pool.ReplayBufferPool")
-    Node = ForwardRef("steppe.roles.cluster.Node")
+    Node = ForwardRef("steppe.roles.cluster.node.Node")
 
 
 @checked
@@ -79,7 +79,7 @@ class DistributedMainLoop(MainLoop):
 
     def run_distributed_training(self, total_episodes: int = 1000) -> dict[str, Any]:
         """Train for so many episodes on this node, exchanging with the others; the run's summary, with the cluster's."""
-        from steppe.roles.cluster import CLUSTER_END
+        from steppe.roles.cluster.node import CLUSTER_END
 
         self._serve()
         self._leave()
@@ -92,7 +92,7 @@ class DistributedMainLoop(MainLoop):
     def synchronize_with_cluster(self) -> int:
         """Between runs: take over what the cluster has learned, and from the second time on hand in first what the agent
         has learned since the last. The cluster's version."""
-        from steppe.roles.cluster import Node as Joined
+        from steppe.roles.cluster.node import Node as Joined
 
         self._require_here("synchronizing by hand")
         self._serve()
@@ -130,7 +130,7 @@ class DistributedMainLoop(MainLoop):
         return self.param_server if isinstance(self.param_server, ParameterClient) else None
 
     def _connect(self) -> ParameterClient:
-        from steppe.roles.cluster import connect
+        from steppe.roles.cluster.node import connect
 
         return connect(self.cluster)
 
@@ -143,7 +143,7 @@ def cluster_server(cluster: ClusterConfig, resolved: Resolved) -> ParameterServe
 @contextlib.contextmanager
 def hosting(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
     """Where the cluster's server is its first node's, have it up, and afterwards until all others have left."""
-    from steppe.roles.cluster import bring_up, connect
+    from steppe.roles.cluster.node import bring_up, connect
 
     if not cluster.hosts:
         yield
@@ -158,7 +158,7 @@ def hosting(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
 
 
 def _await_others(cluster: ClusterConfig, client: ParameterClient) -> None:
-    from steppe.roles.cluster import LATE_S, await_others
+    from steppe.roles.cluster.node import LATE_S, await_others
 
     with contextlib.suppress(Unreachable):
         await_others(client, cluster.deadline_s + LATE_S)
@@ -217,7 +217,7 @@ def _with_cluster(
 
 
 def _tokens(cluster: ClusterConfig) -> str | dict[str, str] | None:
-    from steppe.roles.cluster import read_tokens
+    from steppe.roles.cluster.node import read_tokens
 
     path = cluster.server.tokens
     return os.environ.get(TOKEN_VARIABLE) or None if path is None else read_tokens(path)

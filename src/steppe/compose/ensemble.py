@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import seeding
-from steppe.core.checked import checked
-from steppe.core.errors import ConfigError, UsageError, nearest
-from steppe.loops.agent import DistributedAgent
-from steppe.loops.environment import DistributedEnvironment
+from steppe.core.contracts.errors import ConfigError, UsageError, nearest
+from steppe.core.system import seeding
+from steppe.core.system.typecheck import checked
+from steppe.training.composition.agent import DistributedAgent
+from steppe.training.composition.environment import DistributedEnvironment
 
 Steps = Sequence[Mapping[str, Any]]
 REWARD = "reward"

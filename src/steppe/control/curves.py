@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.records.scalars import Scalars
 
 MOST_POINTS = 20_000  # kept of one series; beyond, the older ones are thinned out

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steppe.control.pagination import OUTDATED
-from steppe.core.errors import Conflict, UsageError
+from steppe.core.contracts.errors import Conflict, UsageError
 
 KEEP_S = 7 * 86_400.0  # how long answers, finished operations and audit entries are kept
 _TABLES = """

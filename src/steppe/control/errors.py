@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from steppe.control.ledger import KeyReused, Stale
-from steppe.core.errors import Conflict, DiskFull, RunExists, RunNotFound, SteppeError, Unreachable, UsageError
+from steppe.control.database import KeyReused, Stale
+from steppe.core.contracts.errors import (
+    Conflict,
+    DiskFull,
+    RunExists,
+    RunNotFound,
+    SteppeError,
+    Unreachable,
+    UsageError,
+)
 
 _STATUS: dict[type[SteppeError], int] = {
     RunNotFound: 404, RunExists: 409, Stale: 412, KeyReused: 422, Conflict: 409, UsageError: 422, DiskFull: 503,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
 from steppe.core.algorithms import Frozen
-from steppe.core.config import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
+from steppe.core.config.run import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
 
 # What a request may say, by name: a new field of the configuration is closed to strangers until it is let in here.
 OPEN: dict[type[Frozen], tuple[str, ...]] = {

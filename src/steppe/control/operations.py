@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from steppe.control import hosting
-from steppe.core.links import ACTORS, COMMANDS, EVENTS, SCALE, SET
-from steppe.records.directory import RunDirectory
+from steppe.control import process_host
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS, SCALE, SET
+from steppe.records.run_directory import RunDirectory
 from steppe.records.store import LOST, PAUSED, PENDING, RUNNING, SILENT, STOPPED, SUCCEEDED, Status
 from steppe.records.view import ENDED
 
@@ -49,7 +49,7 @@ def _stopped(record: Record, run: RunDirectory, status: Status) -> Verdict:
     if record["details"].get("escalated") or record["kind"] == "kill":
         if status.state == LOST:
             run.store.set_status(STOPPED, "killed", f"killed by {record['issuer']}")
-            hosting.clean_up()
+            process_host.clean_up()
         return "succeeded", "it did not stop in time and was killed" if record["kind"] == "stop" else None
     return "succeeded", None
 
@@ -108,7 +108,7 @@ def _has_ended(status: Status) -> bool:
 
 def _escalated(record: Record, status: Status) -> Record:
     """A run that does not stop in time is killed, and the next look finds it ended."""
-    hosting.kill(status)
+    process_host.kill(status)
     return record | {"details": record["details"] | {"escalated": True}}
 
 

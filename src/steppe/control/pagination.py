@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 
 Item = TypeVar("Item")
 OUTDATED = "what the cursor names is not in the list any more: begin again without one"

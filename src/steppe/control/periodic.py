@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from steppe.core.errors import SteppeError
+from steppe.core.contracts.errors import SteppeError
 
 
 class Repeating:

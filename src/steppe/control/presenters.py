@@ -10,26 +10,26 @@ from typing import Any, Literal
 
 import msgspec
 
-from steppe.control import model
-from steppe.control.ledger import Asked
-from steppe.control.settling import READY_S
+from steppe.control import models
+from steppe.control.database import Asked
+from steppe.control.operations import READY_S
 from steppe.core.algorithms import ALGORITHMS, AgentConfig
-from steppe.core.config import RunConfig
-from steppe.core.links import COMMANDS, EVALUATIONS, SCALE
-from steppe.core.reports import ActorReport
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.reports import ActorReport
+from steppe.core.contracts.transport import COMMANDS, EVALUATIONS, SCALE
 from steppe.records.checkpoints import CheckpointInfo
-from steppe.records.diagnosis import Measured, diagnose, measure
-from steppe.records.directory import RunDirectory, RunInfo
+from steppe.records.profiling.diagnosis import Measured, diagnose, measure
+from steppe.records.run_directory import RunDirectory, RunInfo
 from steppe.records.store import NOBODY, PAUSED, PENDING
 from steppe.records.view import DIAGNOSIS_S, ENDED, RunView, time_shares_of
 
 _TEXT = 2_000  # characters of untrusted text that are passed on
 
 
-def run(info: RunInfo, view: RunView | None, asked: Asked) -> model.Run:
+def run(info: RunInfo, view: RunView | None, asked: Asked) -> models.Run:
     """One line of the list."""
     status = info.status if view is None else view.status
-    return model.Run(
+    return models.Run(
         id=info.path.name,
         state=status.state,
         reason=status.reason,
@@ -55,9 +55,9 @@ def _desired(state: str, pid: int | None, wish: str | None) -> Literal["waiting"
     return wish or ("paused" if state == PAUSED else "running")  # type: ignore[return-value]
 
 
-def _progress(view: RunView) -> model.Progress:
+def _progress(view: RunView) -> models.Progress:
     judged = view.last_evaluation
-    return model.Progress(
+    return models.Progress(
         env_steps=view.env_steps,
         total_steps=view.total_steps,
         updates=view.updates,
@@ -69,7 +69,7 @@ def _progress(view: RunView) -> model.Progress:
     )
 
 
-def _summarized(info: RunInfo) -> model.Progress:
+def _summarized(info: RunInfo) -> models.Progress:
     """From a run's summary; one that was stopped has no final evaluation, and keeps its last one."""
     names = ("env_steps", "updates", "version", "train_return_mean", "eval_return_mean", "steps_per_s")
     known = {name: value for name in names if (value := (info.summary or {}).get(name)) is not None}
@@ -77,7 +77,7 @@ def _summarized(info: RunInfo) -> model.Progress:
         store = RunDirectory(info.path).store
         for _, record in store.read(EVALUATIONS, store.newest(EVALUATIONS) - 1, 1):
             known["eval_return_mean"] = finite(record.get("return_mean"))
-    return model.Progress(**known, total_steps=info.total_steps)
+    return models.Progress(**known, total_steps=info.total_steps)
 
 
 def seats(config: RunConfig) -> int:
@@ -87,13 +87,13 @@ def seats(config: RunConfig) -> int:
     return config.flow.max_actors or config.actors
 
 
-def actors(view: RunView) -> model.Actors:
+def actors(view: RunView) -> models.Actors:
     now = time.time()
     commands = view.directory.store.read(COMMANDS)
     scaled = [command["actors"] for _, command in commands if command.get("command") == SCALE]
     desired = scaled[-1] if scaled else view.config.actors
     told = [
-        model.ActorState(
+        models.ActorState(
             actor=report.actor,
             state="ended" if view.ended else _actor_state(report, desired, now),
             epoch=report.epoch,
@@ -105,7 +105,7 @@ def actors(view: RunView) -> model.Actors:
         for report in view.actors.values()
     ]
     ready = sum(actor.state == "running" for actor in told)
-    return model.Actors(
+    return models.Actors(
         desired=0 if view.ended else desired, ready=0 if view.ended else ready, most=seats(view.config), actors=told
     )
 
@@ -117,10 +117,10 @@ def _actor_state(report: ActorReport, desired: int, now: float) -> str:
     return "stopped" if report.actor >= desired else "silent"
 
 
-def algorithm(name: str) -> model.Algorithm:
+def algorithm(name: str) -> models.Algorithm:
     kind = ALGORITHMS[name]
     defaults = {key: field.get_default() for key, field in kind.model_fields.items()}
-    return model.Algorithm(
+    return models.Algorithm(
         name=name,
         summary=" ".join((kind.__doc__ or "").split()),
         actions=list(kind.actions),
@@ -131,12 +131,12 @@ def algorithm(name: str) -> model.Algorithm:
 
 def hyperparameters(
     kind: type[AgentConfig], values: Mapping[str, Any], live: Iterable[str] | None = None
-) -> list[model.Hyperparameter]:
+) -> list[models.Hyperparameter]:
     """With their ranges, and when a change takes effect; `live` are a run's, the algorithm's if absent."""
     now = set(kind.live if live is None else live)
     schemas = kind.model_json_schema()["properties"]
     return [
-        model.Hyperparameter(
+        models.Hyperparameter(
             name=name,
             description=field.description or "",
             schema={key: value for key, value in schemas[name].items() if key not in ("title", "description")},
@@ -147,10 +147,10 @@ def hyperparameters(
     ]
 
 
-def effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[str]) -> list[model.Effect]:
+def effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[str]) -> list[models.Effect]:
     now = set(live)
     return [
-        model.Effect(
+        models.Effect(
             name=name,
             before=before[name],
             after=value,
@@ -166,9 +166,9 @@ def numbers(measured: Measured) -> dict[str, float]:
     return {name: round(float(value), 4) for name, value in told.items() if not isinstance(told[name], bool)}
 
 
-def event(number: int, record: Mapping[str, Any]) -> model.Event:
+def event(number: int, record: Mapping[str, Any]) -> models.Event:
     details = {str(key)[:100]: plain(value) for key, value in record.get("details", {}).items()}
-    return model.Event(
+    return models.Event(
         number=number,
         time_s=record.get("time_s", 0.0),
         kind=record.get("kind", ""),
@@ -177,9 +177,9 @@ def event(number: int, record: Mapping[str, Any]) -> model.Event:
     )
 
 
-def checkpoint(info: CheckpointInfo) -> model.CheckpointState:
+def checkpoint(info: CheckpointInfo) -> models.CheckpointState:
     counters = info.counters
-    return model.CheckpointState(
+    return models.CheckpointState(
         number=info.number,
         best=info.best,
         age_s=info.age_s,
@@ -192,8 +192,8 @@ def checkpoint(info: CheckpointInfo) -> model.CheckpointState:
     )
 
 
-def judgement(number: int, record: Mapping[str, Any]) -> model.Judgement:
-    return model.Judgement(
+def judgement(number: int, record: Mapping[str, Any]) -> models.Judgement:
+    return models.Judgement(
         number=number,
         time_s=record["time_s"],
         version=record["version"],
@@ -207,12 +207,12 @@ def judgement(number: int, record: Mapping[str, Any]) -> model.Judgement:
     )
 
 
-def finding(view: RunView, *, whole_life: bool) -> model.Finding:
+def finding(view: RunView, *, whole_life: bool) -> models.Finding:
     spent = view.totals if whole_life else view.lately
     measured = measure(view, spent)
     found = diagnose(measured)
     lags = spent.lags
-    return model.Finding(
+    return models.Finding(
         window_s=None if whole_life else DIAGNOSIS_S,
         window="the whole run" if whole_life else f"the last {DIAGNOSIS_S:g} s",
         rule=found.rule,

@@ -10,15 +10,15 @@ import sys
 import threading
 from pathlib import Path
 
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import Conflict, RunNotFound, SteppeError
-from steppe.core.links import COMMANDS
-from steppe.core.rooms import sweep
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import Conflict, RunNotFound, SteppeError
+from steppe.core.contracts.transport import COMMANDS
+from steppe.core.system.shared_dir import sweep
+from steppe.records.run_directory import RunDirectory
 from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, NOBODY, PENDING, STARTING, Status
 
 LOG = "supervisor"
-_MAIN = "from steppe.control.hosting import main; main()"
+_MAIN = "from steppe.control.process_host import main; main()"
 
 
 def launch(directory: RunDirectory, kafka: KafkaConfig | None = None) -> subprocess.Popen[bytes]:
@@ -108,7 +108,7 @@ def main() -> None:
     started = threading.Event()
     threading.Thread(target=_beat, args=(directory, started), daemon=True).start()
     try:
-        from steppe.loops.resuming import continued
+        from steppe.training.resume import continued
 
         result = continued(directory, kafka=told["kafka"], commands_after=told["commands_after"])
     except SteppeError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steppe.control.curves import Curves
-from steppe.records.directory import RECORD, STORE, SUMMARY, RunDirectory, RunInfo, info_of
+from steppe.records.run_directory import RECORD, STORE, SUMMARY, RunDirectory, RunInfo, info_of
 from steppe.records.store import FAILED, NOBODY, PENDING, STOPPED, SUCCEEDED
 from steppe.records.view import RunView
 

@@ -23,14 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from steppe.control import describing, hosting, model
-from steppe.control.ledger import Asked, Ledger, new_operation
+from steppe.control import models, presenters, process_host
+from steppe.control.database import Asked, Ledger, new_operation
+from steppe.control.operations import DEADLINE_S, settle
 from steppe.control.pagination import paged
-from steppe.control.settling import DEADLINE_S, settle
-from steppe.control.watched import Known, Watched
+from steppe.control.run_cache import Known, Watched
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config import KafkaConfig, RunConfig, flatten, resolve
-from steppe.core.errors import (
+from steppe.core.config.run import KafkaConfig, RunConfig, flatten, resolve
+from steppe.core.config.tunables import checked_changes, live_fields
+from steppe.core.contracts.errors import (
     ConfigError,
     Conflict,
     DamagedFile,
@@ -40,15 +41,14 @@ from steppe.core.errors import (
     UsageError,
     nearest,
 )
-from steppe.core.links import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
-from steppe.core.tuning import checked_changes, live_fields
-from steppe.loops.resuming import COMPLETE, tuned
+from steppe.core.contracts.transport import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
+from steppe.records.run_directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
 from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from steppe.records.view import ENDED, RunView
 from steppe.runtimes.memory_need import least_spec, require_memory
-from steppe.transport.kafka import Connection
+from steppe.training.resume import COMPLETE, tuned
+from steppe.transport.kafka.client import Connection
 
 SCOPES = ("read", "control", "admin")
 API = "v1"
@@ -63,7 +63,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Publisher(Protocol):
-    """Lets others see what is asked of runs (publisher.py)."""
+    """Lets others see what is asked of runs (control/backends/publisher.py)."""
 
     def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
         """Publish a command that is about to be carried out; Unreachable where that cannot be done."""
@@ -109,7 +109,7 @@ class Service:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._known = Known()
         self._ids: frozenset[str] = frozenset()
-        self._lines: dict[str, tuple[RunInfo, Asked, model.Run]] = {}
+        self._lines: dict[str, tuple[RunInfo, Asked, models.Run]] = {}
 
     @property
     def private(self) -> Path:
@@ -123,9 +123,9 @@ class Service:
             child.returncode = child.poll() or 0  # theirs is not our end: no warning that they are still running
 
     @operation("read")
-    def get_version(self) -> model.Version:
+    def get_version(self) -> models.Version:
         """Which version this is."""
-        return model.Version(
+        return models.Version(
             version=importlib.metadata.version("steppe"),
             api=API,
             broker="embedded" if self.kafka is None else "kafka",
@@ -133,12 +133,12 @@ class Service:
         )
 
     @operation("read")
-    def get_health(self) -> model.Health:
+    def get_health(self) -> models.Health:
         """That the service answers."""
-        return model.Health(status="ok")
+        return models.Health(status="ok")
 
     @operation("read")
-    def get_readiness(self) -> model.Health:
+    def get_readiness(self) -> models.Health:
         """Whether runs can be read and started."""
         try:
             self.ledger.operations(limit=1)
@@ -146,29 +146,29 @@ class Service:
             if self.kafka is not None:
                 Connection(self.kafka, "").reach(REACH_S)
         except (OSError, Unreachable) as error:
-            return model.Health(status="unavailable", detail=str(error))
-        return model.Health(status="ok")
+            return models.Health(status="unavailable", detail=str(error))
+        return models.Health(status="ok")
 
     @operation("read")
-    def list_environments(self, limit: int | None = None, cursor: str | None = None) -> model.Environments:
+    def list_environments(self, limit: int | None = None, cursor: str | None = None) -> models.Environments:
         """What can be learned here."""
-        from steppe.envs.listing import described_environments
+        from steppe.envs.catalog import described_environments
 
         self._ids = frozenset(row["id"] for row in described_environments(every=True))
-        known = [model.Environment(**row) for row in described_environments()]
+        known = [models.Environment(**row) for row in described_environments()]
         extra = {"max_episode_steps": None, "solved_at": None, "native_vector": False, "needs": None}
-        allowed = [model.Environment(id=name, **extra) for name in self.bounds.modules]
+        allowed = [models.Environment(id=name, **extra) for name in self.bounds.modules]
         page, following = paged(known + allowed, lambda one: one.id, limit, cursor)
-        return model.Environments(environments=page, next=following)
+        return models.Environments(environments=page, next=following)
 
     @operation("read")
-    def list_algorithms(self, limit: int | None = None, cursor: str | None = None) -> model.Algorithms:
+    def list_algorithms(self, limit: int | None = None, cursor: str | None = None) -> models.Algorithms:
         """What can learn, with hyperparameters and their ranges."""
         names, following = paged(list(ALGORITHMS), str, limit, cursor)
-        return model.Algorithms(algorithms=[describing.algorithm(name) for name in names], next=following)
+        return models.Algorithms(algorithms=[presenters.algorithm(name) for name in names], next=following)
 
     @operation("control")
-    def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:
+    def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
         """Make a run, and start it unless asked not to."""
         config, sources = self._configured(request)
         with self._lock:
@@ -182,24 +182,24 @@ class Service:
         return self.get_run(directory.path.name)
 
     @operation("read")
-    def list_runs(self, limit: int | None = None, cursor: str | None = None) -> model.Runs:
+    def list_runs(self, limit: int | None = None, cursor: str | None = None) -> models.Runs:
         """Every run, newest first."""
         asked = self.ledger.asked()
         infos, following = paged(self._infos(), lambda info: info.path.name, limit, cursor)
         runs = [self._line(info, asked.get(info.path.name, Asked())) for info in infos]
-        return model.Runs(runs=runs, next=following)
+        return models.Runs(runs=runs, next=following)
 
     @operation("read")
-    def get_run(self, run: str) -> model.RunDetail:
+    def get_run(self, run: str) -> models.RunDetail:
         """One run with its configuration."""
         directory = self._directory(run)
         asked = self.ledger.asked().get(run, Asked())
         told = self._line(self._known.info(directory.path), asked).model_dump()
         config = {key: value for key, value in flatten(self._config(directory)).items() if key not in _HOSTS}
-        return model.RunDetail(**told, config=config, sources=directory.sources)
+        return models.RunDetail(**told, config=config, sources=directory.sources)
 
     @operation("control")
-    def start_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def start_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Start a run that waits, or go on with one that was stopped, failed or was lost."""
         directory = self._directory(run)
         with self._lock:
@@ -212,17 +212,17 @@ class Service:
             return self._start(directory, issuer, expected)
 
     @operation("control")
-    def pause_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def pause_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let actors and learner rest."""
         return self._command(run, "pause", issuer, expected, desired="paused", of=(RUNNING,))
 
     @operation("control")
-    def resume_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def resume_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let a paused run go on."""
         return self._command(run, "resume", issuer, expected, desired="running", of=(PAUSED,))
 
     @operation("control")
-    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Stop a run with a checkpoint; one that does not stop in time is killed."""
         directory = self._directory(run)
         with self._lock:
@@ -237,7 +237,7 @@ class Service:
         return self._command(run, "stop", issuer, expected, desired="stopped", of=None, deadline_s=self.bounds.stop_s)
 
     @operation("admin")
-    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """End a run at once, without a checkpoint."""
         directory = self._directory(run)
         with self._lock:
@@ -247,7 +247,7 @@ class Service:
             record = new_operation("kill", run, issuer)
             with self._published(directory, record, expected):
                 self.ledger.change(run, "stopped", expected)
-                hosting.kill(status)
+                process_host.kill(status)
                 self.ledger.keep_operation(record)
             return self._settled(record)
 
@@ -272,15 +272,15 @@ class Service:
             shutil.rmtree(doomed, ignore_errors=True)
 
     @operation("read")
-    def get_actors(self, run: str) -> model.Actors:
+    def get_actors(self, run: str) -> models.Actors:
         """Actors wanted and seen."""
         with self._watched(run).view() as view:
-            return describing.actors(view)
+            return presenters.actors(view)
 
     @operation("control")
-    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
         """Have so many actors while the run goes on; what they have handed over is learned from."""
-        room = describing.seats(self._config(self._directory(run)))
+        room = presenters.seats(self._config(self._directory(run)))
         if not room:
             raise UsageError("the number of actors can change in mode 'async' on runtimes 'processes' and 'kafka' only")
         if not 0 <= count <= min(room, self.bounds.actors):
@@ -288,31 +288,31 @@ class Service:
         return self._command(run, SCALE, issuer, expected, of=(RUNNING, PAUSED), actors=count, deadline_s=180.0)
 
     @operation("read")
-    def get_learner(self, run: str) -> model.Learner:
+    def get_learner(self, run: str) -> models.Learner:
         """The learner wanted and seen."""
         desired, _ = self.ledger.wish(run)
         with self._watched(run).view() as view:
             ready = view.state in (RUNNING, PAUSED)
             wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NOBODY)
-            return model.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
+            return models.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
 
     @operation("control")
-    def scale_learner(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+    def scale_learner(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
         """0: stop the run with a checkpoint. 1: go on from there."""
         return (self.start_run if count else self.stop_run)(run, issuer, expected)
 
     @operation("read")
-    def get_hyperparameters(self, run: str) -> model.Hyperparameters:
+    def get_hyperparameters(self, run: str) -> models.Hyperparameters:
         """The algorithm's settings with ranges, values, and when a change takes effect."""
         config = self._config(self._directory(run))
         values = config.agent.model_dump(mode="json")
-        found = describing.hyperparameters(type(config.agent), values, live_fields(config))
-        return model.Hyperparameters(algo=config.algo, hyperparameters=found)
+        found = presenters.hyperparameters(type(config.agent), values, live_fields(config))
+        return models.Hyperparameters(algo=config.algo, hyperparameters=found)
 
     @operation("control")
     def set_hyperparameters(
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
-    ) -> model.Effects:
+    ) -> models.Effects:
         """Change settings: with the next update where the learner can, otherwise on restart."""
         directory = self._directory(run)
         with self._lock:
@@ -324,17 +324,17 @@ class Service:
             if status.state == SUCCEEDED:
                 raise Conflict(f"{run} is complete: its hyperparameters have no effect any more")
             live = live_fields(config) if status.live else ()
-            effects = describing.effects(config.agent.model_dump(mode="json"), changed, live)
+            effects = presenters.effects(config.agent.model_dump(mode="json"), changed, live)
             if dry_run:
-                return model.Effects(effects=effects, operation=None)
+                return models.Effects(effects=effects, operation=None)
             now = [name for name in changed if name in live]
             done = self._command(run, SET, issuer, expected, values=changed, live=now)
-        return model.Effects(effects=effects, operation=done)
+        return models.Effects(effects=effects, operation=done)
 
     @operation("read")
     def get_metrics(
         self, run: str, series: list[str] | None = None, since: int = 0, max_points: int = 500
-    ) -> model.Metrics:
+    ) -> models.Metrics:
         """Curves after a cursor, each downsampled to its least and greatest values."""
         with self._watched(run).curves() as curves:
             names, cursor = curves.names, curves.cursor
@@ -342,69 +342,69 @@ class Service:
             if unknown:
                 raise RunNotFound(f"{run} has no series {unknown[0][:100]!r}.{nearest(unknown[0], names)}")
             found = [(name, *curves.points(name, since, max_points)) for name in series or names]
-        told = [model.Series(name=name, points=points, total=total) for name, points, total in found]
-        return model.Metrics(series=told, names=names, next=cursor)
+        told = [models.Series(name=name, points=points, total=total) for name, points, total in found]
+        return models.Metrics(series=told, names=names, next=cursor)
 
     @operation("read")
-    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
+    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> models.Logs:
         """Lines that a role printed, after a cursor."""
         logs = self._directory(run).path / "logs"
-        sources = hosting.log_sources(logs)
-        source = source or (hosting.LOG if hosting.LOG in sources else next(iter(sources), None))
+        sources = process_host.log_sources(logs)
+        source = source or (process_host.LOG if process_host.LOG in sources else next(iter(sources), None))
         if source is None:
-            return model.Logs(source=None, sources=[], lines=[], next=0)
+            return models.Logs(source=None, sources=[], lines=[], next=0)
         if source not in sources:
             raise RunNotFound(f"{run} has no log of that name; it has: {', '.join(sources) or 'none'}")
-        data = hosting.read_log(logs / f"{source}.log", after, max_bytes)
+        data = process_host.read_log(logs / f"{source}.log", after, max_bytes)
         whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == max_bytes else b"")
         lines = whole.decode(errors="replace").splitlines()
-        return model.Logs(source=source, sources=sources, lines=lines, next=after + len(whole))
+        return models.Logs(source=source, sources=sources, lines=lines, next=after + len(whole))
 
     @operation("read")
-    def get_events(self, run: str, after: int = 0, limit: int = 200) -> model.Events:
+    def get_events(self, run: str, after: int = 0, limit: int = 200) -> models.Events:
         """What happened to the run, after a cursor: commands, faults, restarts, checkpoints."""
-        store, found = self._directory(run).store, list[model.Event]()
+        store, found = self._directory(run).store, list[models.Event]()
         while len(found) < limit and (page := store.read(EVENTS, after, _PAGE)):  # spans are not told: page past them
             for number, record in page:
                 after = number
                 if record.get("kind") != "span":
-                    found.append(describing.event(number, record))
+                    found.append(presenters.event(number, record))
                 if len(found) == limit:
                     break
-        return model.Events(events=found, next=after)
+        return models.Events(events=found, next=after)
 
     @operation("read")
-    def list_checkpoints(self, run: str, limit: int | None = None, cursor: str | None = None) -> model.CheckpointList:
+    def list_checkpoints(self, run: str, limit: int | None = None, cursor: str | None = None) -> models.CheckpointList:
         """What can be gone on from."""
         directory = self._directory(run)
         found = Checkpoints(directory.checkpoints, run=directory.key).list()
         page, following = paged(found, lambda info: f"{info.number}{'-best' if info.best else ''}", limit, cursor)
-        return model.CheckpointList(checkpoints=[describing.checkpoint(info) for info in page], next=following)
+        return models.CheckpointList(checkpoints=[presenters.checkpoint(info) for info in page], next=following)
 
     @operation("read")
-    def list_evaluations(self, run: str, after: int = 0, limit: int = 200) -> model.Evaluations:
+    def list_evaluations(self, run: str, after: int = 0, limit: int = 200) -> models.Evaluations:
         """How the weights were judged, after a cursor."""
         rows = self._directory(run).store.read(EVALUATIONS, after, limit)
-        found = [describing.judgement(*row) for row in rows]
-        return model.Evaluations(evaluations=found, next=rows[-1][0] if rows else after)
+        found = [presenters.judgement(*row) for row in rows]
+        return models.Evaluations(evaluations=found, next=rows[-1][0] if rows else after)
 
     @operation("read")
-    def diagnose_run(self, run: str, *, whole_life: bool = False) -> model.Finding:
+    def diagnose_run(self, run: str, *, whole_life: bool = False) -> models.Finding:
         """What holds the run back, from shares of time measured over its last 30 s or, on request, its whole life."""
         with self._watched(run).view() as view:
-            return describing.finding(view, whole_life=whole_life)
+            return presenters.finding(view, whole_life=whole_life)
 
     @operation("read")
-    def list_operations(self, run: str | None = None, limit: int = 100, cursor: str | None = None) -> model.Operations:
+    def list_operations(self, run: str | None = None, limit: int = 100, cursor: str | None = None) -> models.Operations:
         """Changes under way and finished ones, newest first."""
         if run is not None:
             self._directory(run)
         found = self.ledger.operations(run, limit=limit + 1, after=cursor)
         page = [self._settled(record) for record in found[:limit]]
-        return model.Operations(operations=page, next=page[-1].id if len(found) > limit else None)
+        return models.Operations(operations=page, next=page[-1].id if len(found) > limit else None)
 
     @operation("read")
-    def get_operation(self, identity: str) -> model.Operation:
+    def get_operation(self, identity: str) -> models.Operation:
         """What has become of a change."""
         record = self.ledger.operation(identity)
         if record is None:
@@ -412,12 +412,12 @@ class Service:
         return self._settled(record)
 
     @operation("admin")
-    def get_audit(self, limit: int = 100, cursor: str | None = None) -> model.Audit:
+    def get_audit(self, limit: int = 100, cursor: str | None = None) -> models.Audit:
         """Who did what, newest first."""
         rows = self.ledger.audited(limit + 1, cursor)
         numbers = [row.pop("number") for row in rows]
-        entries = [model.AuditEntry(**row) for row in rows[:limit]]
-        return model.Audit(entries=entries, next=str(numbers[limit - 1]) if len(rows) > limit else None)
+        entries = [models.AuditEntry(**row) for row in rows[:limit]]
+        return models.Audit(entries=entries, next=str(numbers[limit - 1]) if len(rows) > limit else None)
 
     def picture(self, run: str) -> AbstractContextManager[RunView]:
         """A run as it is now, the caller's alone until he leaves."""
@@ -432,12 +432,12 @@ class Service:
                 if child.poll() is not None:
                     del self._children[run]
 
-    def _start(self, directory: RunDirectory, issuer: str, expected: int | None) -> model.Operation:
+    def _start(self, directory: RunDirectory, issuer: str, expected: int | None) -> models.Operation:
         run = directory.path.name
         record = new_operation("start", run, issuer, deadline_s=180.0)
         with self._published(directory, record, expected):
             self.ledger.change(run, "running", expected)
-            self._children[run] = hosting.launch(directory, self.kafka)
+            self._children[run] = process_host.launch(directory, self.kafka)
             self.ledger.keep_operation(record)
         return self._settled(record)
 
@@ -482,7 +482,7 @@ class Service:
         of: tuple[str, ...] | None = None,
         deadline_s: float = DEADLINE_S,
         **values: Any,
-    ) -> model.Operation:
+    ) -> models.Operation:
         """Post a command to a run that is in one of the states `of`; with None, to any that has not ended."""
         directory = self._directory(run)
         with self._lock:
@@ -505,7 +505,7 @@ class Service:
         """The command of an operation, which goes into the run's store inside; others see it as with `_published`."""
         return self._published(directory, record, expected)
 
-    def _settled(self, record: dict[str, Any]) -> model.Operation:
+    def _settled(self, record: dict[str, Any]) -> models.Operation:
         """An operation as it is now."""
         if record["state"] == "pending":
             with self._lock:
@@ -519,18 +519,18 @@ class Service:
                 if changed != record:
                     self.ledger.keep_operation(changed)
                 record = changed
-        return model.Operation(**record)
+        return models.Operation(**record)
 
-    def _configured(self, request: model.RunRequest) -> tuple[RunConfig, dict[str, str]]:
-        settings = model.settings_of(request)
+    def _configured(self, request: models.RunRequest) -> tuple[RunConfig, dict[str, str]]:
+        settings = models.settings_of(request)
         if request.env not in self._ids | set(self.bounds.modules):
             self.list_environments()
         if request.env not in self._ids | set(self.bounds.modules):
             raise ConfigError(f"env={request.env!r} is not in the list of environments")
         if settings.get("algo", "ppo") not in ALGORITHMS:
             raise ConfigError(f"algo={settings['algo']!r} is not in the list of algorithms")
-        if settings.get("agent.network", "auto") not in model.NETWORKS:
-            raise ConfigError(f"agent.network must be one of {', '.join(model.NETWORKS)}")
+        if settings.get("agent.network", "auto") not in models.NETWORKS:
+            raise ConfigError(f"agent.network must be one of {', '.join(models.NETWORKS)}")
         for key, most in (
             ("actors", self.bounds.actors),
             ("flow.max_actors", self.bounds.actors),
@@ -595,7 +595,7 @@ class Service:
 
     def _is_run(self, path: Path) -> bool:
         """A name that nothing can be hidden in, of a directory that lies here."""
-        named = re.fullmatch(model.RUN_ID, path.name) is not None and path.parent == self.root
+        named = re.fullmatch(models.RUN_ID, path.name) is not None and path.parent == self.root
         return named and not os.path.islink(path) and os.path.exists(f"{path}/{RECORD}")
 
     def _config(self, directory: RunDirectory) -> RunConfig:
@@ -605,19 +605,19 @@ class Service:
         found = [self._known.info(path) for path in run_paths(self.root) if self._is_run(path)]
         return sorted(found, key=lambda info: info.created_s, reverse=True)
 
-    def _line(self, info: RunInfo, asked: Asked) -> model.Run:
+    def _line(self, info: RunInfo, asked: Asked) -> models.Run:
         """One line of the list, from the picture of a run that goes on or that ended without a summary."""
         if not info.damage and (info.summary is None or info.status.live):
             with contextlib.suppress(DamagedFile, RunNotFound), self._known.of(info.path).view() as view:
-                return describing.run(info, view, asked)
+                return presenters.run(info, view, asked)
         before = self._lines.get(info.path.name)
         if before is None or before[0] is not info or before[1] != asked:  # the same line is not made again and again
-            before = self._lines[info.path.name] = (info, asked, describing.run(info, None, asked))
+            before = self._lines[info.path.name] = (info, asked, presenters.run(info, None, asked))
         return before[2]
 
 
 def _has_mpiexec() -> bool:
-    from steppe.runtimes.mpi import mpiexec
+    from steppe.runtimes.mpi.launch import mpiexec
 
     try:
         mpiexec()

@@ -1,1 +1,1 @@
-"""The words everyone uses. This room imports nothing else of ours."""
+"""What every package uses: contracts, configuration, files, seeds and errors. It imports no other package of ours."""

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from steppe.core import arrays
-from steppe.core.errors import NotFinite, UsageError
-from steppe.core.experience import Segment
-from steppe.core.specs import FieldSpec
+from steppe.core.contracts.errors import NotFinite, UsageError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import FieldSpec
 
 # What agents of ours note beside their actions and compute with; columns of users' agents are theirs to check.
 _NOTED = frozenset({"logp", "value", "hidden"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 
 
 def as_array(value: Any, name: str = "a value") -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, nearest
+from steppe.core.contracts.errors import ConfigError, nearest
 
 DRAW = 3
 MAX_ACTIONS = 16

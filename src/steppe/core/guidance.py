@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.specs import EnvSpec
 
 BEFORE = 2  # planes ahead of the advice: others, and obstacles
 WAYS = (

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from steppe.envs.registry import register_builtins
 
 if TYPE_CHECKING:
-    from steppe.envs.checking import check, require_sound
-    from steppe.envs.finding import known_environments
-    from steppe.envs.finite import require_finite
-    from steppe.envs.making import make_world, probe
+    from steppe.envs.factory import make_world, probe
+    from steppe.envs.lookup import known_environments
+    from steppe.envs.validation.single import check, require_sound
+    from steppe.envs.vector.finite import require_finite
 
 __all__ = ["check", "known_environments", "make_world", "probe", "require_finite", "require_sound"]
 
 _HOMES = {
-    "check": "checking",
-    "known_environments": "finding",
-    "make_world": "making",
-    "probe": "making",
-    "require_finite": "finite",
-    "require_sound": "checking",
+    "check": "validation.single",
+    "known_environments": "lookup",
+    "make_world": "factory",
+    "probe": "factory",
+    "require_finite": "vector.finite",
+    "require_sound": "validation.single",
 }
 
 register_builtins()

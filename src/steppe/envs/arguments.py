@@ -14,8 +14,8 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
-from steppe.core.errors import ConfigError, nearest
-from steppe.envs.finding import find
+from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.envs.lookup import find
 
 _PLAIN = re.compile(r"[A-Za-z0-9 _+-]{0,64}")
 _OUTSIDE = re.compile(

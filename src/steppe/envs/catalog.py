@@ -8,11 +8,11 @@ from typing import Any
 
 import gymnasium
 
-from steppe.envs.finding import known_environments
+from steppe.envs.lookup import known_environments
 
 # Gymnasium registers these whether or not they can be made: where they come from → the module they need
 NEEDS = {
-    "steppe.envs.teamwork": "pettingzoo",
+    "steppe.envs.toy.teamwork": "pettingzoo",
     "gymnasium.envs.box2d": "Box2D",
     "gymnasium.envs.mujoco": "mujoco",
     "gymnasium.envs.phys2d": "jax",

@@ -15,24 +15,24 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 
-from steppe.core import factory
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, SteppeError, UsageError, WorldError
+from steppe.core.config import references
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.env import World
+from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError, WorldError
+from steppe.core.contracts.specs import EnvSpec
 from steppe.core.games import TurnGame
-from steppe.core.seeding import env_seeds
-from steppe.core.specs import EnvSpec
-from steppe.core.world import World
-from steppe.envs.finding import Source, find, is_atari
-from steppe.envs.flattening import FlattenMultiDiscreteWrapper
-from steppe.envs.frames import Frames
-from steppe.envs.loop import Env, LoopWorld
-from steppe.envs.native import NativeWorld, require_native
+from steppe.core.system.seeding import env_seeds
+from steppe.envs.lookup import Source, find, is_atari
+from steppe.envs.multi_agent.aec import all_at_once, is_aec
+from steppe.envs.multi_agent.env import TeamWorld
+from steppe.envs.multi_agent.spec import team_rules, team_spec
 from steppe.envs.registry import PATHFINDING
-from steppe.envs.rewards import Ledger
-from steppe.envs.spaces import ActionRule, ObservationRule, action_rule, index_rule, observation_rule
-from steppe.envs.team_rules import team_rules, team_spec
-from steppe.envs.team_turns import all_at_once, is_aec
-from steppe.envs.team_world import TeamWorld
+from steppe.envs.vector.loop import Env, LoopWorld
+from steppe.envs.vector.native import NativeWorld, require_native
+from steppe.envs.vector.spaces import ActionRule, ObservationRule, action_rule, index_rule, observation_rule
+from steppe.envs.wrappers.flatten import FlattenMultiDiscreteWrapper
+from steppe.envs.wrappers.frame_stack import Frames
+from steppe.envs.wrappers.rewards import Ledger
 
 Made = TypeVar("Made")
 _SEVERAL = (gym.spaces.MultiDiscrete, gym.spaces.Tuple)
@@ -130,7 +130,7 @@ def _native(
     if reason is not None or not isinstance(source, Registration):
         raise ConfigError(f"environment.vector='native' is not possible for {env}: {reason}")
     if source.id == PATHFINDING:
-        from steppe.envs.pathfinding_world import make_pathfinding  # numba: only where it is needed
+        from steppe.envs.pathfinding.segment_env import make_pathfinding  # numba: only where it is needed
 
         return make_pathfinding(env, config, num_envs, seed)
     kwargs = dict(config.kwargs)
@@ -212,7 +212,7 @@ def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = Fals
         if config.time_limit is not None and not is_team(made):
             made = gym.wrappers.TimeLimit(made, config.time_limit)
     for text in config.wrappers:
-        made = _made(f"{env} wrapped by {text}", {}, partial(factory.resolve(text), made))
+        made = _made(f"{env} wrapped by {text}", {}, partial(references.resolve(text), made))
         _require_environment(made, f"the wrapper {text}")
         _require_no_statistics(made, text)
     if is_team(made):
@@ -273,7 +273,7 @@ def _from_registration(source: Registration, config: EnvConfig, *, render: bool)
 
 
 def _from_emulator(source: Registration, config: EnvConfig, *, render: bool) -> Env:
-    from steppe.envs.atari import make_game  # ale-py: only where it is needed
+    from steppe.envs.wrappers.atari import make_game  # ale-py: only where it is needed
 
     game: Env = make_game(source, config, render=render)
     return game if config.time_limit is None else gym.wrappers.TimeLimit(game, config.time_limit)

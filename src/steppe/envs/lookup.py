@@ -19,8 +19,8 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
-from steppe.core import factory
-from steppe.core.errors import MissingExtra, WorldError, nearest
+from steppe.core.config import references
+from steppe.core.contracts.errors import MissingExtra, WorldError, nearest
 
 Source = Registration | Callable[..., Any]
 ATARI = "ALE"  # the namespace of current Atari games
@@ -39,13 +39,14 @@ def find(env: str) -> Source:
             return _of_pettingzoo(env.removeprefix("pettingzoo.").replace(".", "/")) or _of_module(env)
         return _of_pettingzoo(env) or _registered(env, env)
     if module in ("local", "__main__"):
-        return _function(factory.resolve(env), env)
+        return _function(references.resolve(env), env)
+    module = references.current_module(module)
     try:
         importlib.import_module(module)
     except ImportError as error:
         raise WorldError(f"cannot import {module!r} for the environment {env!r}: {error}") from error
-    if factory.is_reference(env) and hasattr(sys.modules[module], name.partition(".")[0]):
-        return _function(factory.resolve(env), env)
+    if references.is_reference(env) and hasattr(sys.modules[module], name.partition(".")[0]):
+        return _function(references.resolve(env), env)
     return _registered(name, env)
 
 
@@ -56,7 +57,7 @@ def known_environments() -> list[str]:
 
 
 def is_atari(source: Source) -> bool:
-    """Whether this is one of ale-py's current games, for which atari.py has the usual preprocessing."""
+    """Whether this is one of ale-py's current games, for which envs/wrappers/atari.py has the usual preprocessing."""
     return isinstance(source, Registration) and source.namespace == ATARI
 
 
@@ -66,7 +67,7 @@ def _of_module(env: str) -> Callable[..., Any]:
     if package.partition(".")[0] == "pettingzoo" and importlib.util.find_spec("pettingzoo") is None:
         raise MissingExtra(env, "multiagent")
     try:
-        found = importlib.import_module(env)
+        found = importlib.import_module(references.current_module(env))
     except ImportError as error:
         raise WorldError(f"cannot import {env!r} for the environment: {error}.{_sibling(package, last)}") from error
     for name in _MAKERS:

@@ -23,28 +23,28 @@ def register_builtins() -> None:
     """Make the built-ins known to Gymnasium; again is harmless."""
     for name, (kind, kwargs) in _BUILTINS.items():
         if name not in gym.registry:
-            gym.register(name, f"steppe.envs.builtin:{kind}", kwargs=dict(kwargs))
+            gym.register(name, f"steppe.envs.toy.builtin:{kind}", kwargs=dict(kwargs))
     if _TWO_ARMED_BANDIT not in gym.registry:
-        gym.register(_TWO_ARMED_BANDIT, "steppe.envs.bandit:TwoArmedBanditEnv")
+        gym.register(_TWO_ARMED_BANDIT, "steppe.envs.toy.bandit:TwoArmedBanditEnv")
     if _TICTACTOE not in gym.registry:
         gym.register(
             _TICTACTOE,
-            "steppe.envs.tictactoe:TicTacToeEnv",
-            vector_entry_point="steppe.envs.tictactoe_vector:TicTacToeVectorEnv",
+            "steppe.envs.tictactoe.env:TicTacToeEnv",
+            vector_entry_point="steppe.envs.tictactoe.vector:TicTacToeVectorEnv",
             kwargs={"opponent": "random"},
         )
     if _RECALL not in gym.registry:
         gym.register(
             _RECALL,
-            "steppe.envs.recall:RecallEnv",
-            vector_entry_point="steppe.envs.recall:RecallVectorEnv",
+            "steppe.envs.toy.recall:RecallEnv",
+            vector_entry_point="steppe.envs.toy.recall:RecallVectorEnv",
             reward_threshold=0.95,
         )
     if _TEAMWORK not in gym.registry:  # PettingZoo environments: Gymnasium itself makes at most their vector versions
-        gym.register(_TEAMWORK, "steppe.envs.teamwork:TeamworkEnv")
+        gym.register(_TEAMWORK, "steppe.envs.toy.teamwork:TeamworkEnv")
     if PATHFINDING not in gym.registry:
         gym.register(
             PATHFINDING,
-            "steppe.envs.pathfinding_parallel:PathfindingParallel",
-            vector_entry_point="steppe.envs.pathfinding_vector:PathfindingVectorEnv",
+            "steppe.envs.pathfinding.parallel:PathfindingParallel",
+            vector_entry_point="steppe.envs.pathfinding.vector:PathfindingVectorEnv",
         )

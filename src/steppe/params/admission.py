@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, NotFinite, RunFailed, UsageError
+from steppe.core.contracts.errors import ConfigError, NotFinite, RunFailed, UsageError
 from steppe.params.aggregation import Aggregation
 from steppe.params.kernels import all_finite
 from steppe.params.optimizers import Optimizer
-from steppe.params.pushing import Push
+from steppe.params.parameter_layout import Refusal, Space
+from steppe.params.push_api import Push
+from steppe.params.round_sum import Tally
 from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
-from steppe.params.space import Refusal, Space
-from steppe.params.tallies import Tally
-from steppe.params.values import Values
+from steppe.params.versions import Values
 
 
 class Collector:

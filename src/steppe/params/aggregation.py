@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from steppe.core.array_checks import as_array, as_column
-from steppe.core.errors import ConfigError, UsageError, nearest
+from steppe.core.contracts.errors import ConfigError, UsageError, nearest
 from steppe.params import kernels
 
 

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from steppe.core.codec import pack, unpack
-from steppe.core.durable import write_atomic
-from steppe.core.errors import ConfigError, DamagedFile, UsageError
+from steppe.core.contracts.errors import ConfigError, DamagedFile, UsageError
+from steppe.core.io.atomic_files import write_atomic
+from steppe.core.io.codec import pack, unpack
 
 SCHEMA = 1
 _NEEDED = {"parameters", "carried", "optimizer", "method", "roster", "pending", "waiting", "counters", "staleness"}

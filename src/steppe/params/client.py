@@ -10,10 +10,10 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from steppe.core.checked import checked
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.weights import Weights
-from steppe.params.pushing import Push, Pushing
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.weights import Weights
+from steppe.core.system.typecheck import checked
+from steppe.params.push_api import Push, Pushing
 from steppe.params.rounds import Receipt
 
 
@@ -194,10 +194,10 @@ def _line(
     if url.startswith("shm://"):
         if token is not None or ca is not None:
             raise ConfigError(f"{url!r} is memory of this machine: token and ca are for addresses on the network")
-        from steppe.params.shared_line import SharedLine
+        from steppe.params.rpc.shm_client import SharedLine
 
         return SharedLine(Path(url.removeprefix("shm://")), timeout_s, retry_s)
-    from steppe.params.grpc_line import GrpcLine
+    from steppe.params.rpc.grpc_client import GrpcLine
 
     return GrpcLine(url, token, ca, timeout_s, retry_s)
 

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steppe.core.checked import checked
-from steppe.core.errors import BudgetSpent, ConfigError
-from steppe.core.links import WeightStore
+from steppe.core.contracts.errors import BudgetSpent, ConfigError
+from steppe.core.contracts.transport import WeightStore
+from steppe.core.system.typecheck import checked
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
+from steppe.params.parameter_layout import Refusal
 from steppe.params.privacy import PrivacyPlan, PrivateSum
-from steppe.params.pushing import Push, as_update
+from steppe.params.push_api import Push, as_update
 from steppe.params.rounds import Pending, Rounds
 from steppe.params.server import ParameterServer
-from steppe.params.space import Refusal
 
 ALL = 2**31  # no number of pushes ends a round before everyone has pushed
 _PRIVATE_METHODS = ("federated", "average")

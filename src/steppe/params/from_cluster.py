@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from steppe.core.cluster import ClusterConfig
-from steppe.core.errors import ConfigError
+from steppe.core.config.cluster import ClusterConfig
+from steppe.core.contracts.errors import ConfigError
 from steppe.params.aggregation import Aggregation
 from steppe.params.federated import ALL, FederatedParameterServer
 from steppe.params.optimizers import Optimizer

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, nearest
+from steppe.core.contracts.errors import ConfigError, nearest
 from steppe.params import kernels
-from steppe.params.lanes import in_lanes
+from steppe.params.threaded_kernels import in_lanes
 
 # learning_rate, momentum or beta1, beta2, eps where the settings do not say
 KINDS: dict[str, tuple[float, float, float, float]] = {

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, nearest
-from steppe.core.weights import Layout, Weights
+from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.contracts.weights import Layout, Weights
 from steppe.params.kernels import all_finite, copy_finite
-from steppe.params.lanes import in_lanes
+from steppe.params.threaded_kernels import in_lanes
 
 MISFITS = ("wrong_shape", "wrong_dtype", "unknown_parameter", "not_finite")  # what a push can have wrong by itself
 

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core import durable
-from steppe.core.errors import BudgetSpent, ConfigError, Conflict, DamagedFile, MissingExtra, UsageError
+from steppe.core.contracts.errors import BudgetSpent, ConfigError, Conflict, DamagedFile, MissingExtra, UsageError
+from steppe.core.io import atomic_files
 from steppe.params import kernels
 
 FORMAT = 1
@@ -175,12 +175,12 @@ class Ledger:
 
     def _write(self, charges: list[Charge], count: int, released: int) -> None:
         body = {"format": FORMAT, "count": count, "released": released, "charges": msgspec.to_builtins(charges)}
-        with durable.noticing_full_disk(self.path):
-            durable.write_json(self.path, {**body, "sha256": _digest(body)})
+        with atomic_files.noticing_full_disk(self.path):
+            atomic_files.write_json(self.path, {**body, "sha256": _digest(body)})
         self.charges, self.count, self.released = charges, count, released
 
     def _read(self) -> None:
-        found = durable.read_json(self.path)
+        found = atomic_files.read_json(self.path)
         try:
             digest = found.pop("sha256")
             if digest != _digest(found) or found["format"] > FORMAT:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steppe.core.arrays import as_array
-from steppe.core.checked import checked
-from steppe.core.errors import UsageError
-from steppe.core.weights import Weights
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.weights import Weights
+from steppe.core.system.typecheck import checked
 from steppe.params.rounds import Receipt
 
 POLICY = "policy"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 
 MAX_NUMBERS = 64
 

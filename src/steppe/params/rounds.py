@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.errors import ConfigError, UsageError
-from steppe.params.space import Refusal
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.params.parameter_layout import Refusal
 
 MAX_WORKERS = 65_536
 MAX_NAME = 128

@@ -1,7 +1,7 @@
 """ParameterServer: one set of parameters that many workers improve. Every result has a version, every push an account.
 
-Used from any thread of one process. What becomes of a push is collecting.py's, combining, applying and privacy are in the
-files beside it; other processes of the machine come by shared.py, other machines by service.py.
+Used from any thread of one process. What becomes of a push is admission.py's, combining, applying and privacy are in the
+files beside it; other processes of the machine come by params/rpc/shm_server.py, other machines by params/rpc/grpc_server.py.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steppe.core.arrays import as_array
-from steppe.core.checked import checked
-from steppe.core.durable import noticing_full_disk
-from steppe.core.errors import ConfigError, DiskFull, UsageError
-from steppe.core.links import WeightStore
-from steppe.core.weights import Weights
+from steppe.core.contracts.errors import ConfigError, DiskFull, UsageError
+from steppe.core.contracts.transport import WeightStore
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.atomic_files import noticing_full_disk
+from steppe.core.system.typecheck import checked
+from steppe.params.admission import Collector, optimizer_for
 from steppe.params.aggregation import Aggregation
 from steppe.params.checkpoints import read_checkpoint, write_checkpoint
-from steppe.params.collecting import Collector, optimizer_for
 from steppe.params.optimizers import Optimizer
+from steppe.params.parameter_layout import Refusal, Space
 from steppe.params.privacy import PrivateSum
-from steppe.params.pushing import POLICY, Push, Pushing
+from steppe.params.push_api import POLICY, Push, Pushing
+from steppe.params.round_sum import countable
 from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds
-from steppe.params.space import Refusal, Space
-from steppe.params.tallies import countable
-from steppe.params.wire import Tls
+from steppe.params.rpc.protocol import Tls
 
 if TYPE_CHECKING:
-    from steppe.params.service import Service
-    from steppe.params.shared import SharedService
+    from steppe.params.rpc.grpc_server import Service
+    from steppe.params.rpc.shm_server import SharedService
 
 MAX_METRICS = 64
 
@@ -287,7 +287,7 @@ class ParameterServer(Pushing, Collector):
         `token`: what clients must know, one for all or one per worker; by default a new one that clients of the same user
         on this machine find by themselves. Other machines are let in only with a token and TLS.
         """
-        from steppe.params.service import Service
+        from steppe.params.rpc.grpc_server import Service
 
         if self._service is not None:
             raise UsageError(f"the server listens on port {self._service.port} already: stop_server first")
@@ -301,7 +301,7 @@ class ParameterServer(Pushing, Collector):
         `room`: a directory in memory (/dev/shm) for it, by default a new one. With `by_steps` there is no thread, and
         `serve_step` is called again and again instead.
         """
-        from steppe.params.shared import SharedService
+        from steppe.params.rpc.shm_server import SharedService
 
         if self._private is not None:
             raise ConfigError("a private server has to know who pushes, which shared memory does not say: start_server")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.weights import Weights
+from steppe.core.contracts.weights import Weights
 from steppe.params.optimizers import Optimizer, Stepper
-from steppe.params.space import Space
+from steppe.params.parameter_layout import Space
 
 
 class Values:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from steppe.core.errors import DamagedFile
+from steppe.core.contracts.errors import DamagedFile
 
 
 class Arrival(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from steppe.core.errors import DiskFull
-from steppe.core.links import EVENTS, Board
-from steppe.core.reports import EventReport
+from steppe.core.contracts.errors import DiskFull
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS, Board
 
 LIMIT = 2_000  # records; an hour of one role's reports
 

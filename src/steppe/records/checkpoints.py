@@ -1,12 +1,12 @@
 """Checkpoints: numbered bundles, written whole or not at all, the newest few kept and the best one besides.
 
     checkpoints/00000012/   weights.safetensors   state.bin   counters.json   manifest.json   rows.json   *.rows
-    checkpoints/00000012/replay-0/   what a replay role wrote (replay/files.py), where replay lies in roles of its own
+    checkpoints/00000012/replay-0/   what a replay role wrote (replay/store/files.py), where replay lies in roles of its own
     checkpoints/best/00000009/   weights.safetensors   counters.json   manifest.json
 
 The learner writes the first kind and the manager the second: each directory has one writer.
-`state.bin` is whatever tree the learner needs to go on exactly (core/codec.py); a replay's columns are in `*.rows`, which a
-checkpoint shares with the one before it as far as they have not changed (core/chunks.py). A checkpoint that is damaged, from
+`state.bin` is whatever tree the learner needs to go on exactly (core/io/codec.py); a replay's columns are in `*.rows`, which a
+checkpoint shares with the one before it as far as they have not changed (core/io/row_chunks.py). A checkpoint that is damaged, from
 another run or of a newer format is named and the one before it is used.
 """
 
@@ -25,12 +25,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core import chunks, codec
-from steppe.core.agent import Tree
-from steppe.core.durable import read_bundle, sweep, write_atomic, write_bundle
-from steppe.core.errors import DamagedFile
-from steppe.core.rings import ROWS, Elsewhere, Ring
-from steppe.core.weights import Weights
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.weights import Weights
+from steppe.core.io import codec, row_chunks
+from steppe.core.io.atomic_files import read_bundle, sweep, write_atomic, write_bundle
+from steppe.core.io.rings import ROWS, Elsewhere, Ring
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
 FORMAT = 1
@@ -79,7 +79,7 @@ class Checkpoints:
         """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
         rings: list[Ring] = []
         others: list[Elsewhere] = []
-        plain = chunks.take_out(state, rings, others)
+        plain = row_chunks.take_out(state, rings, others)
         files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._about(counters)}
         return _append(self.directory, files, self._keep, rings, others)
 
@@ -136,8 +136,8 @@ def _append(
     path = directory / f"{number + 1:08d}"
 
     def beside(aside: Path) -> dict[str, bytes]:
-        chunks.write_elsewhere(aside, others, before)
-        return chunks.write_rows(aside, rings, before) if rings else {}
+        row_chunks.write_elsewhere(aside, others, before)
+        return row_chunks.write_rows(aside, rings, before) if rings else {}
 
     write_bundle(path, files, beside)
     for _, old in _numbered(directory)[:-keep]:
@@ -213,12 +213,12 @@ def _load(number: int, path: Path, run: str | None, *, whole: bool = False) -> C
     counters = _counters(files[COUNTERS], path / COUNTERS, run)
     weights = weights_from(files[WEIGHTS], str(path / WEIGHTS))
     state = codec.unpack(files[STATE]) if STATE in files else {}
-    rings = chunks.read_rows(path, files[ROWS]) if ROWS in files else []
+    rings = row_chunks.read_rows(path, files[ROWS]) if ROWS in files else []
     for ring in rings if whole else ():
         ring.check()
-    state = chunks.put_back(state, rings, path)
+    state = row_chunks.put_back(state, rings, path)
     if whole:
-        chunks.check_elsewhere(path)
+        row_chunks.check_elsewhere(path)
     return Checkpoint(path, number, weights, state, counters)
 
 

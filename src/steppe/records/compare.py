@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 
 OWN = ("name", "run_dir")  # what tells any two runs apart
 REPEATED = ("env", "algo", "runtime", "mode", "actors", "envs", "seed", "rerun_of")  # in a summary, though known before

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from steppe.core import codec
-from steppe.core.durable import write_atomic
-from steppe.core.errors import DamagedFile, RunNotFound
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import DamagedFile, RunNotFound
+from steppe.core.io import codec
+from steppe.core.io.atomic_files import write_atomic
+from steppe.records.run_directory import RunDirectory
 
 SCHEMA = 1
 _NAME = re.compile(r"(\d{3,})\.bin")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steppe.core.durable import is_full
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.io.atomic_files import is_full
 from steppe.records.scalars import WINDOW, Scalars, went_back
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steppe.core.reports import ActorReport
+from steppe.core.contracts.reports import ActorReport
 
 
 class EpisodeListing:

@@ -24,11 +24,11 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.config import RunConfig, flatten, unflatten
-from steppe.core.durable import noticing_full_disk, read_json, sweep, write_json
-from steppe.core.errors import ConfigError, Conflict, DamagedFile, DiskFull, RunExists, RunNotFound, nearest
-from steppe.core.specs import EnvSpec
-from steppe.records.backlog import Backlog
+from steppe.core.config.run import RunConfig, flatten, unflatten
+from steppe.core.contracts.errors import ConfigError, Conflict, DamagedFile, DiskFull, RunExists, RunNotFound, nearest
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.io.atomic_files import noticing_full_disk, read_json, sweep, write_json
+from steppe.records.buffered_board import Backlog
 from steppe.records.provenance import provenance
 from steppe.records.store import Status, Store
 
@@ -160,7 +160,7 @@ class RunDirectory:
 
     @property
     def profile(self) -> Path:
-        """Flame graphs and times by phase, with flow.profile (profile.py)."""
+        """Flame graphs and times by phase, with flow.profile (records/profiling/report.py)."""
         return self.path / "profile"
 
     @property

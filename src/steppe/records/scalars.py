@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
-from steppe.records.listing import EpisodeListing
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.records.new_episodes import EpisodeListing
 
 WINDOW = 100  # episodes that train/return_mean looks back on
 

@@ -1,7 +1,7 @@
 """The run's SQLite store: a Board for any number of processes at once, and what state the run is in.
 
 Write-ahead log with synchronous=NORMAL: a record survives the death of any process, and a power cut may cost the newest
-ones but never the file (checkpoints have their own, stronger, promise in core/durable.py). Records are JSON with
+ones but never the file (checkpoints have their own, stronger, promise in core/io/atomic_files.py). Records are JSON with
 JSON5's words NaN, Infinity and -Infinity, so every number comes back as it was. Every process and thread has its own connection, also after a fork. A thread keeps the connections
 to the stores it used last and closes the others, so the number of file descriptors does not grow with the number of runs.
 """
@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.durable import free_bytes
-from steppe.core.errors import Conflict, DamagedFile, DiskFull, RunNotFound
-from steppe.core.links import EVENTS
+from steppe.core.contracts.errors import Conflict, DamagedFile, DiskFull, RunNotFound
+from steppe.core.contracts.transport import EVENTS
+from steppe.core.io.atomic_files import free_bytes
 
 PENDING, STARTING, RUNNING, PAUSED, STOPPING = "PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING"
 SUCCEEDED, FAILED, STOPPED, LOST = "SUCCEEDED", "FAILED", "STOPPED", "LOST"

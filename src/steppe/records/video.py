@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.core.durable import write_atomic
+from steppe.core.io.atomic_files import write_atomic
 
 
 def save_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 30.0) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.config import RunConfig
-from steppe.core.durable import free_bytes
-from steppe.core.errors import DamagedFile
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
-from steppe.records.directory import RunDirectory
-from steppe.records.listing import EpisodeListing
-from steppe.records.spent import Seconds, Spent, TimeTotals
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
+from steppe.core.io.atomic_files import free_bytes
+from steppe.records.new_episodes import EpisodeListing
+from steppe.records.phase_times import Seconds, Spent, TimeTotals
+from steppe.records.run_directory import RunDirectory
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe.replay.buffer import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
-    from steppe.replay.episodes import GlobalBuffer, LocalBuffer
-    from steppe.replay.making import make_memory
-    from steppe.replay.memory import Draws, ReplayMemory
+    from steppe.replay.episode_buffer import GlobalBuffer, LocalBuffer
+    from steppe.replay.factory import make_memory
     from steppe.replay.pool import ReplayBufferPool
     from steppe.replay.rollout import Rollout
     from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
-    from steppe.replay.sequences import Windowing
+    from steppe.replay.sequence_windows import Windowing
+    from steppe.replay.transition_memory import Draws, ReplayMemory
 
 __all__ = [
     "Draws",
@@ -32,19 +32,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Draws": "memory",
+    "Draws": "transition_memory",
     "ExperienceBuffer": "buffer",
-    "GlobalBuffer": "episodes",
-    "LocalBuffer": "episodes",
+    "GlobalBuffer": "episode_buffer",
+    "LocalBuffer": "episode_buffer",
     "PrioritizedReplayBuffer": "buffer",
     "ReplayBuffer": "buffer",
     "ReplayBufferPool": "pool",
-    "ReplayMemory": "memory",
+    "ReplayMemory": "transition_memory",
     "Rollout": "rollout",
     "SequenceDraws": "sequence_memory",
     "SequenceMemory": "sequence_memory",
-    "Windowing": "sequences",
-    "make_memory": "making",
+    "Windowing": "sequence_windows",
+    "make_memory": "factory",
 }
 
 

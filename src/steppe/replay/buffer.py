@@ -1,4 +1,4 @@
-"""Buffers of experience dictionaries: the public, friendly face of one Store. writing.py says what may go in."""
+"""Buffers of experience dictionaries: the public, friendly face of one Store. ingest.py says what may go in."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from steppe.core.checked import checked
-from steppe.core.errors import UsageError
-from steppe.replay.storage import Numbers, Store
-from steppe.replay.writing import Experience, Experiences, Writing
+from steppe.core.contracts.errors import UsageError
+from steppe.core.system.typecheck import checked
+from steppe.replay.ingest import Experience, Experiences, Writing
+from steppe.replay.store.store import Numbers, Store
 
 
 class ReplayBuffer:

@@ -1,6 +1,6 @@
 """Recurrent replay by episodes, under the names of the pathfinding project: a LocalBuffer gathers one, a GlobalBuffer keeps many.
 
-Both are thin: an episode is a piece of sequence replay (sequences.py), the global buffer a pool with one buffer. An episode is
+Both are thin: an episode is a piece of sequence replay (sequence_windows.py), the global buffer a pool with one buffer. An episode is
 checked once, when it enters the global buffer: windows are laid by compiled code.
 """
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from steppe.core.array_checks import as_array, as_column, require_below, require_finite, require_flags
-from steppe.core.checked import checked
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.experience import Batch
-from steppe.core.specs import FieldSpec
-from steppe.replay.making import SHARE, available_bytes
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import FieldSpec
+from steppe.core.system.typecheck import checked
+from steppe.replay.factory import SHARE, available_bytes
+from steppe.replay.ingest import as_block, fit_block
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.sequences import META, SequenceReplay, Windowing, Windows
-from steppe.replay.writing import as_block, fit_block
+from steppe.replay.sequence_windows import META, SequenceReplay, Windowing, Windows
 
 Episode = dict[str, np.ndarray]  # rows of steps, and one more row that has only the last observation
 FIRST = ("obs", "action", "reward", "terminated")  # in this order a batch is unpacked, and then the rest
@@ -71,7 +71,7 @@ class LocalBuffer:
 class GlobalBuffer:
     """Episodes of all actors, up to `capacity` steps; sequences are drawn by priority.
 
-    Batches are as sequences.py draws them: time first, `following` says which row is a step's next observation. They can be
+    Batches are as sequence_windows.py draws them: time first, `following` says which row is a step's next observation. They can be
     unpacked: `obs, action, reward, terminated, *rest = buffer.get_batch()`.
     """
 

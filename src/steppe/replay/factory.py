@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.core.agent import Memory
 from steppe.core.algorithms import AgentConfig
-from steppe.core.durable import free_bytes
-from steppe.core.errors import ConfigError
-from steppe.core.links import Line
-from steppe.core.specs import SegmentSpec
+from steppe.core.contracts.algorithm import Memory
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.transport import Line
+from steppe.core.io.atomic_files import free_bytes
 from steppe.replay.rollout import Rollout
 
 if TYPE_CHECKING:
-    from steppe.replay.far import FarPool
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.replay.sequences import Windowing
-    from steppe.replay.shelf import Shelf
+    from steppe.replay.remote.client import FarPool
+    from steppe.replay.remote.server import Shelf
+    from steppe.replay.sequence_windows import Windowing
 
 SHARE = 0.9  # of the memory that is available now
 TREE_BYTES = 5  # of a transition's priority, in leaves and nodes
@@ -51,8 +51,8 @@ def make_memory(
         return Rollout(spec)
     if once := [column.name for column in spec.extras if column.once]:
         raise ConfigError(f"the column {once[0]!r} has one row per segment, which only memory = 'rollout' keeps")
-    from steppe.replay.memory import Draws, ReplayMemory  # numba: only where it is needed
     from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
+    from steppe.replay.transition_memory import Draws, ReplayMemory  # numba: only where it is needed
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
     of = partial(_of, given)
@@ -72,10 +72,10 @@ def make_memory(
 
 def make_shelf(agent: AgentConfig, spec: SegmentSpec, num_shelves: int, directory: Path | None = None) -> Shelf:
     """One of the buffers that a memory with as many `shelves` draws from, if there is room for it here."""
-    from steppe.replay.memory import claim
     from steppe.replay.nstep import transition_fields
-    from steppe.replay.sequences import SequenceReplay, step_fields
-    from steppe.replay.shelf import Shelf
+    from steppe.replay.remote.server import Shelf
+    from steppe.replay.sequence_windows import SequenceReplay, step_fields
+    from steppe.replay.transition_memory import claim
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
     disk = _disk(str(given.get("buffer_storage", "memory")), directory, None)
@@ -90,7 +90,7 @@ def _of(given: dict[str, Any], *known: str) -> dict[str, Any]:
 
 
 def _windowing(given: dict[str, Any]) -> Windowing:
-    from steppe.replay.sequences import Windowing
+    from steppe.replay.sequence_windows import Windowing
 
     named = {"sequence_length": "length", "sequence_stride": "stride", "value_rescaling": "rescaled"}
     shape = _of(given, *named, "burn_in", "n_step", "gamma")
@@ -110,7 +110,7 @@ def _alpha(agent: AgentConfig, given: dict[str, Any]) -> float | None:
 
 
 def _far_pool(agent: AgentConfig, given: dict[str, Any], shelves: Sequence[Line]) -> FarPool:
-    from steppe.replay.far import FarPool
+    from steppe.replay.remote.client import FarPool
 
     return FarPool(shelves, _share(given, len(shelves)), alpha=_alpha(agent, given))
 
@@ -162,9 +162,9 @@ def require_replay_room(agent: AgentConfig, spec: SegmentSpec, num_actors: int) 
 def _need(
     agent: AgentConfig, given: dict[str, Any], spec: SegmentSpec, num_actors: int, size: int | None = None
 ) -> tuple[int, int, int]:
-    from steppe.replay.columns import bytes_per_row
     from steppe.replay.nstep import transition_fields
-    from steppe.replay.sequences import step_fields
+    from steppe.replay.sequence_windows import step_fields
+    from steppe.replay.store.columns import bytes_per_row
 
     size = int(given["buffer_size"]) if size is None else size
     sequences = agent.memory == "sequences"

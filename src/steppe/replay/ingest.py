@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from steppe.core.arrays import as_array
-from steppe.core.errors import UsageError, nearest
-from steppe.core.specs import FieldSpec
-from steppe.replay.storage import Numbers, Store
+from steppe.core.contracts.errors import UsageError, nearest
+from steppe.core.contracts.specs import FieldSpec
+from steppe.replay.store.store import Numbers, Store
 
 Experience = Mapping[str, Any]
 Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.errors import UsageError
-from steppe.core.experience import Segment
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.replay.kernels import compiled
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.replay.kernels.copy import compiled
 
 SCALARS = ("reward", "terminated", "truncated", "valid")
 

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.checked import checked
-from steppe.core.errors import DamagedFile, UsageError
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import DamagedFile, UsageError
+from steppe.core.system.typecheck import checked
 from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer
-from steppe.replay.files import FORMAT, Description, column_names, load_state, save_state
-from steppe.replay.storage import Numbers, Store
-from steppe.replay.writing import Experiences, Writing
+from steppe.replay.ingest import Experiences, Writing
+from steppe.replay.store.files import FORMAT, Description, column_names, load_state, save_state
+from steppe.replay.store.store import Numbers, Store
 
 ALPHA = 0.6
 BETA = 0.4

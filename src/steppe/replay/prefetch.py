@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from steppe.core.agent import Tree
-from steppe.core.experience import Batch
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.segment import Batch
 
 LEAST_BYTES = 1 << 19  # of a batch that is worth a thread
 

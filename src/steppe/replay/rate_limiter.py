@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steppe.core.agent import Tree
+from steppe.core.contracts.algorithm import Tree
 
 
 @dataclass

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steppe.core.agent import Learned, Tree
-from steppe.core.errors import UsageError
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import SegmentSpec
+from steppe.core.contracts.algorithm import Learned, Tree
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import SegmentSpec
 
 
 class Rollout:

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.errors import UsageError
-from steppe.core.experience import Segment
-from steppe.core.specs import WITH_LAST, SegmentSpec
-from steppe.replay.sequences import META, Windowing, step_fields
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import WITH_LAST, SegmentSpec
+from steppe.replay.sequence_windows import META, Windowing, step_fields
 
 Piece = tuple[dict[str, np.ndarray], np.ndarray, bool]  # rows, which of them are starts, whether its episode ended
 Last = dict[str, np.ndarray]  # by column, of every environment

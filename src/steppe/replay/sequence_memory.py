@@ -8,18 +8,18 @@ from functools import partial
 
 import numpy as np
 
-from steppe.core.agent import Learned, Tree
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import SegmentSpec
-from steppe.replay.far import FarPool
-from steppe.replay.far_sequences import FarSequences
-from steppe.replay.limiting import Limiter
-from steppe.replay.memory import claim, priorities_of
+from steppe.core.contracts.algorithm import Learned, Tree
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import SegmentSpec
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.prefetching import Prefetch
-from steppe.replay.sequences import SequenceReplay, Windowing, step_fields
-from steppe.replay.streams import Piece, Streams
+from steppe.replay.prefetch import Prefetch
+from steppe.replay.rate_limiter import Limiter
+from steppe.replay.remote.client import FarPool
+from steppe.replay.remote.sequence_client import FarSequences
+from steppe.replay.segment_streams import Piece, Streams
+from steppe.replay.sequence_windows import SequenceReplay, Windowing, step_fields
+from steppe.replay.transition_memory import claim, priorities_of
 
 
 @dataclass(frozen=True)

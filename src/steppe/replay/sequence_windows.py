@@ -22,16 +22,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steppe.core.errors import ConfigError
-from steppe.core.experience import Batch
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.sequences import mixed, rescaled, unscaled
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.replay.far import FarPool, FarStore
-from steppe.replay.gathering import Gathering
-from steppe.replay.kernels import compiled
+from steppe.replay.kernels.copy import compiled
+from steppe.replay.kernels.ring_index import CURSOR, SIZE
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.ringing import CURSOR, SIZE
-from steppe.replay.storage import Store
+from steppe.replay.remote.client import FarPool, FarStore
+from steppe.replay.store.gather import Gathering
+from steppe.replay.store.store import Store
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
 META = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))

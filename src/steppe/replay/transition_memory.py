@@ -11,16 +11,16 @@ from functools import partial
 
 import numpy as np
 
-from steppe.core.agent import Learned, Tree
-from steppe.core.errors import ConfigError, NotFinite, UsageError
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.replay.far import FarPool
-from steppe.replay.gathering import Tray
-from steppe.replay.limiting import Limiter
+from steppe.core.contracts.algorithm import Learned, Tree
+from steppe.core.contracts.errors import ConfigError, NotFinite, UsageError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.replay.nstep import Windows, transition_fields
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.prefetching import Prefetch
+from steppe.replay.prefetch import Prefetch
+from steppe.replay.rate_limiter import Limiter
+from steppe.replay.remote.client import FarPool
+from steppe.replay.store.gather import Tray
 
 LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a transition for ever (Schaul et al. 2016, 3.3)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.errors import EnvironmentFault
-from steppe.core.experience import Segment
-from steppe.core.world import World
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.env import World
+from steppe.core.contracts.errors import EnvironmentFault
+from steppe.core.contracts.segment import Segment
 
 MOST_BYTES = 16 << 20  # of actions, where the world cannot be read
 

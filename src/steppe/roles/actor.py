@@ -7,22 +7,31 @@ import time
 
 import numpy as np
 
-from steppe.core import codec, seeding
-from steppe.core.agent import Policy, Tree
-from steppe.core.errors import CannotResume, EnvironmentFault
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.links import ACTORS
-from steppe.core.process import rss_bytes
-from steppe.core.reports import ActorReport
-from steppe.core.timing import Phases
-from steppe.core.weights import Weights
-from steppe.core.world import ResumeKind, World, agent_returns_of, assign_lessons, comm_mask_of, masks_of, num_rows
-from steppe.envs.finite import require_finite
+from steppe.core.contracts.algorithm import Policy, Tree
+from steppe.core.contracts.env import (
+    ResumeKind,
+    World,
+    agent_returns_of,
+    assign_lessons,
+    comm_mask_of,
+    masks_of,
+    num_rows,
+)
+from steppe.core.contracts.errors import CannotResume, EnvironmentFault
+from steppe.core.contracts.reports import ActorReport
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.transport import ACTORS
+from steppe.core.contracts.weights import Weights
+from steppe.core.io import codec
+from steppe.core.system import seeding
+from steppe.core.system.process import rss_bytes
+from steppe.core.system.timing import Phases
+from steppe.envs.vector.finite import require_finite
+from steppe.roles.action_log import KeepFault, Trail
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context, live
 from steppe.roles.evaluation import acted, means_of
-from steppe.roles.gates import Gate
 from steppe.roles.quota import EpisodeQuota
-from steppe.roles.trail import KeepFault, Trail
+from steppe.roles.scheduling import Gate
 
 REPORT_EVERY_S = 0.5
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from steppe.core.durable import noticing_full_disk
-from steppe.core.errors import DamagedFile, DiskFull
-from steppe.core.reports import Report
-from steppe.core.weights import Weights
+from steppe.core.contracts.errors import DamagedFile, DiskFull
+from steppe.core.contracts.reports import Report
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.atomic_files import noticing_full_disk
 from steppe.records.checkpoints import Checkpoints, save_weights
-from steppe.records.directory import RunDirectory
 from steppe.records.metrics import Recorder
-from steppe.records.recording import save_gif
+from steppe.records.run_directory import RunDirectory
+from steppe.records.video import save_gif
 from steppe.roles.evaluation import Evaluation
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steppe.core.links import EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
-from steppe.core.reports import EventReport
-from steppe.core.timing import RunClock
-from steppe.records.tracing import Take, tracing
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
+from steppe.core.system.timing import RunClock
+from steppe.records.telemetry.tracing import Take, tracing
 
 Commands = Callable[[int], Sequence[tuple[int, dict[str, Any]]]]
 RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # go on; with new episodes; rest; end in good order; end now

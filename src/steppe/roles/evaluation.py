@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steppe.core import seeding
-from steppe.core.agent import Policy
-from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
-from steppe.core.world import World, agent_returns_of, comm_mask_of, masks_of, num_rows
+from steppe.core.contracts.algorithm import Policy
+from steppe.core.contracts.env import World, agent_returns_of, comm_mask_of, masks_of, num_rows
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.system import seeding
 
 
 @dataclass

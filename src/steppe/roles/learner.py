@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from steppe.core import codec
-from steppe.core.agent import Agent, Learned, Memory, Progress, Tree
 from steppe.core.array_checks import empty_segment, require_segment
-from steppe.core.errors import DiskFull, NotFinite, RunFailed, SteppeError
-from steppe.core.experience import Batch, Segment
-from steppe.core.links import SET, TRAINING, Marked, Rejecting
-from steppe.core.process import rss_bytes
-from steppe.core.reports import TrainingReport
-from steppe.core.timing import Phases
-from steppe.core.weights import Weights
+from steppe.core.contracts.algorithm import Agent, Learned, Memory, Progress, Tree
+from steppe.core.contracts.errors import DiskFull, NotFinite, RunFailed, SteppeError
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.transport import SET, TRAINING, Marked, Rejecting
+from steppe.core.contracts.weights import Weights
+from steppe.core.io import codec
+from steppe.core.system.process import rss_bytes
+from steppe.core.system.timing import Phases
 from steppe.roles.context import PAUSE, POLICY, Context, live
-from steppe.roles.gates import Intake
 from steppe.roles.quota import hide_after
+from steppe.roles.scheduling import Intake
 from steppe.roles.tuning import Tuning
 
 REPORT_EVERY_S = 0.5

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from steppe.core.agent import Policy
-from steppe.core.config import EvalConfig
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.process import rss_bytes
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
-from steppe.core.weights import Weights
+from steppe.core.config.run import EvalConfig
+from steppe.core.contracts.algorithm import Policy
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.contracts.weights import Weights
+from steppe.core.system.process import rss_bytes
 from steppe.records.scalars import went_back
 from steppe.roles.context import FINISH, POLICY, STOP, Context
 from steppe.roles.evaluation import Evaluation, Judge

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.experience import Segment, ended
-from steppe.core.world import World
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.env import World
+from steppe.core.contracts.segment import Segment, ended
 
 
 class _OpenEnvironments:

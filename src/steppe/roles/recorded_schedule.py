@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.core.errors import RunFailed
-from steppe.core.experience import Segment
-from steppe.core.links import Channel, WeightStore
-from steppe.core.weights import Weights
+from steppe.core.contracts.errors import RunFailed
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.transport import Channel, WeightStore
+from steppe.core.contracts.weights import Weights
 from steppe.records.arrivals import Arrival
-from steppe.roles.gates import Ledger
 from steppe.roles.learner import Learner
+from steppe.roles.scheduling import Ledger
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from steppe.core.codec import Buffer
-from steppe.core.links import Desk
+from steppe.core.contracts.transport import Desk
+from steppe.core.io.codec import Buffer
 from steppe.roles.context import Context
 
 TAKE_S = 0.05  # how long a step waits for a question

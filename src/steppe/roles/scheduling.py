@@ -10,9 +10,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from steppe.core.agent import Tree
-from steppe.core.experience import Segment
-from steppe.core.links import Channel
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.transport import Channel
 from steppe.records.arrivals import Arrival
 
 

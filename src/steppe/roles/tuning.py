@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.agent import Agent, Tree, Tunable
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.links import SET
-from steppe.core.weights import Weights
+from steppe.core.contracts.algorithm import Agent, Tree, Tunable
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.transport import SET
+from steppe.core.contracts.weights import Weights
 from steppe.roles.context import Context
 
 SETTINGS = "settings"  # the name under which live values are published

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-from steppe.core import factory
-from steppe.core.config import RUNTIMES
+from steppe.core.config import references
+from steppe.core.config.run import RUNTIMES
+
+_HOMES = {
+    "inline": "inline",
+    "kafka": "kafka.launch",
+    "mpi": "mpi.launch",
+    "processes": "processes.supervisor",
+    "ray": "ray.launch",
+}
+
+
+def runtime_module(runtime: str) -> ModuleType:
+    """The module with `launch` of a runtime of ours."""
+    return importlib.import_module(f"{__name__}.{_HOMES[runtime]}")
 
 
 def launcher(runtime: str) -> Callable[..., Any]:
     """The function that launches a plan: of a runtime of ours by name, or of the user's by `module:function`."""
     if runtime in RUNTIMES:
-        launch: Callable[..., Any] = importlib.import_module(f"steppe.runtimes.{runtime}").launch
+        launch: Callable[..., Any] = runtime_module(runtime).launch
         return launch
-    return factory.resolve(runtime)  # type: ignore[no-any-return]
+    return references.resolve(runtime)  # type: ignore[no-any-return]

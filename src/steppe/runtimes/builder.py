@@ -6,40 +6,40 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from steppe.agents import make_agent
-from steppe.core import seeding
-from steppe.core.agent import Agent, Memory, Tree
+from steppe.algorithms import make_agent
 from steppe.core.algorithms import ClassicConfig
-from steppe.core.durable import noticing_full_disk
-from steppe.core.links import Channel, Marked, Role, Shifted
-from steppe.core.specs import PushSpec, SegmentSpec
-from steppe.core.tuning import live_fields
-from steppe.core.weights import Weights
-from steppe.core.world import World
+from steppe.core.config.tunables import live_fields
+from steppe.core.contracts.algorithm import Agent, Memory, Tree
+from steppe.core.contracts.env import World
+from steppe.core.contracts.specs import PushSpec, SegmentSpec
+from steppe.core.contracts.transport import Channel, Marked, Role, Shifted
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.atomic_files import noticing_full_disk
+from steppe.core.system import seeding
 from steppe.envs import make_world
-from steppe.envs.finding import find
-from steppe.envs.making import make_env
+from steppe.envs.factory import make_env
+from steppe.envs.lookup import find
 from steppe.records.arrivals import ArrivalLog, Mark
 from steppe.records.checkpoints import Checkpoint, Checkpoints
-from steppe.records.directory import RunDirectory
 from steppe.records.faults import Faults
+from steppe.records.run_directory import RunDirectory
 from steppe.replay import make_memory
 from steppe.roles.actor import Actor, env_seeds
 from steppe.roles.archive import RunArchive
 from steppe.roles.context import Context
 from steppe.roles.evaluation import Judge
-from steppe.roles.gates import Free, Gate, Intake, Lockstep, Rounds, Window
 from steppe.roles.learner import Learner, Limits, Save
 from steppe.roles.manager import Manager
 from steppe.roles.quota import EpisodeQuota
-from steppe.roles.scripting import Follower, Script, Scripted, ScriptedLearner
+from steppe.roles.recorded_schedule import Follower, Script, Scripted, ScriptedLearner
+from steppe.roles.scheduling import Free, Gate, Intake, Lockstep, Rounds, Window
 from steppe.roles.tuning import Tuning
 from steppe.runtimes.plan import REPLAY, Plan, RoleSpec
 
 if TYPE_CHECKING:
     from steppe.params.client import ParameterClient
-    from steppe.roles.crews import Crew
-    from steppe.roles.store import Store
+    from steppe.roles.gradients.learner import Store
+    from steppe.roles.tabular.rollouts import Crew
 
 
 NEVER = 2**62  # versions
@@ -95,7 +95,7 @@ def _device(plan: Plan, device: str) -> str:
     """Where an agent computes; a table needs no torch to say so."""
     if plan.config.agent.in_table:
         return device
-    from steppe.agents.device import resolve_device
+    from steppe.algorithms.nn.device import resolve_device
 
     return resolve_device(device)
 
@@ -141,7 +141,7 @@ def _going_on(actor: Actor, seed: int) -> Actor:
 
 
 def _pusher(plan: Plan, role: RoleSpec, directory: RunDirectory, context: Context) -> Actor:
-    from steppe.roles.pushing import GradientWorker, Making
+    from steppe.roles.gradients.worker import GradientWorker, Making
 
     config = plan.config
     world, agent, gate = _acting(plan, role, context.channel)
@@ -166,7 +166,7 @@ def _pusher(plan: Plan, role: RoleSpec, directory: RunDirectory, context: Contex
 
 
 def _store(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Learner:
-    from steppe.roles.store import GradientLearner
+    from steppe.roles.gradients.learner import GradientLearner
 
     config = plan.config
     agent = parts.agent or begun(_agent(plan, _device(plan, config.device)), directory)
@@ -184,7 +184,7 @@ def _store(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) 
 
 def _own_store(plan: Plan, agent: Agent, directory: RunDirectory) -> Store:
     """The store of a run whose server is its own."""
-    from steppe.roles.store import Store, make_server
+    from steppe.roles.gradients.learner import Store, make_server
 
     config, start = plan.config, Checkpoints(directory.start).latest()
     known = start.state.get("server") if start is not None else None
@@ -202,7 +202,7 @@ def _own_store(plan: Plan, agent: Agent, directory: RunDirectory) -> Store:
 
 def _served_store(plan: Plan, agent: Agent, parts: Parts, context: Context) -> Store:
     """The store of a run whose server is the caller's."""
-    from steppe.roles.served_store import ServedStore
+    from steppe.roles.gradients.external_server import ServedStore
 
     rounds = bool(plan.config.params.in_rounds)
     return ServedStore(agent, parts.server, plan.config.actors, in_rounds=rounds, ending=lambda: context.ending)
@@ -240,8 +240,8 @@ def _learner(plan: Plan, parts: Parts, directory: RunDirectory, context: Context
 
 
 def _replay(plan: Plan, directory: RunDirectory, context: Context) -> Role:
-    from steppe.replay.making import make_shelf
-    from steppe.roles.replay import Replay
+    from steppe.replay.factory import make_shelf
+    from steppe.roles.replay_server import Replay
 
     assert context.desk is not None, "a replay role has a desk"
     num_shelves = len(plan.replay)
@@ -259,7 +259,7 @@ def _node(
     context: Context,
 ) -> Learner:
     """A learner that is one of a cluster's, by the caller's client where there is one."""
-    from steppe.roles.cluster import Node, NodeLearner, connect  # the network's parts, which only these runs need
+    from steppe.roles.cluster.node import Node, NodeLearner, connect  # the network's parts, which only these runs need
 
     learner = NodeLearner(agent, memory, intake, limits, save, context)
     cluster, lent = plan.config.cluster, client is not None
@@ -268,7 +268,7 @@ def _node(
 
 
 def _worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
-    from steppe.roles.worker import Worker  # compiled parts, which only these runs need
+    from steppe.roles.tabular.worker import Worker  # compiled parts, which only these runs need
 
     config, life = plan.config, 0 if plan.resume is None else plan.resume + 1
     names = ("worker", role.index, context.epoch, life)
@@ -285,7 +285,7 @@ def _worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
 
 def _crew(plan: Plan, agent: Any, names: tuple[str | int, ...]) -> Crew:
     """Environments and agent together: compiled where the game and the algorithm are, else in the fastest way there is."""
-    from steppe.roles.crews import EpisodeCrew, GameCrew, WorldCrew, game_of
+    from steppe.roles.tabular.rollouts import EpisodeCrew, GameCrew, WorldCrew, game_of
 
     config, rows = plan.config, plan.segment.num_steps
     agent.begin(plan.num_rows, seeding.generator(config.seed, *names, "policy"))
@@ -300,7 +300,7 @@ def _crew(plan: Plan, agent: Any, names: tuple[str | int, ...]) -> Crew:
 
 
 def _keeper(plan: Plan, parts: Parts, directory: RunDirectory, context: Context) -> Role:
-    from steppe.roles.keeper import Keeper
+    from steppe.roles.tabular.learner import Keeper
 
     config = plan.config
     agent: Any = parts.agent or begun(_agent(plan, _device(plan, config.device)), directory)

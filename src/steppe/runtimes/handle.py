@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from steppe.core import blas
 from steppe.core.algorithms import AgentConfig
-from steppe.core.config import RunConfig
-from steppe.core.errors import EnvironmentFault, RunFailed, SteppeError, Unreachable
-from steppe.core.links import Channel, Role, WeightStore
-from steppe.core.process import in_mib, rss_bytes
-from steppe.records.tracing import finish as finish_traces
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.errors import EnvironmentFault, RunFailed, SteppeError, Unreachable
+from steppe.core.contracts.transport import Channel, Role, WeightStore
+from steppe.core.system import blas
+from steppe.core.system.process import in_mib, rss_bytes
+from steppe.records.telemetry.tracing import finish as finish_traces
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 
-from steppe.core.links import COMMANDS, Role, Table
-from steppe.core.timing import RunClock
-from steppe.records.directory import RunDirectory
-from steppe.records.sampling import Sampler
+from steppe.core.contracts.transport import COMMANDS, Role, Table
+from steppe.core.system.timing import RunClock
+from steppe.records.profiling.sampler import Sampler
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import RUN, STOP, Context
+from steppe.runtimes.builder import Parts, build_role, link_spec
+from steppe.runtimes.handle import Fault, Turns, borrowed_torch, sleep_briefly
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.resuming import prime
-from steppe.runtimes.turns import Fault, Turns, borrowed_torch, sleep_briefly
-from steppe.runtimes.wiring import Parts, build_role, link_spec
+from steppe.runtimes.resume import prime
 from steppe.transport.local import LocalChannel, LocalWeights
 
 
@@ -43,7 +43,7 @@ class InlineHandle:
         prime(self.channel, plan, directory)
         table: Table | None = None
         if plan.config.mode == "workers" and not plan.config.by_gradients:
-            from steppe.transport.tables import LocalTable  # compiled parts, which only these runs need
+            from steppe.transport.tables.shared import LocalTable  # compiled parts, which only these runs need
 
             table = LocalTable()
         for spec in plan.roles:

@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
-from steppe.core import factory
-from steppe.core.config import flatten, unflatten
-from steppe.core.errors import DiskFull, RunNotFound
-from steppe.core.links import COMMANDS, EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
-from steppe.core.reports import EventReport
-from steppe.core.specs import EnvSpec
-from steppe.core.timing import RunClock
-from steppe.records.directory import RunDirectory
+from steppe.core.config import references
+from steppe.core.config.run import flatten, unflatten
+from steppe.core.contracts.errors import DiskFull, RunNotFound
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.transport import COMMANDS, EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
+from steppe.core.system.timing import RunClock
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import Commands, Context
-from steppe.runtimes.place import redirect_output
+from steppe.runtimes.handle import Fault, prepare_torch
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.turns import Fault, prepare_torch
+from steppe.runtimes.processes.worker import redirect_output
 
 KINDS = ("actor", "worker", "learner", "manager", "replay")
 
@@ -38,12 +38,14 @@ class Order(msgspec.Struct, frozen=True):
     resume: int | None
     run: str
     directory: str
-    script: factory.Script | None = None  # where `__main__:name` is found, unless the ranks run that script themselves
+    script: references.Script | None = (
+        None  # where `__main__:name` is found, unless the ranks run that script themselves
+    )
     host: str = ""
     clock_s: float = 0.0  # on that host, when the order was given
 
     @classmethod
-    def of(cls, plan: Plan, directory: RunDirectory, script: factory.Script | None) -> Order:
+    def of(cls, plan: Plan, directory: RunDirectory, script: references.Script | None) -> Order:
         """The order to run this plan in this directory."""
         path = str(directory.path.resolve())
         return cls(flatten(plan.config), asdict(plan.spec), plan.resume, directory.id, path, script)
@@ -100,7 +102,7 @@ def build_roles(
 
     Without `commands`, those that were posted in the run's directory.
     """
-    from steppe.runtimes.wiring import build_role
+    from steppe.runtimes.builder import build_role
 
     prepare_torch(plan.config)
     clock, spans = order.clock(), plan.config.flow.trace_spans

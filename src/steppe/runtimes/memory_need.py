@@ -10,10 +10,10 @@ import math
 from itertools import pairwise
 
 from steppe.core.algorithms import AgentConfig
-from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
-from steppe.replay import making
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.replay import factory
 from steppe.runtimes.plan import segment_spec
 
 _NUMBER = 4  # bytes of a weight
@@ -32,15 +32,15 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
     segment = segment_spec(agent, spec, envs)
     seats = config.flow.max_actors or config.actors
     if replay and agent.memory != "rollout":
-        making.require_replay_room(agent, segment, config.actors)
+        factory.require_replay_room(agent, segment, config.actors)
     needs = {
         "networks (hidden)": _network_bytes(agent, spec, config.actors),
         "replay (buffer_size)": _replay_bytes(agent, segment, config.actors) if replay else 0,
         "segments (actors × envs × segment_steps)": _segment_bytes(config, segment, seats),
         "a batch": _batch_bytes(agent, segment),
     }
-    total, available = sum(needs.values()), making.available_bytes()
-    if total > making.SHARE * available:
+    total, available = sum(needs.values()), factory.available_bytes()
+    if total > factory.SHARE * available:
         most = max(needs, key=lambda name: needs[name])
         raise ConfigError(
             f"the run needs about {_gib(total)} of memory, of which {most} {_gib(needs[most])}, but {_gib(available)} are "
@@ -84,7 +84,7 @@ def _replay_bytes(agent: AgentConfig, segment: SegmentSpec, num_actors: int) -> 
     kept = getattr(agent, "buffer_size", None)
     if agent.memory == "rollout" or kept is None or getattr(agent, "buffer_storage", "memory") == "disk":
         return 0
-    return making.replay_need(agent, segment, num_actors)[2]
+    return factory.replay_need(agent, segment, num_actors)[2]
 
 
 def _segment_bytes(config: RunConfig, segment: SegmentSpec, seats: int) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steppe.core import factory
 from steppe.core.algorithms import AgentConfig, ClassicConfig
-from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError
-from steppe.core.specs import EnvSpec, SegmentSpec
+from steppe.core.config import references
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import EnvSpec, SegmentSpec
 
 REPLAY = "replay"
 WRITERS = ("actor", "worker")  # the kinds of role that a place of its own may have many of
@@ -29,7 +29,7 @@ class RoleSpec:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's topology. `lockstep` and `ahead` are what differs between the modes: see roles/gates.py."""
+    """A run's topology. `lockstep` and `ahead` are what differs between the modes: see roles/scheduling.py."""
 
     config: RunConfig
     spec: EnvSpec
@@ -149,17 +149,17 @@ def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:
 
 def _require_memory(agent: AgentConfig, spec: EnvSpec) -> None:
     """Raise, before anything is made, where the machine could not hold the table."""
-    from steppe.agents.tabular.memory import require_room
+    from steppe.algorithms.tabular.memory_limits import require_room
 
     assert spec.num_states is not None, "agents with tables ask for numbered states"
     require_room(spec.num_states, spec.action.sizes[0], 4)
 
 
 def _require_portable(config: RunConfig, agent: AgentConfig) -> None:
-    factory.require_portable(config.env, "the environment")
-    factory.require_portable(config.algo, "the algorithm")
+    references.require_portable(config.env, "the environment")
+    references.require_portable(config.algo, "the algorithm")
     if isinstance(agent, ClassicConfig):
-        factory.require_portable(agent.learner, "the learner")
-    factory.require_portable(agent.network, "the network")
+        references.require_portable(agent.learner, "the learner")
+    references.require_portable(agent.network, "the network")
     for wrapper in config.environment.wrappers:
-        factory.require_portable(wrapper, "a wrapper")
+        references.require_portable(wrapper, "a wrapper")

@@ -5,13 +5,13 @@ Only imports: a fork after torch has run on several threads can hang.
 
 from numba.core.registry import cpu_target
 
-import steppe.agents.dqn
-import steppe.agents.ppo
-import steppe.envs.making
-import steppe.replay.memory
-import steppe.runtimes.wiring
+import steppe.algorithms.dqn.dqn
+import steppe.algorithms.ppo.ppo
+import steppe.envs.factory
+import steppe.replay.transition_memory
+import steppe.runtimes.builder
 import steppe.transport.shm  # noqa: F401
-from steppe.core import blas
+from steppe.core.system import blas
 
 blas.get_threads()  # finds the libraries once for all
 cpu_target.target_context.refresh()  # imports what the first compiled kernel would, in every process anew

@@ -2,13 +2,13 @@
 
 from numba.core.registry import cpu_target
 
-import steppe.agents.tabular.agent
-import steppe.envs.making
+import steppe.algorithms.tabular.agent
+import steppe.envs.factory
 import steppe.replay.rollout
-import steppe.roles.crews
-import steppe.roles.keeper
-import steppe.roles.worker
-import steppe.runtimes.wiring
-import steppe.transport.tables  # noqa: F401
+import steppe.roles.tabular.learner
+import steppe.roles.tabular.rollouts
+import steppe.roles.tabular.worker
+import steppe.runtimes.builder
+import steppe.transport.tables.shared  # noqa: F401
 
 cpu_target.target_context.refresh()

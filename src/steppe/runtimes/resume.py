@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.plan import Plan
 
 

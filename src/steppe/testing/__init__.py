@@ -1,7 +1,7 @@
 """Conformance suites to run on parts of your own: inherit one in a test file, say how to make the part, run pytest.
 
 agent.py AgentConformance · board.py BoardConformance · channel.py ChannelConformance · env.py WorldConformance · team.py
-TeamConformance · memory.py MemoryConformance · runtime.py RuntimeConformance · weights.py WeightStoreConformance · mock.py MockEnvironment ·
+TeamConformance · memory.py MemoryConformance · runtime.py RuntimeConformance · weights.py WeightStoreConformance · mock_env.py MockEnvironment ·
 components.py one suite each for the five components of a MainLoop
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steppe.testing.mock import MockEnvironment
+    from steppe.testing.mock_env import MockEnvironment
 
 __all__ = ["MockEnvironment"]
 
@@ -18,6 +18,6 @@ __all__ = ["MockEnvironment"]
 def __getattr__(name: str) -> Any:
     if name != "MockEnvironment":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from steppe.testing import mock
+    from steppe.testing import mock_env
 
-    return mock.MockEnvironment
+    return mock_env.MockEnvironment

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import codec
-from steppe.core.agent import Agent, Policy, Progress
 from steppe.core.algorithms import AgentConfig
-from steppe.core.errors import ConfigError
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import EnvSpec, SegmentSpec
-from steppe.core.weights import Weights
+from steppe.core.contracts.algorithm import Agent, Policy, Progress
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import EnvSpec, SegmentSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.io import codec
 
 NUM_STEPS, NUM_ENVS, BATCH_SIZE = 6, 4, 16
 

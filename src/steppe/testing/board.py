@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from steppe.core.links import ACTORS, TOPICS, TRAINING, Board
-from steppe.core.reports import ActorReport, TrainingReport
+from steppe.core.contracts.reports import ActorReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, TOPICS, TRAINING, Board
 
 
 class BoardConformance:

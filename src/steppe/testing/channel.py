@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.agent import Progress
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.links import Channel
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.core.timing import RunClock
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.transport import Channel
+from steppe.core.system.timing import RunClock
 from steppe.roles.context import RUN, Context
-from steppe.roles.gates import Rounds
 from steppe.roles.learner import Learner, Limits
+from steppe.roles.scheduling import Rounds
 from steppe.transport.local import LocalBoard, LocalWeights
 
 SPEC = SegmentSpec(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steppe.core.components import (
+from steppe.core.contracts.components import (
     AgentPart,
     EnvironmentPart,
     Experiences,

@@ -13,12 +13,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from steppe.core import codec
-from steppe.core.agent import Tree
-from steppe.core.errors import CannotResume
-from steppe.core.experience import Segment, ended
-from steppe.core.specs import ActionSpec, SegmentSpec
-from steppe.core.world import World, agent_returns_of, num_rows
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.env import World, agent_returns_of, num_rows
+from steppe.core.contracts.errors import CannotResume
+from steppe.core.contracts.segment import Segment, ended
+from steppe.core.contracts.specs import ActionSpec, SegmentSpec
+from steppe.core.io import codec
 
 
 @dataclass

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import chunks, codec
-from steppe.core.agent import Learned, Memory
-from steppe.core.durable import read_file, write_bundle
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.rings import ROWS, Ring
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.algorithm import Learned, Memory
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.io import codec, row_chunks
+from steppe.core.io.atomic_files import read_file, write_bundle
+from steppe.core.io.rings import ROWS, Ring
 
 SPEC = SegmentSpec(5, 3, FieldSpec("obs", (4,), "float32"), FieldSpec("action", (), "int64"))
 POISON = np.nan  # in every cell that means nothing: whoever reads one shows it
@@ -165,19 +165,19 @@ class MemoryConformance:
         for split in range(1, self.intakes, 3):
             self._run(original, rounds[max(0, split - 3) : split])
             rings: list[Ring] = []
-            tree = codec.pack(chunks.take_out(original.live_state(), rings))
-            write_bundle(tmp_path / str(split), {}, partial(chunks.write_rows, rings=rings, before=before))
+            tree = codec.pack(row_chunks.take_out(original.live_state(), rings))
+            write_bundle(tmp_path / str(split), {}, partial(row_chunks.write_rows, rings=rings, before=before))
             before = tmp_path / str(split)
-            saved = chunks.read_rows(before, read_file(before, ROWS))
+            saved = row_chunks.read_rows(before, read_file(before, ROWS))
             copy, twin = self.make(), self.make()
             self._run(copy, rounds[: split // 2])
             for memory in (copy, twin):
-                memory.restore(chunks.put_back(codec.unpack(tree), saved))
+                memory.restore(row_chunks.put_back(codec.unpack(tree), saved))
             _require_equal(self._run(twin, rounds[split:]), self._run(copy, rounds[split:]))
             assert copy.stats() == twin.stats()
         after = self._run(original, rounds[split:])
         last = self.make()
-        last.restore(chunks.put_back(codec.unpack(tree), saved))
+        last.restore(row_chunks.put_back(codec.unpack(tree), saved))
         _require_equal(after, self._run(last, rounds[split:]))
 
     def test_goes_on_exactly_between_add_and_learning(self) -> None:

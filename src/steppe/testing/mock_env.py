@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steppe.envs.classic import DistClassicRLEnv, Info
+from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 
 class MockEnvironment(DistClassicRLEnv):

@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.links import ACTORS, EVALUATIONS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.core.config.run import resolve
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, TRAINING
 from steppe.envs import probe
-from steppe.envs.builtin import CountingEnv
+from steppe.envs.toy.builtin import CountingEnv
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP
+from steppe.runtimes.handle import Handle
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.turns import Handle
 
 PATIENCE_S = 120.0  # generous: it only bounds how long a broken runtime takes to fail
 KINDS = ("actor", "learner", "manager")
@@ -155,7 +155,7 @@ class RuntimeConformance:
 
     def test_a_failing_environment_is_told_in_full(self, tmp_path: Path) -> None:
         kwargs = {"environment.kwargs": {"at_step": 13}}
-        with self.running(tmp_path, "steppe.envs.builtin:FailingEnv", **kwargs) as (handle, _, _):
+        with self.running(tmp_path, "steppe.envs.toy.builtin:FailingEnv", **kwargs) as (handle, _, _):
             advance(handle, lambda: bool(handle.faults()))
             fault = handle.faults()[0]
         assert fault.role in ("actor-0", "actor-1")

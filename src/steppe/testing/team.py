@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.world import comm_mask_of, num_rows
+from steppe.core.contracts.env import comm_mask_of, num_rows
 from steppe.testing.env import Journal, WorldConformance, collect
 
 

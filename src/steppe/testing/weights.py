@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import factory
-from steppe.core.errors import ConfigError
-from steppe.core.links import WeightStore
-from steppe.core.weights import Weights
+from steppe.core.config import references
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.transport import WeightStore
+from steppe.core.contracts.weights import Weights
 
 POLICY = "policy"
 RACE_BYTES = 1 << 20  # large enough for a writer to come round while a reader copies
@@ -183,12 +183,12 @@ def _race_processes(opener: str, arguments: list[Any], versions: int) -> None:
 
 def publish_at(opener: str, arguments: list[Any], versions: int) -> None:
     """`publish_patterns` in a process of its own."""
-    publish_patterns(factory.resolve(opener)(*arguments), versions)
+    publish_patterns(references.resolve(opener)(*arguments), versions)
 
 
 def watch_at(opener: str, arguments: list[Any], versions: int) -> None:
     """`watch_patterns` in a process of its own."""
-    watch_patterns(factory.resolve(opener)(*arguments), versions)
+    watch_patterns(references.resolve(opener)(*arguments), versions)
 
 
 def publish_patterns(store: WeightStore, versions: int) -> None:

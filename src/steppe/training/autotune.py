@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steppe.agents import make_agent
-from steppe.core import seeding
-from steppe.core.agent import Agent, Progress
+from steppe.algorithms import make_agent
 from steppe.core.algorithms import AgentConfig
-from steppe.core.config import Resolved, RunConfig
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import EnvSpec
-from steppe.core.world import World
-from steppe.envs.making import make_world, probe
-from steppe.replay.making import make_memory
+from steppe.core.config.run import Resolved, RunConfig
+from steppe.core.contracts.algorithm import Agent, Progress
+from steppe.core.contracts.env import World
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.system import seeding
+from steppe.envs.factory import make_world, probe
+from steppe.replay.factory import make_memory
 from steppe.roles.evaluation import acted
+from steppe.runtimes.handle import borrowed_torch
 from steppe.runtimes.plan import segment_spec
-from steppe.runtimes.turns import borrowed_torch
 
 TRY_S = 0.15  # for collecting, and again for learning, with each number of environments
 TRIES = 3  # of collecting, in that time: what else the machine does slows down some of them

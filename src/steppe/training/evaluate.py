@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import seeding
-from steppe.core.checked import checked
-from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, DamagedFile, RunNotFound, UsageError, WorldError
-from steppe.core.specs import EnvSpec
-from steppe.core.weights import Weights
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.errors import ConfigError, DamagedFile, RunNotFound, UsageError, WorldError
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.system import seeding
+from steppe.core.system.typecheck import checked
 from steppe.envs import probe
 from steppe.records.checkpoints import Checkpoints, load_weights
-from steppe.records.directory import RunDirectory
-from steppe.records.recording import save_gif
+from steppe.records.run_directory import RunDirectory
+from steppe.records.video import save_gif
 from steppe.roles.evaluation import Evaluation
+from steppe.runtimes.handle import borrowed_torch
 from steppe.runtimes.plan import make_plan
-from steppe.runtimes.turns import borrowed_torch
 
 
 @checked
@@ -82,8 +82,8 @@ def judge_weights(
     config: RunConfig, spec: EnvSpec, weights: Weights, *, episodes: int, explore: bool = False, record: bool = False
 ) -> Evaluation:
     """Play whole episodes with these weights in this process, with the configuration's threads and seed."""
-    from steppe.agents import make_agent
-    from steppe.runtimes.wiring import make_judge
+    from steppe.algorithms import make_agent
+    from steppe.runtimes.builder import make_judge
 
     judging = config.evaluation.model_copy(update={"episodes": episodes})
     plan = make_plan(config.model_copy(update={"evaluation": judging, "runtime": "inline"}), spec)

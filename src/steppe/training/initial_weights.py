@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from steppe.core.errors import ConfigError, DamagedFile
-from steppe.loops.agent import DistributedAgent
-from steppe.loops.evaluation import result_weights
+from steppe.core.contracts.errors import ConfigError, DamagedFile
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.handle import borrowed_torch
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.turns import borrowed_torch
+from steppe.training.composition.agent import DistributedAgent
+from steppe.training.evaluate import result_weights
 
 
 def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from steppe.core import seeding
-from steppe.loops.agent import DistributedAgent
-from steppe.loops.starting import keep_start
-from steppe.records.directory import RunDirectory
+from steppe.core.system import seeding
+from steppe.records.run_directory import RunDirectory
 from steppe.runtimes import launcher
+from steppe.runtimes.handle import Handle
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.turns import Handle
+from steppe.training.composition.agent import DistributedAgent
+from steppe.training.initial_weights import keep_start
 
 if (
     TYPE_CHECKING
@@ -20,7 +20,7 @@ if (
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.runtimes.wiring import Parts
+    from steppe.runtimes.builder import Parts
 
 
 def launch(
@@ -44,7 +44,7 @@ def launch(
 
         return inline.launch(plan, directory, replace(_given(plan, directory, agent, pool, server), node=node))
     if hosted:
-        from steppe.runtimes.hosted import launch as launch_hosted
+        from steppe.runtimes.processes.hosted_learner import launch as launch_hosted
 
         return launch_hosted(plan, directory, replace(_given(plan, directory, agent, pool, server), node=node))
     return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def _given(
 ) -> Parts:
     """The caller's own agent, pool and parameter server, to work in place."""
     from steppe.replay import make_memory
-    from steppe.runtimes.wiring import Parts, begun
+    from steppe.runtimes.builder import Parts, begun
 
     fresh = not agent.built
     agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)

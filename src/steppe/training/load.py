@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from steppe.core import seeding
-from steppe.core.agent import Agent
-from steppe.core.checked import checked
-from steppe.core.config import RunConfig
-from steppe.core.errors import UsageError
-from steppe.core.specs import EnvSpec
-from steppe.core.weights import Weights
-from steppe.envs.finding import find
-from steppe.envs.frames import Frames
-from steppe.envs.making import is_team, make_env
-from steppe.envs.spaces import action_rule, index_rule, observation_rule
-from steppe.loops.evaluation import result_weights
-from steppe.loops.loading_teams import LoadedTeam
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.algorithm import Agent
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.system import seeding
+from steppe.core.system.typecheck import checked
+from steppe.envs.factory import is_team, make_env
+from steppe.envs.lookup import find
+from steppe.envs.vector.spaces import action_rule, index_rule, observation_rule
+from steppe.envs.wrappers.frame_stack import Frames
+from steppe.records.run_directory import RunDirectory
+from steppe.training.evaluate import result_weights
+from steppe.training.load_multi_agent import LoadedTeam
 
 Space = spaces.Space[Any]
 
@@ -35,7 +35,7 @@ class LoadedPolicy:
     """
 
     def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
-        from steppe.agents import make_agent
+        from steppe.algorithms import make_agent
 
         self.weights = weights
         self._seed = seed

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import seeding
-from steppe.core.agent import Agent
-from steppe.core.config import RunConfig
-from steppe.core.errors import UsageError
-from steppe.core.weights import Weights
-from steppe.envs.team_rules import team_rules, team_spec
-from steppe.envs.team_turns import Turns
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.algorithm import Agent
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.weights import Weights
+from steppe.core.system import seeding
+from steppe.envs.multi_agent.aec import Turns
+from steppe.envs.multi_agent.spec import team_rules, team_spec
 
 Told = Mapping[Any, Any]  # by agent
 
@@ -26,7 +26,7 @@ class LoadedTeam:
     """
 
     def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
-        from steppe.agents import make_agent
+        from steppe.algorithms import make_agent
 
         self.weights = weights
         world = config.environment.fitted(config.env)

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import codec, factory
-from steppe.core.checked import checked
-from steppe.core.config import RunConfig
-from steppe.core.errors import CannotResume, DamagedFile, EnvironmentFault
-from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
-from steppe.core.world import World, num_rows
+from steppe.core.config import references
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.env import World, num_rows
+from steppe.core.contracts.errors import CannotResume, DamagedFile, EnvironmentFault
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.io import codec
+from steppe.core.system.typecheck import checked
 from steppe.envs import make_world
-from steppe.records.directory import RunDirectory
 from steppe.records.faults import Faults
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.actor import env_seeds
 
 PLACE = ("env_index", "episode", "step")
@@ -62,7 +63,7 @@ class Reproduction:
 @checked
 def reproduce(run: str | Path, fault: int | None = None) -> Reproduction:
     """Repeat what led to a recorded fault, the newest if not said otherwise, and see whether it happens again."""
-    factory.stop_if_loading_main()
+    references.stop_if_loading_main()
     directory = RunDirectory.open(run)
     path, kept = Faults(directory).load(fault)
     try:

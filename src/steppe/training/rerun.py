@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steppe.core import factory
-from steppe.core.checked import checked
-from steppe.core.config import KafkaConfig, RayConfig, RunConfig, flatten
-from steppe.core.errors import Conflict, UsageError
-from steppe.core.links import COMMANDS, EVENTS, SET
-from steppe.core.reports import EventReport
-from steppe.core.tuning import live_fields
+from steppe.core.config import references
+from steppe.core.config.run import KafkaConfig, RayConfig, RunConfig, flatten
+from steppe.core.config.tunables import live_fields
+from steppe.core.contracts.errors import Conflict, UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS, SET
+from steppe.core.system.typecheck import checked
 from steppe.envs import probe
-from steppe.loops.composing import NEVER
-from steppe.loops.main import conclude
-from steppe.loops.result import RunResult
-from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
 from steppe.records.arrivals import Life, read_arrivals
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.comparing import differences
-from steppe.records.directory import RunDirectory
+from steppe.records.compare import differences
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.roles.scripting import Change, Script
+from steppe.roles.recorded_schedule import Change, Script
 from steppe.runtimes.plan import Plan, make_plan
+from steppe.training.composition.config_merge import NEVER
+from steppe.training.result import RunResult
+from steppe.training.supervisor import Interrupts, Observer, Outcome, Supervisor
+from steppe.training.train import conclude
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def rerun(run: str | Path, observers: Sequence[Observer] = ()) -> RunResult:
 
     The result has `rerun_of`, `expected_sha256` and `matched` besides what every run's has.
     """
-    factory.stop_if_loading_main()
+    references.stop_if_loading_main()
     recorded = _read(RunDirectory.open(run))
     original = recorded.directory
     config = _config(original)
@@ -198,7 +198,7 @@ def _repeat(
     plan: Plan, recorded: Recorded, directory: RunDirectory, interrupts: Interrupts, observers: Sequence[Observer]
 ) -> tuple[Outcome, RunView]:
     from steppe.runtimes import inline
-    from steppe.runtimes.wiring import Parts
+    from steppe.runtimes.builder import Parts
 
     outcome, view = Outcome("FAILED", "error"), RunView(directory)
     changes = list(recorded.changes)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steppe.core.errors import EnvironmentFault, NotFinite, RoleDied, RunFailed
-from steppe.runtimes.turns import Fault
+from steppe.core.contracts.errors import EnvironmentFault, NotFinite, RoleDied, RunFailed
+from steppe.runtimes.handle import Fault
 
 _ERRORS: dict[str, type[RunFailed]] = {kind.reason: kind for kind in (EnvironmentFault, NotFinite, RoleDied)}
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from steppe.core import factory
-from steppe.core.checked import checked
-from steppe.core.config import Resolved, RunConfig, flatten, unflatten
-from steppe.core.errors import UsageError
-from steppe.core.links import COMMANDS, SET
-from steppe.loops.main import MainLoop
-from steppe.loops.result import RunResult
-from steppe.loops.supervise import Observer
-from steppe.records.directory import RunDirectory
-from steppe.runtimes import mpi
+from steppe.core.config import references
+from steppe.core.config.run import Resolved, RunConfig, flatten, unflatten
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.transport import COMMANDS, SET
+from steppe.core.system.typecheck import checked
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.mpi import launch as mpi
+from steppe.training.result import RunResult
+from steppe.training.supervisor import Observer
+from steppe.training.train import MainLoop
 
 COMPLETE = ("steps_done", "episodes_done", "target_reached")
 
@@ -56,7 +56,7 @@ def continued(
     commands_after: int | None = None,
 ) -> RunResult:
     """`resume` for one whose commands began to count before: those after number `commands_after` are for this life."""
-    factory.stop_if_loading_main()
+    references.stop_if_loading_main()
     config = directory.config()
     mpi.join(config.runtime)
     directory.acquire()

@@ -13,14 +13,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from steppe.core.config import RUNTIMES, RunConfig
-from steppe.core.errors import DiskFull, Unreachable, UsageError
-from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import RUNTIMES, RunConfig
+from steppe.core.contracts.errors import DiskFull, Unreachable, UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS, SCALE, SET
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP
-from steppe.runtimes.turns import Fault, Handle, Scaler
+from steppe.runtimes.handle import Fault, Handle, Scaler
 
 TICK_S = 0.2
 STOP_S = 4.0  # how long all roles together have to end in good order when the user asked for the end

@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular.agent import ClassicAgent, adopt, storage_of
-from steppe.agents.tabular.algorithm import BaseAlgorithm, step_limit, takes_turns
-from steppe.agents.tabular.q_learning import ListQLearning, OptimalQLearning
-from steppe.agents.tabular.schedules import Schedule, to_plain
-from steppe.core import factory
-from steppe.core.checked import checked
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.links import ACTORS, EVALUATIONS
-from steppe.core.reports import ActorReport, EvaluationReport
-from steppe.envs.flattening import as_environment
-from steppe.loops.composing import NEVER
-from steppe.loops.main import MainLoop
-from steppe.loops.result import RunResult
-from steppe.records.directory import RunDirectory
+from steppe.algorithms.tabular.agent import ClassicAgent, adopt, storage_of
+from steppe.algorithms.tabular.base import BaseAlgorithm, step_limit, takes_turns
+from steppe.algorithms.tabular.q_learning import ListQLearning, OptimalQLearning
+from steppe.algorithms.tabular.schedules import Schedule, to_plain
+from steppe.core.config import references
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.reports import ActorReport, EvaluationReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS
+from steppe.core.system.typecheck import checked
+from steppe.envs.wrappers.flatten import as_environment
+from steppe.records.run_directory import RunDirectory
 from steppe.records.statistics import TrainingStatistics
-from steppe.runtimes import mpi
+from steppe.runtimes.mpi import launch as mpi
+from steppe.training.composition.config_merge import NEVER
+from steppe.training.result import RunResult
+from steppe.training.train import MainLoop
 
 Observer = Callable[[Any], object]
 _given: list[Any] = []  # the environment of this process's DistAsyncQLearning
@@ -126,8 +126,8 @@ class _Shared:
         seed = {"seed": int(options["seed"])} if options.get("seed") is not None else {"seed": _any_seed()}
         layer = {
             "env": env,
-            "algo": factory.reference(ClassicAgent),
-            "agent.learner": factory.reference(self.algorithm_class),
+            "algo": references.reference(ClassicAgent),
+            "agent.learner": references.reference(self.algorithm_class),
             "agent.options": {name: value for name, value in options.items() if name != "seed"},
             "mode": "workers",
             "actors": workers,
@@ -229,7 +229,7 @@ class ParallelQLearning(_Shared):
         `env_factory` is a function that makes an environment, or an id. Another environment of it judges the best actions
         every `validation_every` steps, and at the end. Called again, it goes on with what was learned.
         """
-        factory.stop_if_loading_main()
+        references.stop_if_loading_main()
         _require_positive(steps=steps, steps_per_sync=steps_per_sync, validation_every=validation_every)
         settings = {
             "runtime": runtime,
@@ -237,7 +237,7 @@ class ParallelQLearning(_Shared):
             "evaluation.every_steps": validation_every or NEVER,
             "evaluation.episodes": validation_episodes,
         }
-        self._run(factory.reference(env_factory), steps, self.num_processes, settings, callbacks)
+        self._run(references.reference(env_factory), steps, self.num_processes, settings, callbacks)
         return self.training_stats
 
 
@@ -267,7 +267,7 @@ class DistAsyncQLearning(_Shared):
     @property
     def comm(self) -> Any:
         """The communicator of everyone that mpiexec started: mpi4py's COMM_WORLD."""
-        from steppe.runtimes.mpi_world import world
+        from steppe.runtimes.mpi.root import world
 
         return world()
 
@@ -295,7 +295,7 @@ class DistAsyncQLearning(_Shared):
         Another copy judges the best actions every `validation_every` steps, and at the end. Under mpiexec the other ranks stay in
         their first call, so later calls take the same environment.
         """
-        factory.stop_if_loading_main()
+        references.stop_if_loading_main()
         _require_positive(steps=steps, validation_every=validation_every)
         if self.size > 1 and _given and _given[0] is not env:
             raise UsageError(
@@ -312,14 +312,14 @@ class DistAsyncQLearning(_Shared):
             "evaluation.every_steps": validation_every or NEVER,
             "evaluation.episodes": validation_episodes,
         }
-        self._run(factory.reference(given_env), steps, self.size, settings, callbacks)
+        self._run(references.reference(given_env), steps, self.size, settings, callbacks)
         self.sync_counter += self._merges
         return self.training_stats
 
     def _world(self) -> tuple[int, int]:
         if not mpi.under_mpiexec():
             return 0, 1
-        from steppe.runtimes.mpi_world import world
+        from steppe.runtimes.mpi.root import world
 
         return world().Get_rank(), world().Get_size()
 

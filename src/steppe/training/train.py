@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.core import factory
-from steppe.core.checked import checked
-from steppe.core.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
-from steppe.core.config import Resolved, RunConfig, resolve
-from steppe.core.durable import noticing_full_disk, read_json, write_json
-from steppe.core.errors import ConfigError, DamagedFile, DiskFull, FactoryError, RunNotFound, UsageError
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
-from steppe.loops.agent import DistributedAgent
-from steppe.loops.by_hand import ByHand, HandRun
-from steppe.loops.composing import BY_GRADIENTS, compose, episodic
-from steppe.loops.environment import DistributedEnvironment
-from steppe.loops.launching import launch
-from steppe.loops.parameters import adopt, decided_by, hand_in, own_store
-from steppe.loops.result import RunResult
-from steppe.loops.starting import adopt_weights
-from steppe.loops.supervise import Interrupts, Observer, Outcome, Supervisor
+from steppe.core.config import references
+from steppe.core.config.run import Resolved, RunConfig, resolve
+from steppe.core.contracts.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
+from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, FactoryError, RunNotFound, UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.core.io.atomic_files import noticing_full_disk, read_json, write_json
+from steppe.core.system.typecheck import checked
 from steppe.records.checkpoints import Checkpoint, Checkpoints
-from steppe.records.directory import RunDirectory, runs_root
-from steppe.records.profile import write_profile
+from steppe.records.profiling.report import write_profile
+from steppe.records.run_directory import RunDirectory, runs_root
 from steppe.records.store import PENDING
 from steppe.records.view import RunView
 from steppe.roles.context import POLICY
-from steppe.runtimes import mpi, processes
+from steppe.runtimes import runtime_module
 from steppe.runtimes.memory_need import require_memory
+from steppe.runtimes.mpi import launch as mpi
 from steppe.runtimes.plan import Plan, make_plan
+from steppe.runtimes.processes import supervisor as processes
+from steppe.training.composition.agent import DistributedAgent
+from steppe.training.composition.config_merge import BY_GRADIENTS, compose, episodic
+from steppe.training.composition.environment import DistributedEnvironment
+from steppe.training.composition.manual import ByHand, HandRun
+from steppe.training.composition.parameter_server import adopt, decided_by, hand_in, own_store
+from steppe.training.initial_weights import adopt_weights
+from steppe.training.launch import launch
+from steppe.training.result import RunResult
+from steppe.training.supervisor import Interrupts, Observer, Outcome, Supervisor
 
 if (
     TYPE_CHECKING
@@ -57,10 +58,10 @@ def train(
     times a second with the run's RunView; one that returns True ends the run, one that returns a dictionary of numbers adds
     them to the run's curves.
     """
-    factory.stop_if_loading_main()
+    references.stop_if_loading_main()
     mpi.join(settings.get("runtime"))
     given = {name: _by_name(value) for name, value in settings.items()}
-    layer = {"env": factory.reference(env), "algo": factory.reference(algo), **given}
+    layer = {"env": references.reference(env), "algo": references.reference(algo), **given}
     result = run_experiment(resolve(("call", layer)), observers=callbacks)
     result.raise_for_fault()
     return result
@@ -70,14 +71,14 @@ def _by_name(value: Any) -> Any:
     """A setting with its callables named, alone or in a list."""
     if isinstance(value, list | tuple):
         return [_by_name(item) for item in value]
-    return factory.reference(value) if callable(value) else value
+    return references.reference(value) if callable(value) else value
 
 
 def run_experiment(resolved: Resolved, *, observers: Sequence[Observer] = ()) -> RunResult:
     """Run a resolved configuration to its end."""
     mpi.join(resolved.config.runtime)
     if resolved.auto:
-        from steppe.loops.calibrating import calibrated  # imports torch, which this process does not need otherwise
+        from steppe.training.autotune import calibrated  # imports torch, which this process does not need otherwise
 
         resolved = calibrated(resolved)
     return MainLoop.of(resolved).run(observers)
@@ -95,7 +96,7 @@ class MainLoop:
     With a parameter server, or a ParameterClient of one elsewhere, workers push to it (mode `workers`): gradients, or deltas
     where it takes those. It combines and applies them by its own rules while the run goes on, and writes its checkpoints on
     its own schedule. Without one the loop keeps a store of its own, `parameter_server`, with the same statistics and
-    checkpoints. Parts of a user's own (core/components.py) are played by hand, in this process and one episode at a time.
+    checkpoints. Parts of a user's own (core/contracts/components.py) are played by hand, in this process and one episode at a time.
     """
 
     in_parallel = True  # whether several workers are processes by default
@@ -303,7 +304,7 @@ class MainLoop:
         self._require_running("resume").resume()
 
     def _run(self, config: RunConfig, observers: Sequence[Observer]) -> RunResult:
-        factory.stop_if_loading_main()
+        references.stop_if_loading_main()
         mpi.join(config.runtime)
         plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
         agent = self._parts()[1]
@@ -363,7 +364,7 @@ class MainLoop:
             )  # imports it over there while this one looks at the world
         for device in (config.device, config.flow.actor_device):
             if device.startswith("cuda"):
-                from steppe.agents.device import resolve_device
+                from steppe.algorithms.nn.device import resolve_device
 
                 resolve_device(device)
         spec = self._parts()[0].spec
@@ -380,7 +381,7 @@ class MainLoop:
             )
         require_memory(plan.config, plan.spec, replay=self.replay_buffer is None)
         if config.runtime in ("mpi", "ray", "kafka"):
-            importlib.import_module(f"steppe.runtimes.{config.runtime}").require(plan)
+            runtime_module(config.runtime).require(plan)
         return plan
 
     def _supervise(
@@ -409,7 +410,7 @@ class MainLoop:
 
     @property
     def handle(self) -> Any:
-        """The newest run's roles as its runtime has them (runtimes/turns.py), or None before there is one."""
+        """The newest run's roles as its runtime has them (runtimes/handle.py), or None before there is one."""
         return None if self._supervisor is None else self._supervisor.handle
 
     def _node_client(self) -> Any:

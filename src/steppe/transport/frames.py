@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.codec import checked_layout
-from steppe.core.errors import DamagedFile
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import SegmentSpec
-from steppe.core.weights import Layout, Weights
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.weights import Layout, Weights
+from steppe.core.io.codec import checked_layout
 
 HEAD = 64  # bytes before the arrays: eight words
 _ALIGN = 64

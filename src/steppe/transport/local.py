@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Any
 
-from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
-from steppe.core.weights import Weights
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.weights import Weights
 
 
 class LocalChannel:

@@ -4,11 +4,11 @@
     <room>/channel        see ShmChannel
     <room>/state-A-S      actor A just after its segment S
     <room>/weights-NAME   see ShmWeights
-    <room>/table          see tables.py
+    <room>/table          see transport/tables/shared.py
     <room>/bell-ROLE      a FIFO: a byte in it wakes the role
 
 Every word has one writer at a time and no lock is ever held (but for the table's), so kill -9 of any process leaves the others working.
-Rooms, mapped files and bells are core/rooms.py's.
+Rooms, mapped files and bells are core/system/shared_dir.py's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from steppe.core.errors import UsageError
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.rooms import Bell, fence, map_file
-from steppe.core.specs import SegmentSpec
-from steppe.core.weights import Entry, Layout, Weights
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.weights import Entry, Layout, Weights
+from steppe.core.system.shared_dir import Bell, fence, map_file
 
 _PAGE = mmap.PAGESIZE
 

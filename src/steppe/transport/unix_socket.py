@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from steppe.core.errors import RoleDied
+from steppe.core.contracts.errors import RoleDied
 
 _LENGTH = struct.Struct("<Q")
 _LOOK_S = 0.01

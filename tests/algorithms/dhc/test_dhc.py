@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steppe.agents import make_agent
-from steppe.agents.windows import Windows
-from steppe.core import codec
-from steppe.core.agent import Progress
+from steppe.algorithms import make_agent
+from steppe.algorithms.dhc.unroll import Windows
 from steppe.core.algorithms import DHCConfig
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, WorldError
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.core.world import assign_lessons
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.env import assign_lessons
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.io import codec
 from steppe.envs import make_world
 from steppe.replay import make_memory
 from steppe.roles.evaluation import acted

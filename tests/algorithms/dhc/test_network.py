@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.communicating import Communicating
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.algorithms.dhc.network import Communicating
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 pytestmark = pytest.mark.unit
 

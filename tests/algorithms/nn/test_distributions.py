@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.distributions import Categorical, Gaussian, distribution_for
-from steppe.core.specs import ActionSpec
+from steppe.algorithms.nn.distributions import Categorical, Gaussian, distribution_for
+from steppe.core.contracts.specs import ActionSpec
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from steppe.agents.flat import FlatAdam, FlatModule
-from steppe.core.errors import ConfigError, NotFinite
+from steppe.algorithms.nn.flat_module import FlatAdam, FlatModule
+from steppe.core.contracts.errors import ConfigError, NotFinite
 
 pytestmark = pytest.mark.unit
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steppe.agents import make_agent
-from steppe.agents.networks import CNN, Scaled, Unrolled
-from steppe.agents.q_network import QValues
+from steppe.algorithms import make_agent
+from steppe.algorithms.nn.q_network import QValues
+from steppe.algorithms.nn.torsos import CNN, Scaled, Unrolled
 from steppe.core.algorithms import DQNConfig, PPOConfig
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 pytestmark = pytest.mark.unit
 

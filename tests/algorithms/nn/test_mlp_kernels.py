@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.flat import FlatModule
-from steppe.agents.perceptrons import TILE, Head, Perceptrons
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.nn.mlp_kernels import TILE, Head, Perceptrons
 
 pytestmark = pytest.mark.unit
 

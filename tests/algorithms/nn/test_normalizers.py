@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.normalizers import Moments, ObsNormalizer, RewardNormalizer
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.algorithms.nn.normalizers import Moments, ObsNormalizer, RewardNormalizer
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 
 pytestmark = pytest.mark.unit
 

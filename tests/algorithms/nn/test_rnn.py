@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.flat import FlatModule
-from steppe.agents.perceptrons import Head
-from steppe.agents.recurrence import ROOMS, Recurrence
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.nn.mlp_kernels import Head
+from steppe.algorithms.nn.rnn.cell import ROOMS, Recurrence
 
 pytestmark = pytest.mark.unit
 both = pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-import steppe.agents
-from steppe.agents import make_agent, resolve_device
-from steppe.agents.networks import MLP, build_seeded, build_torso
+import steppe.algorithms
+from steppe.algorithms import make_agent, resolve_device
+from steppe.algorithms.nn.torsos import MLP, build_seeded, build_torso
 from steppe.core.algorithms import DQNConfig, PPOConfig
-from steppe.core.errors import ConfigError, FactoryError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.contracts.errors import ConfigError, FactoryError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 pytestmark = pytest.mark.unit
 
@@ -139,12 +139,10 @@ def test_ppo_normalizes_continuous_worlds_only():
 
 
 def test_the_room_is_entered_without_torch():
-    code = (
-        "import sys, steppe.agents; assert 'torch' not in sys.modules; steppe.agents.PPO; assert 'torch' in sys.modules"
-    )
+    code = "import sys, steppe.algorithms; assert 'torch' not in sys.modules; steppe.algorithms.PPO; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with pytest.raises(AttributeError, match="nothing"):
-        _ = steppe.agents.nothing
+        _ = steppe.algorithms.nothing
 
 
 def test_greedy_values_do_not_depend_on_how_many_rows_are_asked_about_beyond_rounding():

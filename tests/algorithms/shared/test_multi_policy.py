@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents import PPO, make_agent
-from steppe.agents.grouped import Grouped
-from steppe.core import seeding
-from steppe.core.agent import Progress
+from steppe.algorithms import PPO, make_agent
+from steppe.algorithms.shared.multi_policy import Grouped
 from steppe.core.algorithms import DQNConfig, PPOConfig, QLearningConfig
-from steppe.core.config import flatten, resolve, unflatten
-from steppe.core.errors import ConfigError, WorldError
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import ActionSpec, AgentSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.config.run import flatten, resolve, unflatten
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import ActionSpec, AgentSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.system import seeding
 from steppe.testing.agent import AgentConformance
 
 pytestmark = pytest.mark.unit
@@ -234,6 +234,6 @@ def test_an_agent_with_other_weights_than_a_flat_module_cannot_be_one_of_several
         def __init__(self, *args, **kwargs):
             self.version = 0
 
-    monkeypatch.setattr("steppe.agents.grouped.implementation", lambda algo: Strange)
+    monkeypatch.setattr("steppe.algorithms.shared.multi_policy.implementation", lambda algo: Strange)
     with pytest.raises(ConfigError, match="FlatModule"):
         Grouped("ppo", PPOConfig(policies="own"), SPEC, seed=0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.agent import Tunable
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.errors import ConfigError
-from tests.agents.test_ppo import agent_and_batch
+from steppe.core.contracts.algorithm import Tunable
+from steppe.core.contracts.errors import ConfigError
+from tests.algorithms.test_ppo import agent_and_batch
 
 pytestmark = pytest.mark.unit
 

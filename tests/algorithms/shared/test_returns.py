@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.agents.returns import gae, n_step_returns
+from steppe.algorithms.shared.returns import gae, n_step_returns
 
 pytestmark = pytest.mark.unit
 

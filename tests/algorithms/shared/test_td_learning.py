@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.agents.sequences import Recollection, heed, judge, ladder, leads, wander
-from steppe.core.errors import NotFinite
-from steppe.core.experience import Batch
+from steppe.algorithms.shared.td_learning import Recollection, heed, judge, ladder, leads, wander
+from steppe.core.contracts.errors import NotFinite
+from steppe.core.contracts.segment import Batch
 from steppe.core.sequences import mixed, rescaled, unscaled
 
 pytestmark = pytest.mark.unit

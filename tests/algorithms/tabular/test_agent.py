@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.agents import make_agent
-from steppe.agents.tabular.agent import rows_of
+from steppe.algorithms import make_agent
+from steppe.algorithms.tabular.agent import rows_of
 from steppe.classic import NStepQLearning, OptimalQLearning, QLambda
-from steppe.core.agent import Agent, Progress
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.experience import Batch
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.config.run import resolve
+from steppe.core.contracts.algorithm import Agent, Progress
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 pytestmark = pytest.mark.unit
 

@@ -24,7 +24,7 @@ from steppe.classic import (
     QLambda,
     vectorized_q_update,
 )
-from steppe.core.errors import DamagedFile, SteppeError
+from steppe.core.contracts.errors import DamagedFile, SteppeError
 
 pytestmark = pytest.mark.unit
 

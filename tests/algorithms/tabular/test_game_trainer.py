@@ -21,7 +21,7 @@ from steppe.classic import (
     tictactoe,
     worst_return,
 )
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 from steppe.core.games import moves_of
 from tests.support.tabular_oracles import pick, splitmix, spread_word, words_of
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.agents.tabular import memory
+from steppe.algorithms.tabular import memory_limits
 from steppe.classic import (
     SARSA,
     BaseAlgorithm,
@@ -26,7 +26,7 @@ from steppe.classic import (
     QLambda,
     vectorized_q_update,
 )
-from steppe.core.errors import ConfigError, DamagedFile, NotFinite, WorldError
+from steppe.core.contracts.errors import ConfigError, DamagedFile, NotFinite, WorldError
 from steppe.testing import MockEnvironment
 from tests.support.tabular_oracles import RandomMDP
 
@@ -401,13 +401,13 @@ def test_a_table_too_large_is_refused_by_its_size_before_it_is_made(kind):
 def test_a_containers_limit_counts(monkeypatch, tmp_path):
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.free_memory_bytes() == 600_000
+    monkeypatch.setattr(memory_limits, "_CGROUP", tmp_path)
+    assert memory_limits.free_memory_bytes() == 600_000
     OptimalQLearning(1000, 100)
     with pytest.raises(ConfigError, match=r"2000 states × 100 actions would take 781.2 KiB, but 585.9 KiB are free"):
         OptimalQLearning(2000, 100)
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_memory_bytes() > 10**6
+    assert memory_limits.free_memory_bytes() > 10**6
 
 
 # Files
@@ -489,9 +489,9 @@ def test_a_damaged_file_is_named(tmp_path):
 
 
 def test_a_newer_format_is_named(tmp_path, monkeypatch):
-    from steppe.agents.tabular import files
+    from steppe.algorithms.tabular import io
 
-    monkeypatch.setattr(files, "FORMAT", 2)
+    monkeypatch.setattr(io, "FORMAT", 2)
     trained(OptimalQLearning).save(tmp_path / "a")
     monkeypatch.undo()
     with pytest.raises(DamagedFile, match="format 2 is newer than 1"):

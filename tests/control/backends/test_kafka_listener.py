@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.control import hearing as hearing_module
-from steppe.control.hearing import Hearing
-from steppe.control.repeating import Repeating
+from steppe.control.backends import kafka_listener as hearing_module
+from steppe.control.backends.kafka_listener import Hearing
+from steppe.control.periodic import Repeating
 from steppe.control.service import Service
-from steppe.core.config import KafkaConfig
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import PUBLISHED, command, wire_name
-from steppe.transport.kafka import Connection, ensure_topics
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.kafka.manifest import PUBLISHED, command, wire_name
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection, ensure_topics
 from tests.support.kafka import PATIENCE_S, dead_letters
 from tests.support.service import LONG, Served, in_state, make, run_of, until
 

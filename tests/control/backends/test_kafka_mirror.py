@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-from steppe.control.following import CURSORS, Following
-from steppe.core.config import resolve
-from steppe.core.durable import write_json
-from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EventReport, TrainingReport
+from steppe.control.backends.kafka_mirror import CURSORS, Following
+from steppe.core.config.run import resolve
+from steppe.core.contracts.reports import ActorReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.io.atomic_files import write_json
 from steppe.envs import probe
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.runtimes.kafka_charter import Charter, command, wire_name
+from steppe.runtimes.kafka.manifest import Charter, command, wire_name
 from steppe.runtimes.plan import make_plan
-from steppe.transport.kafka import Connection, ensure_topics, headers_of
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection, ensure_topics, headers_of
 from tests.support.kafka import PATIENCE_S, dead_letters, settings, wait_until
 
 pytestmark = pytest.mark.integration

@@ -8,19 +8,19 @@ import tomllib
 
 import pytest
 
-from steppe.control.cluster import ClusterService
-from steppe.control.publisher import CommandPublisher
-from steppe.control.scaling import ACTOR, LEARNER, Described, Seen
-from steppe.core.config import KafkaConfig, resolve
-from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
+from steppe.control.backends.base import ACTOR, LEARNER, Described, Seen
+from steppe.control.backends.kubernetes import ClusterService
+from steppe.control.backends.publisher import CommandPublisher
+from steppe.core.config.run import KafkaConfig, resolve
+from steppe.core.contracts.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.envs import probe
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import PUBLISHED, Charter, wire_name
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.kafka.manifest import PUBLISHED, Charter, wire_name
 from steppe.runtimes.plan import make_plan
-from steppe.transport.kafka import Connection, ends, ensure_topics, headers_of, reading, span
-from steppe.transport.kafka_board import KafkaBoard, record_of
+from steppe.transport.kafka.board import KafkaBoard, record_of
+from steppe.transport.kafka.client import Connection, ends, ensure_topics, headers_of, reading, span
 from tests.support.kafka import settings
 from tests.support.service import until
 

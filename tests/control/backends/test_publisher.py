@@ -7,18 +7,18 @@ import uuid
 
 import pytest
 
-import steppe.control.publisher
-from steppe.control import hosting, model
-from steppe.control.ledger import new_operation
-from steppe.control.publisher import NOT_BEGUN, CommandPublisher
+import steppe.control.backends.publisher
+from steppe.control import models, process_host
+from steppe.control.backends.publisher import NOT_BEGUN, CommandPublisher
+from steppe.control.database import new_operation
 from steppe.control.service import Service, command_of
-from steppe.core.config import KafkaConfig, resolve
-from steppe.core.errors import Conflict, Unreachable
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import KafkaConfig, resolve
+from steppe.core.contracts.errors import Conflict, Unreachable
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.records.run_directory import RunDirectory
 from steppe.records.store import NOBODY, PENDING
-from steppe.transport.kafka import Connection, ensure_topics
+from steppe.transport.kafka.client import Connection, ensure_topics
 from tests.support.kafka import Topics
 from tests.support.service import LONG, finished, in_state, make, until
 
@@ -113,7 +113,7 @@ def test_without_brokers_a_command_is_refused_and_nothing_has_changed(begin, dir
     assert (directory.store.status().state, directory.store.read(COMMANDS)) == (PENDING, [])
     service.kafka = NOWHERE
     with pytest.raises(Unreachable, match="nothing has changed"):
-        service.create_run(model.RunRequest(env="CartPole-v1"), "test")
+        service.create_run(models.RunRequest(env="CartPole-v1"), "test")
     assert [found.id for found in service.list_runs().runs] == [run], "a run that cannot be started is not made"
 
 
@@ -146,14 +146,14 @@ def test_a_look_while_a_command_is_being_published_does_not_publish_it_again(
     begin, directory, config, topics, monkeypatch
 ):
     service, publisher = begin(config)
-    find = steppe.control.publisher.find_charter
+    find = steppe.control.backends.publisher.find_charter
 
     def meanwhile(*given):
-        monkeypatch.setattr(steppe.control.publisher, "find_charter", find)
+        monkeypatch.setattr(steppe.control.backends.publisher, "find_charter", find)
         publisher.look()  # as the publisher's own thread may do now
         return find(*given)
 
-    monkeypatch.setattr(steppe.control.publisher, "find_charter", meanwhile)
+    monkeypatch.setattr(steppe.control.backends.publisher, "find_charter", meanwhile)
     done = service.stop_run(directory.path.name, "test")
     assert [record["id"] for record in topics.commands()] == [done.id]
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_begun_is_answered_with_the_reason(begin, directory, conf
     def refuse(*_):
         raise Conflict("somebody else starts it")
 
-    monkeypatch.setattr(hosting, "launch", refuse)
+    monkeypatch.setattr(process_host, "launch", refuse)
     with pytest.raises(Conflict):
         service.start_run(directory.path.name, "test")
     [record] = topics.commands()

@@ -11,9 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from steppe.control import auth, sessions
-from steppe.control.auth import Bucket, Caller, Gate, Keys, Limits, Refused, header_map, public_names, require_safe_bind
-from steppe.core.errors import DamagedFile, UsageError
+from steppe.control.http import auth, sessions
+from steppe.control.http.auth import (
+    Bucket,
+    Caller,
+    Gate,
+    Keys,
+    Limits,
+    Refused,
+    header_map,
+    public_names,
+    require_safe_bind,
+)
+from steppe.core.contracts.errors import DamagedFile, UsageError
 
 pytestmark = pytest.mark.unit
 

@@ -18,10 +18,10 @@ import httpx
 import pytest
 import uvicorn
 
-from steppe.control import connections
-from steppe.control.auth import Gate, Keys, Limits
-from steppe.control.connections import RESERVE, Connections
-from steppe.control.gatekeeping import Gatekeeper
+from steppe.control.http import connections
+from steppe.control.http.auth import Gate, Keys, Limits
+from steppe.control.http.connections import RESERVE, Connections
+from steppe.control.http.middleware import Gatekeeper
 from steppe.records.store import OPEN_PER_THREAD, Store
 from tests.support.service import SHORT, Served, bring_down, make, until
 
@@ -172,7 +172,7 @@ def test_bodies_have_a_deadline(tmp_path: Path) -> None:
 
 _EXHAUSTED = """
 import logging, os, resource, sys
-from steppe.control.connections import prepare_error_path
+from steppe.control.http.connections import prepare_error_path
 logging.basicConfig(stream=sys.stderr)
 prepare_error_path()
 before = set(sys.modules)

@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from steppe.control.api import make_app
-from steppe.control.auth import Gate, Keys
+from steppe.control.http.app import make_app
+from steppe.control.http.auth import Gate, Keys
 from steppe.control.service import Service, operations
 from tests.support.service import SHORT, Served, finished, make, run_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNS = "/api/v1/runs"
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
-from steppe.records.exposition import FAMILIES, of_actor, of_evaluation, of_learner, text
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.records.telemetry.prometheus import FAMILIES, of_actor, of_evaluation, of_learner, text
 from tests.support.service import LONG, learning, make, until
 
 LINE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)')
-DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "steppe.json"
+DASHBOARD = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "steppe.json"
 
 
 def parsed(lines):

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from steppe.control.api import make_app
-from steppe.control.auth import Gate, Keys
-from steppe.control.hearing import Hearing
-from steppe.control.repeating import Repeating
+from steppe.control.backends.kafka_listener import Hearing
+from steppe.control.http.app import make_app
+from steppe.control.http.auth import Gate, Keys
+from steppe.control.periodic import Repeating
 from steppe.control.service import Service
-from steppe.core.errors import UsageError
-from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.records.run_directory import RunDirectory
 from tests.support.service import SHORT, until
 
 pytestmark = pytest.mark.unit

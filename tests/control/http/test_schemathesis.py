@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 pytestmark = pytest.mark.integration
 
-FILE = Path(__file__).parents[2] / "docs" / "openapi.json"
+FILE = Path(__file__).parents[3] / "docs" / "openapi.json"
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 # What was found first is reported, and not made smaller: the service remembers what it was told before.
 QUIET = settings(
@@ -41,9 +41,9 @@ TURNS = 3
 # The application on a port of its own, which starts no run and holds nobody up.
 SERVE = """
 import sys, uvicorn
-from steppe.control.api import make_app
-from steppe.control.auth import Gate, Keys, Limits
-from steppe.control.serving import bind
+from steppe.control.http.app import make_app
+from steppe.control.http.auth import Gate, Keys, Limits
+from steppe.control.http.server import bind
 from steppe.control.service import Bounds, Service
 
 service, listener = Service(Bounds(live_runs=0)), bind("127.0.0.1", 0)

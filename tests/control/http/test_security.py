@@ -18,8 +18,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from steppe.control.auth import Gate, Keys, Limits, Refused, public_names, require_safe_bind
-from steppe.core.errors import UsageError
+from steppe.control.http.auth import Gate, Keys, Limits, Refused, public_names, require_safe_bind
+from steppe.core.contracts.errors import UsageError
 from tests.support.service import SERVE, SHORT, Served, bring_down, make, until
 
 pytestmark = pytest.mark.integration
@@ -240,7 +240,7 @@ def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Cli
     (served.root / "runs" / "link").symlink_to(served.root / "runs" / run)
     assert api.get(f"{RUNS}/link").status_code == 404
     for change in (
-        {"env": "os:system"}, {"env": "steppe.envs.builtin:CountingEnv"}, {"algo": "os:system"}, {"run_dir": "/tmp/x"},
+        {"env": "os:system"}, {"env": "steppe.envs.toy.builtin:CountingEnv"}, {"algo": "os:system"}, {"run_dir": "/tmp/x"},
         {"name": "../x"}, {"device": "cuda"}, {"init_from": "/tmp"}, {"agent": {"network": "os:system"}},
         {"environment": {"wrappers": ["os:system"]}}, {"environment": {"kwargs": {"path": "/etc"}}}, {"runtime": "os:f"},
         {"ray": {"address": "evil:1"}}, {"flow": {"actor_device": "cuda"}}, {"actors": 10_000}, {"steps": -1},

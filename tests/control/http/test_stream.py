@@ -17,14 +17,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame
 from websockets.streams import StreamReader
 
-from steppe.control import api as doors
-from steppe.control import stream
-from steppe.control.api import Doors
-from steppe.control.auth import Gate, Keys
-from steppe.control.frames import FrameSocket
+from steppe.control.http import app as doors
+from steppe.control.http import stream
+from steppe.control.http.app import Doors
+from steppe.control.http.auth import Gate, Keys
+from steppe.control.http.server import bind
+from steppe.control.http.stream import Hub
+from steppe.control.http.ws_frames import FrameSocket
 from steppe.control.service import Service
-from steppe.control.serving import bind
-from steppe.control.stream import Hub
 from tests.support.service import LONG, SHORT, Served, finished, learning, listen, make, messages
 
 pytestmark = pytest.mark.integration

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.cluster import ClusterConfig, read_cluster, read_cluster_file
-from steppe.core.config import flatten, resolve, unflatten
-from steppe.core.errors import ConfigError
+from steppe.core.config.cluster import ClusterConfig, read_cluster, read_cluster_file
+from steppe.core.config.run import flatten, resolve, unflatten
+from steppe.core.contracts.errors import ConfigError
 
 pytestmark = pytest.mark.unit
 

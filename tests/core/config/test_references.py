@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core import factory
-from steppe.core.errors import FactoryError
+from steppe.core.config import references
+from steppe.core.contracts.errors import FactoryError
 
 pytestmark = pytest.mark.unit
 
@@ -33,37 +33,37 @@ class TestReferences:
     @pytest.mark.parametrize(
         ("thing", "text"),
         [
-            (module_level, "tests.core.test_factory:module_level"),
-            (Home, "tests.core.test_factory:Home"),
-            (Home.Inner, "tests.core.test_factory:Home.Inner"),
-            (Home.build, "tests.core.test_factory:Home.build"),
+            (module_level, "tests.core.config.test_references:module_level"),
+            (Home, "tests.core.config.test_references:Home"),
+            (Home.Inner, "tests.core.config.test_references:Home.Inner"),
+            (Home.build, "tests.core.config.test_references:Home.build"),
             (os.path.join, "posixpath:join"),
             (Path, "pathlib:Path"),
             ("any:text", "any:text"),
         ],
     )
     def test_what_has_a_name_travels_by_it(self, thing, text):
-        assert factory.reference(thing) == text
+        assert references.reference(thing) == text
         if not isinstance(thing, str):
-            assert factory.resolve(text) is thing
+            assert references.resolve(text) is thing
 
     def test_what_has_none_is_known_here_alone(self):
         def inner():
             return 1
 
         things = [lambda: 2, inner, functools.partial(module_level), Home().build.__call__]
-        texts = [factory.reference(thing) for thing in things]
+        texts = [references.reference(thing) for thing in things]
         assert all(text.startswith("local:") for text in texts)
         assert len(set(texts)) == len(texts)
-        assert [factory.reference(thing) for thing in things] == texts
-        assert all(factory.resolve(text) is thing for text, thing in zip(texts, things, strict=True))
+        assert [references.reference(thing) for thing in things] == texts
+        assert all(references.resolve(text) is thing for text, thing in zip(texts, things, strict=True))
 
     def test_a_name_that_means_something_else_now_is_not_used(self):
         def module_level():
             return "another"
 
         module_level.__qualname__ = "module_level"
-        assert factory.reference(module_level).startswith("local:")
+        assert references.reference(module_level).startswith("local:")
 
     @pytest.mark.parametrize(
         ("text", "is_one"),
@@ -73,7 +73,7 @@ class TestReferences:
         ],
     )  # fmt: skip
     def test_what_looks_like_one(self, text, is_one):
-        assert factory.is_reference(text) is is_one
+        assert references.is_reference(text) is is_one
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -86,28 +86,31 @@ class TestReferences:
     )
     def test_what_cannot_be_found(self, text, words):
         with pytest.raises(FactoryError, match=words):
-            factory.resolve(text)
+            references.resolve(text)
 
 
 class TestPortability:
     def test_a_lambda_is_refused_with_what_to_do(self):
-        text = factory.reference(lambda: None)
+        text = references.reference(lambda: None)
         with pytest.raises(FactoryError, match=r"the environment is '.*<lambda>'.*runtime='inline'"):
-            factory.require_portable(text, "the environment")
+            references.require_portable(text, "the environment")
 
     def test_names_pass(self):
         for text in ("CartPole-v1", "pathlib:Path", "ppo"):
-            factory.require_portable(text, "it")
+            references.require_portable(text, "it")
 
     def test_a_session_without_a_file_is_refused(self):
-        words = _run("-c", "from steppe.core import factory; factory.require_portable('__main__:f', 'the environment')")
+        words = _run(
+            "-c",
+            "from steppe.core.config import references; references.require_portable('__main__:f', 'the environment')",
+        )
         assert "the environment is 'f' of a session without a file" in words.stderr
 
 
 SCRIPT = """
 import sys
 sys.path.insert(0, {source!r})
-from steppe.core import factory
+from steppe.core.config import references
 import {sibling}
 
 def make():
@@ -117,24 +120,24 @@ class Late:
     pass
 
 def training_call():
-    factory.stop_if_loading_main()
+    references.stop_if_loading_main()
     print("trained in", __name__, flush=True)
 
 training_call()
 unreachable_elsewhere = True
 if __name__ == "__main__":
     import multiprocessing
-    print(factory.reference(make), factory.resolve("__main__:make")(), flush=True)
-    print(repr(factory.main_script()), flush=True)
+    print(references.reference(make), references.resolve("__main__:make")(), flush=True)
+    print(repr(references.main_script()), flush=True)
 """
 ELSEWHERE = """
 import sys, ast
-from steppe.core import factory
-factory.adopt_main(ast.literal_eval(sys.argv[1]))
-make = factory.resolve("__main__:make")
-print(make(), factory.reference(make), factory.resolve("__main__:make") is make)
+from steppe.core.config import references
+references.adopt_main(ast.literal_eval(sys.argv[1]))
+make = references.resolve("__main__:make")
+print(make(), references.reference(make), references.resolve("__main__:make") is make)
 print(hasattr(sys.modules[make.__module__], "unreachable_elsewhere"))
-factory.stop_if_loading_main()
+references.stop_if_loading_main()
 """
 
 
@@ -142,7 +145,7 @@ class TestTheUsersScript:
     """A script without a main guard: its functions are found in another process, and training does not start there."""
 
     def write(self, folder, **words):
-        (folder / "script.py").write_text(SCRIPT.format(source=str(Path(factory.__file__).parents[2]), **words))
+        (folder / "script.py").write_text(SCRIPT.format(source=str(Path(references.__file__).parents[3]), **words))
         (folder / "sibling_module.py").write_text("VALUE = 'a sibling'\n")
 
     def test_run_by_its_path(self, tmp_path):
@@ -167,15 +170,15 @@ class TestTheUsersScript:
 
     def test_a_script_that_fails_fails_each_time(self, tmp_path, monkeypatch):
         (tmp_path / "broken.py").write_text("raise LookupError('in the script')\n")
-        monkeypatch.setattr(factory, "_script", (str(tmp_path / "broken.py"), ""))
+        monkeypatch.setattr(references, "_script", (str(tmp_path / "broken.py"), ""))
         monkeypatch.setattr(sys, "path", list(sys.path))
         for _ in range(2):
             with pytest.raises(LookupError, match="in the script"):
-                factory.resolve("__main__:anything")
-        factory.stop_if_loading_main()
+                references.resolve("__main__:anything")
+        references.stop_if_loading_main()
 
     def test_a_training_call_stops_the_import_only(self):
-        factory.stop_if_loading_main()
+        references.stop_if_loading_main()
 
 
 def _run(*words, cwd=None):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig, config_class
-from steppe.core.config import (
+from steppe.core.config.run import (
     DEFAULT_STEPS,
     SECTIONS,
     flatten,
@@ -20,7 +20,7 @@ from steppe.core.config import (
     resolve,
     unflatten,
 )
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 pytestmark = pytest.mark.unit
 
@@ -69,11 +69,11 @@ class TestLayers:
             made(algo="ppo", batch_size=3)
 
     def test_an_algorithm_of_the_users(self):
-        config = made(algo="tests.core.test_config:Mine", temperature=0.5)
+        config = made(algo="tests.core.config.test_run:Mine", temperature=0.5)
         assert config.agent.temperature == 0.5
-        assert config_class("tests.core.test_config:Mine") is Mine.Config
+        assert config_class("tests.core.config.test_run:Mine") is Mine.Config
         with pytest.raises(ConfigError, match="has no inner class `Config`"):
-            made(algo="tests.core.test_config:NotMine")
+            made(algo="tests.core.config.test_run:NotMine")
 
 
 class Mine:

@@ -8,10 +8,10 @@ import itertools
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config import SECTIONS, RunConfig, resolve
-from steppe.core.errors import ConfigError, SteppeError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.core.tuning import checked_changes, live_fields, needs_spec
+from steppe.core.config.run import SECTIONS, RunConfig, resolve
+from steppe.core.config.tunables import checked_changes, live_fields, needs_spec
+from steppe.core.contracts.errors import ConfigError, SteppeError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 pytestmark = pytest.mark.unit
 

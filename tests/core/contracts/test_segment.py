@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.testing.memory import SPEC, ScriptedActor
 
 pytestmark = pytest.mark.unit

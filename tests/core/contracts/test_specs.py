@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 
 pytestmark = pytest.mark.unit
 

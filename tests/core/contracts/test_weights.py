@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.core.errors import ConfigError
-from steppe.core.weights import Entry, Layout, Weights
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.weights import Entry, Layout, Weights
 
 pytestmark = pytest.mark.unit
 

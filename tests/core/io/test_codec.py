@@ -1,4 +1,4 @@
-"""codec.py: what goes in comes out, and no bytes whatever raise anything but DamagedFile."""
+"""core/io/codec.py: what goes in comes out, and no bytes whatever raise anything but DamagedFile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from steppe.core import codec
-from steppe.core.errors import DamagedFile
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import FieldSpec, SegmentSpec
-from steppe.core.weights import Weights
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import FieldSpec, SegmentSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.io import codec
 
 pytestmark = pytest.mark.unit
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steppe.core.checking import MOST_BYTES, MOST_DEPTH, checked, parsed
-from steppe.core.errors import DamagedFile
-from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TOPICS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TOPICS, TRAINING
+from steppe.core.io.record_validation import MOST_BYTES, MOST_DEPTH, checked, parsed
 
 pytestmark = pytest.mark.unit
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.core import chunks, durable
-from steppe.core.chunks import put_back, read_rows, take_out, write_rows
-from steppe.core.errors import DamagedFile
-from steppe.core.rings import ROWS, TAIL, History, Ring
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.io import atomic_files, row_chunks
+from steppe.core.io.rings import ROWS, TAIL, History, Ring
+from steppe.core.io.row_chunks import put_back, read_rows, take_out, write_rows
 
 pytestmark = pytest.mark.unit
 
@@ -23,7 +23,7 @@ CHUNK = 4  # rows; a row has 8 + 3 bytes
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", CHUNK * 11)
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", CHUNK * 11)
 
 
 class Source:
@@ -52,7 +52,7 @@ def save(directory, rings, before=None):
         assert ROWS not in {path.name for path in aside.iterdir()}
         return files
 
-    durable.write_bundle(directory, {}, beside)
+    atomic_files.write_bundle(directory, {}, beside)
     return directory
 
 

@@ -3,7 +3,7 @@
 import pytest
 from threadpoolctl import threadpool_info
 
-from steppe.core import blas
+from steppe.core.system import blas
 
 pytestmark = pytest.mark.unit
 

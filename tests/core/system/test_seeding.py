@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from steppe.core import seeding
+from steppe.core.system import seeding
 
 pytestmark = pytest.mark.unit
 

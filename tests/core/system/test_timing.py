@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from steppe.core.timing import Phases, RunClock
+from steppe.core.system.timing import Phases, RunClock
 
 pytestmark = pytest.mark.unit
 

@@ -8,10 +8,10 @@ import pettingzoo
 import pytest
 from pettingzoo.utils import conversions
 
-from steppe.core.config import EnvConfig
+from steppe.core.config.run import EnvConfig
 from steppe.envs import make_world
-from steppe.envs.pathfinding_parallel import PathfindingParallel
-from steppe.envs.teamwork import TeamworkEnv
+from steppe.envs.pathfinding.parallel import PathfindingParallel
+from steppe.envs.toy.teamwork import TeamworkEnv
 from steppe.testing.env import collect
 from steppe.testing.team import TeamConformance
 from tests.support import team_envs
@@ -240,7 +240,7 @@ class TestCountdown(_Turns):
 class TestPettingZoosOwnConversion(TestVisitors):
     """What went to AEC and back is stepped as it was."""
 
-    env = "tests.envs.test_team_conformance:_there_and_back"
+    env = "tests.envs.multi_agent.test_conformance:_there_and_back"
 
 
 def _there_and_back():

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from steppe.core import codec
-from steppe.core.config import EnvConfig
-from steppe.core.errors import CannotResume, ConfigError, EnvironmentFault, MissingExtra, WorldError
-from steppe.core.experience import Segment
-from steppe.core.factory import reference
-from steppe.core.specs import SegmentSpec
-from steppe.core.world import comm_mask_of, num_rows
+from steppe.core.config.references import reference
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.env import comm_mask_of, num_rows
+from steppe.core.contracts.errors import CannotResume, ConfigError, EnvironmentFault, MissingExtra, WorldError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.io import codec
 from steppe.envs import make_world, probe
-from steppe.envs.pathfinding import PathfindingWorlds
+from steppe.envs.pathfinding.worlds import PathfindingWorlds
 from steppe.testing.env import collect
 from tests.support import team_envs
 

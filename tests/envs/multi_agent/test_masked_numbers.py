@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 import steppe
-from steppe.envs.masked_numbers import MaskedNumbers
+from steppe.envs.multi_agent.masked_numbers import MaskedNumbers
 
 DICT = spaces.Dict({"observation": spaces.Box(0, 2, (2, 2), np.int8), "action_mask": spaces.Box(0, 1, (3,), np.int8)})
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from steppe.core.errors import WorldError
-from steppe.envs.pathfinding import PathfindingWorlds, Scenario, load_map, load_scenario
-from steppe.envs.pathfinding_maps import _components
+from steppe.core.contracts.errors import WorldError
+from steppe.envs.pathfinding.maps import _components
+from steppe.envs.pathfinding.worlds import PathfindingWorlds, Scenario, load_map, load_scenario
 
 pytestmark = pytest.mark.unit
 MAP = "type octile\nheight 3\nwidth 5\nmap\n..G@.\n.TSO.\nW....\n"

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from steppe.envs.pathfinding import PathfindingWorlds, greedy_walk
+from steppe.envs.pathfinding.worlds import PathfindingWorlds, greedy_walk
 from tests.support.pathfinding_oracle import SlowWorld, distances
 
 pytestmark = pytest.mark.unit

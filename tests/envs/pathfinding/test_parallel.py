@@ -16,15 +16,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its test module imports its own games in the old way
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from steppe.core import codec
-from steppe.core.errors import ConfigError, WorldError
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.io import codec
 from steppe.envs import check, known_environments
-from steppe.envs.pathfinding import PathfindingWorlds, Scenario
-from steppe.envs.pathfinding_drawing import colour_of, draw
-from steppe.envs.pathfinding_parallel import PathfindingParallel, parallel_env
-from steppe.envs.pathfinding_vector import PathfindingVectorEnv
-from steppe.envs.snapshots import Snapshots
-from steppe.records.recording import save_gif
+from steppe.envs.pathfinding.drawing import colour_of, draw
+from steppe.envs.pathfinding.parallel import PathfindingParallel, parallel_env
+from steppe.envs.pathfinding.vector import PathfindingVectorEnv
+from steppe.envs.pathfinding.worlds import PathfindingWorlds, Scenario
+from steppe.envs.snapshot.snapshots import Snapshots
+from steppe.records.video import save_gif
 
 pytestmark = pytest.mark.unit
 ID = "steppe/Pathfinding-v0"
@@ -217,7 +217,7 @@ def test_frames_and_a_film(tmp_path):
 
 
 def test_without_pettingzoo_one_sentence():
-    code = "import sys; sys.modules['pettingzoo'] = None; import steppe.envs.pathfinding_parallel"
+    code = "import sys; sys.modules['pettingzoo'] = None; import steppe.envs.pathfinding.parallel"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert (
         "MissingExtra: Pathfinding for PettingZoo needs an optional dependency: pip install 'steppe[multiagent]'"

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from steppe.core import codec
-from steppe.core.errors import CannotResume, ConfigError, WorldError
-from steppe.envs.pathfinding import PathfindingWorlds, Scenario, greedy_walk
-from steppe.envs.pathfinding_kernels import Seen
+from steppe.core.contracts.errors import CannotResume, ConfigError, WorldError
+from steppe.core.io import codec
+from steppe.envs.pathfinding.kernels import Seen
+from steppe.envs.pathfinding.worlds import PathfindingWorlds, Scenario, greedy_walk
 from tests.support.pathfinding_oracle import SlowWorld
 
 pytestmark = pytest.mark.unit
@@ -343,7 +343,7 @@ def test_the_walker_solves_what_it_should():
 
 
 def test_no_torch_and_no_pettingzoo_for_the_worlds():
-    code = "import sys, steppe.envs.pathfinding as p; print([m for m in ('torch', 'pettingzoo', 'PIL') if m in sys.modules])"
+    code = "import sys, steppe.envs.pathfinding.worlds as p; print([m for m in ('torch', 'pettingzoo', 'PIL') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
 

@@ -11,8 +11,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its test module imports its own games in the old way
     from pettingzoo.test import api_test, seed_test
 
-from steppe.core.errors import ConfigError
-from steppe.envs.tictactoe_aec import TicTacToeAEC, env
+from steppe.core.contracts.errors import ConfigError
+from steppe.envs.tictactoe.aec import TicTacToeAEC, env
 
 pytestmark = pytest.mark.unit
 
@@ -69,8 +69,8 @@ def test_each_sees_the_board_and_only_the_mover_may_move():
 def test_without_pettingzoo_one_sentence_says_how_to_get_it():
     code = (
         "import sys; sys.modules['pettingzoo'] = None\n"
-        "from steppe.core.errors import MissingExtra\n"
-        "try:\n    import steppe.envs.tictactoe_aec\n"
+        "from steppe.core.contracts.errors import MissingExtra\n"
+        "try:\n    import steppe.envs.tictactoe.aec\n"
         "except MissingExtra as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

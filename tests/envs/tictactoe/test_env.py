@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError
 from steppe.core.games import exact_return, greedy_moves, moves_of, spread, worst_return
 from steppe.envs import make_world
-from steppe.envs.tictactoe import TicTacToeEnv, tictactoe
+from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
 from steppe.testing.env import WorldConformance
 
 pytestmark = pytest.mark.unit

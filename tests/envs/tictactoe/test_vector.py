@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 from steppe.core.games import exact_return
 from steppe.core.play import another, below, num_bits, pick
 from steppe.envs.registry import register_builtins
-from steppe.envs.tictactoe import TicTacToeEnv, tictactoe
-from steppe.envs.tictactoe_vector import TicTacToeVectorEnv
+from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
+from steppe.envs.tictactoe.vector import TicTacToeVectorEnv
 
 pytestmark = pytest.mark.unit
 NEXT, SAME = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP

@@ -6,13 +6,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, WorldError
-from steppe.core.factory import reference
+from steppe.core.config.references import reference
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.envs import make_world, probe
-from steppe.envs.bandit import TwoArmedBanditEnv
-from steppe.envs.classic import DistClassicRLEnv
-from steppe.envs.flattening import FlattenMultiDiscreteWrapper
+from steppe.envs.toy.bandit import TwoArmedBanditEnv
+from steppe.envs.toy.base import DistClassicRLEnv
+from steppe.envs.wrappers.flatten import FlattenMultiDiscreteWrapper
 from steppe.testing.env import WorldConformance
 
 pytestmark = pytest.mark.unit
@@ -195,7 +195,7 @@ def test_tuples_of_numbers_are_numbered_too():
 
 
 def test_the_wrapper_works_inside_a_world():
-    config = EnvConfig(wrappers=("steppe.envs.flattening:FlattenMultiDiscreteWrapper",))
+    config = EnvConfig(wrappers=("steppe.envs.wrappers.flatten:FlattenMultiDiscreteWrapper",))
     spec = probe(reference(Switches), config)
     assert (spec.action.sizes, spec.obs.shape) == ((24,), (12,))
 

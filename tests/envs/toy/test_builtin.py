@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from steppe.envs.builtin import CountingEnv, IdentityEnv, SleepEnv, TwoStateChainEnv
 from steppe.envs.registry import register_builtins
+from steppe.envs.toy.builtin import CountingEnv, IdentityEnv, SleepEnv, TwoStateChainEnv
 
 pytestmark = pytest.mark.unit
 NAMES = [
@@ -38,7 +38,7 @@ def test_registering_again_changes_nothing():
 
 def test_a_world_of_built_ins_needs_no_import_and_no_torch():
     code = (
-        "import sys; from steppe.envs import probe; from steppe.core.config import EnvConfig\n"
+        "import sys; from steppe.envs import probe; from steppe.core.config.run import EnvConfig\n"
         "print(probe('steppe/Identity-v0', EnvConfig()).obs.shape, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,9 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.core.errors import ConfigError
-from steppe.envs.recall import RecallEnv, RecallVectorEnv
+from steppe.core.contracts.errors import ConfigError
 from steppe.envs.registry import register_builtins
+from steppe.envs.toy.recall import RecallEnv, RecallVectorEnv
 
 pytestmark = pytest.mark.unit
 sizes = pytest.mark.parametrize(("num_choices", "delay"), [(4, 6), (2, 0), (3, 1)])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from steppe.core.errors import WorldError
+from steppe.core.contracts.errors import WorldError
 from steppe.envs import check, require_sound
 from tests.support import team_envs
 

@@ -4,9 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.core.errors import WorldError
+from steppe.core.contracts.errors import WorldError
 from steppe.envs import check, require_sound
-from steppe.envs.builtin import CountingEnv
+from steppe.envs.toy.builtin import CountingEnv
 
 pytestmark = pytest.mark.unit
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from steppe.core.config import EnvConfig
-from steppe.core.errors import NotFinite
-from steppe.core.experience import Segment
-from steppe.core.specs import ActionSpec, FieldSpec, SegmentSpec
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import NotFinite
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import ActionSpec, FieldSpec, SegmentSpec
 from steppe.envs import make_world, require_finite
 
 pytestmark = pytest.mark.unit

@@ -6,10 +6,10 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from steppe.core.config import EnvConfig
-from steppe.core.errors import EnvironmentFault, WorldError
-from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import EnvironmentFault, WorldError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
 from steppe.envs import make_world, probe
 from steppe.testing.env import collect
 

@@ -6,8 +6,8 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
-from steppe.core.errors import ConfigError, WorldError
-from steppe.envs.spaces import action_rule, observation_rule
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.envs.vector.spaces import action_rule, observation_rule
 
 pytestmark = pytest.mark.unit
 

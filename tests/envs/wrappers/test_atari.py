@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from ale_py import Action, ALEInterface, LoggerMode, roms
 
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, MissingExtra
-from steppe.core.specs import ActionSpec, FieldSpec
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError, MissingExtra
+from steppe.core.contracts.specs import ActionSpec, FieldSpec
 from steppe.envs import known_environments, make_world, probe
-from steppe.envs.atari import AtariGame, Rules
+from steppe.envs.wrappers.atari import AtariGame, Rules
 from steppe.testing.env import collect
 
 pytestmark = pytest.mark.integration

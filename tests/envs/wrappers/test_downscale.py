@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.envs.shrinking import Shrinking
+from steppe.envs.wrappers.downscale import Shrinking
 
 pytestmark = pytest.mark.unit
 

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steppe import FederatedParameterServer, ParameterClient, ParameterServer
-from steppe.core.codec import pack, unpack
-from steppe.core.errors import ConfigError, DamagedFile, Unreachable, UsageError
-from steppe.params import calls, service, wire
+from steppe.core.contracts.errors import ConfigError, DamagedFile, Unreachable, UsageError
+from steppe.core.io.codec import pack, unpack
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Receipt, Rounds
-from steppe.params.wire import Tls
+from steppe.params.rpc import calls, grpc_server, protocol
+from steppe.params.rpc.protocol import Tls
 
 pytestmark = pytest.mark.integration
 
@@ -130,7 +130,7 @@ def test_workers_count_together_over_the_network() -> None:
 
 def test_the_token_is_left_for_the_same_user_and_no_one_else(tmp_path: Path) -> None:
     with serving() as (_, url):
-        path = wire.token_file(int(url.rpartition(":")[2]))
+        path = protocol.token_file(int(url.rpartition(":")[2]))
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not path.exists()
@@ -223,13 +223,13 @@ def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
         trees = ([1], {"worker": 3}, {"worker": "a", "path": "/etc/passwd"})
         for data in (b"", b"garbage", *(pack(tree, sealed=False) for tree in trees), pack({"worker": "a"})):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(wire.path_of("Register"))(data, metadata=metadata, timeout=120)
+                channel.unary_unary(protocol.path_of("Register"))(data, metadata=metadata, timeout=120)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(wire.path_of("Push"))(bytes(wire.SLACK + 100), metadata=metadata, timeout=120)
+            channel.unary_unary(protocol.path_of("Push"))(bytes(protocol.SLACK + 100), metadata=metadata, timeout=120)
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(wire.path_of("Shutdown"))(b"", metadata=metadata, timeout=120)
+            channel.unary_unary(protocol.path_of("Shutdown"))(b"", metadata=metadata, timeout=120)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         channel.close()
         assert server.get_server_stats()["refused_calls"] == {"garbage": 6}
@@ -271,7 +271,7 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: p
     ]
     with serving(size=BIG, token=TOKEN) as (server, url):
         channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
-        push = channel.stream_unary(wire.path_of("PushRow"))
+        push = channel.stream_unary(protocol.path_of("PushRow"))
         metadata = [("authorization", f"Bearer {TOKEN}")]
         for parts in wrong:
             with pytest.raises(grpc.RpcError) as caught:
@@ -288,7 +288,7 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: p
 
 
 def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, losses = service.Service.answer, iter([True, True, False])
+    real, losses = grpc_server.Service.answer, iter([True, True, False])
 
     def losing(self, method, data, context, rest=None) -> bytes:
         answer = real(self, method, data, context, rest)
@@ -296,7 +296,7 @@ def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyP
             context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         return answer
 
-    monkeypatch.setattr(service.Service, "answer", losing)
+    monkeypatch.setattr(grpc_server.Service, "answer", losing)
     with serving() as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         assert client.push_gradients("a", ones())
@@ -305,8 +305,8 @@ def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyP
 
 
 def test_too_much_at_once_is_asked_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "THREADS", 1)
-    monkeypatch.setattr(service, "WAITING_BYTES", 1)  # one call at a time
+    monkeypatch.setattr(grpc_server, "THREADS", 1)
+    monkeypatch.setattr(grpc_server, "WAITING_BYTES", 1)  # one call at a time
     with serving() as (server, url):
         push_from_many(url, workers=8, pushes=5)
         assert server.version == 40
@@ -487,7 +487,7 @@ def test_bytes_that_were_changed_are_damaged_and_nothing_else(data: bytes, place
     padding = place >= len(whole) - 16 - 64 and not any(whole[place : len(whole) - 16])
     for wrong in (data, whole[:place], whole + data + b"!", *([] if padding else [bytes(changed)])):
         with pytest.raises(DamagedFile):
-            wire.read_request(wrong, calls.REQUESTS["Push"])
+            protocol.read_request(wrong, calls.REQUESTS["Push"])
 
 
 @pytest.mark.parametrize("method", calls.REQUESTS)
@@ -495,11 +495,11 @@ def test_a_request_has_its_fields_and_no_others(method: str) -> None:
     fields = calls.REQUESTS[method]
     plain_values = {str: "a", int: 1, float: 1.0, list: [], dict: {}, np.ndarray: np.zeros(4, np.float32)}
     whole = {name: plain_values.get(kinds[0]) for name, kinds in fields.items()}
-    assert set(wire.read_request(pack(whole, sealed=False), fields)) == set(fields)
+    assert set(protocol.read_request(pack(whole, sealed=False), fields)) == set(fields)
     fewer = [{name: value for name, value in whole.items() if name != gone} for gone in whole]
     for wrong in (*fewer, {**whole, "more": 1}, [whole]):
         with pytest.raises(DamagedFile):
-            wire.read_request(pack(wrong, sealed=False), fields)
+            protocol.read_request(pack(wrong, sealed=False), fields)
 
 
 @settings(max_examples=300, deadline=None)
@@ -519,7 +519,7 @@ def test_well_formed_nonsense_is_refused_in_words(request_: dict) -> None:
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     try:
-        request = wire.read_request(pack(request_, sealed=False), calls.REQUESTS["Push"])
+        request = protocol.read_request(pack(request_, sealed=False), calls.REQUESTS["Push"])
         answer = calls.CALLS["Push"](server, request)
     except (DamagedFile, UsageError):
         return
@@ -536,5 +536,5 @@ def test_fuzzed_pushes_can_be_good(changes: dict[str, object], accepted: bool) -
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     data = pack(push_of(**changes), sealed=False)
-    answer = calls.CALLS["Push"](server, wire.read_request(data, calls.REQUESTS["Push"]))
+    answer = calls.CALLS["Push"](server, protocol.read_request(data, calls.REQUESTS["Push"]))
     assert msgspec.convert(unpack(answer, sealed=False), Receipt).accepted is accepted

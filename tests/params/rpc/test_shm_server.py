@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from steppe import FederatedParameterServer, ParameterClient, ParameterServer
-from steppe.core.errors import ConfigError, Conflict, Unreachable, UsageError
-from steppe.core.rooms import Bell
-from steppe.params import shared
+from steppe.core.contracts.errors import ConfigError, Conflict, Unreachable, UsageError
+from steppe.core.system.shared_dir import Bell
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Rounds
-from steppe.params.shared import Memory, Seat
+from steppe.params.rpc import shm_server
+from steppe.params.rpc.shm_server import Memory, Seat
 from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.integration
@@ -170,14 +170,14 @@ def test_garbage_in_a_seat_and_in_the_bell_is_passed_over(tmp_path: Path) -> Non
         (path,) = (tmp_path / "room").glob("seat-*")
         number = int(path.name.removeprefix("seat-"), 16)
         bell = Bell(tmp_path / "room" / "bell")
-        (tmp_path / "room" / shared.seat_name(7)).write_bytes(b"short")
+        (tmp_path / "room" / shm_server.seat_name(7)).write_bytes(b"short")
         bell.ring((7).to_bytes(8, "little"))
         bell.ring((9).to_bytes(8, "little"))
         seat = Seat(path, server.num_parameters)
         for data in (b"", b"\xc1garbage", b"\x92\xa4Push\x01", b"\x91\xa8Shutdown"):
-            seat.put(data, shared.ASKED)
+            seat.put(data, shm_server.ASKED)
             bell.ring(number.to_bytes(8, "little"))
-            wait_until(lambda: seat.words[shared.STATE] == shared.ANSWERED)
+            wait_until(lambda: seat.words[shm_server.STATE] == shm_server.ANSWERED)
         bell.ring(number.to_bytes(8, "little"))  # nobody asked
         assert client.push_gradients("a", step_of())
         bell.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.records.sampling import sampled
+from steppe.records.profiling.sampler import sampled
 
 ROW = np.ones(40_000)
 spent = {}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
-from steppe.records.diagnosis import RULES, Measured, diagnose, measure
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import resolve
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.records.profiling.diagnosis import RULES, Measured, diagnose, measure
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 
 pytestmark = pytest.mark.unit

@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from steppe.records.flame import busiest, flame_svg, tree
-from steppe.records.sampling import WAITING
+from steppe.records.profiling.flamegraph import busiest, flame_svg, tree
+from steppe.records.profiling.sampler import WAITING
 
 pytestmark = pytest.mark.unit
 

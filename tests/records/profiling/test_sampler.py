@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.records.sampling import collapsed, read_stacks, sampled
+from steppe.records.profiling.sampler import collapsed, read_stacks, sampled
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +75,7 @@ def test_the_signal_is_given_back_and_nothing_rings_afterwards(tmp_path):
     script = """
         import signal, sys, time
         from pathlib import Path
-        from steppe.records.sampling import Sampler
+        from steppe.records.profiling.sampler import Sampler
         sampler = Sampler(Path(sys.argv[1]))
         for _ in range(200):
             with sampler:
@@ -98,8 +98,8 @@ def test_where_it_cannot_sample_it_says_so(tmp_path, preparation, said):
     script = f"""
         import concurrent.futures, signal, sys
         from pathlib import Path
-        from steppe.core.errors import UsageError
-        from steppe.records.sampling import Sampler
+        from steppe.core.contracts.errors import UsageError
+        from steppe.records.profiling.sampler import Sampler
         make = lambda: Sampler(Path(sys.argv[1]))
         def threaded():
             with concurrent.futures.ThreadPoolExecutor() as pool:

@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from steppe.core.links import EVENTS
-from steppe.core.reports import EventReport
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS
+from steppe.records.profiling.timeline import PHASES, Span, read_spans, timeline_svg
 from steppe.records.store import Store
-from steppe.records.timeline import PHASES, Span, read_spans, timeline_svg
 
 pytestmark = pytest.mark.unit
 

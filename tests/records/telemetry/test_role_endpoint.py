@@ -9,11 +9,11 @@ from importlib.metadata import version
 import httpx
 import pytest
 
-from steppe.core.errors import UsageError
-from steppe.core.links import ACTORS, EVENTS
-from steppe.core.reports import ActorReport, EventReport
-from steppe.records import showing
-from steppe.records.showing import Showing
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.reports import ActorReport, EventReport
+from steppe.core.contracts.transport import ACTORS, EVENTS
+from steppe.records.telemetry import role_endpoint
+from steppe.records.telemetry.role_endpoint import Showing
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +47,7 @@ def test_health_and_readiness_are_those_of_the_role(shown, monkeypatch):
     assert (status("/healthz"), status("/readyz")) == (200, 503)  # it waits for its run: alive, and not at work
     shown.beat()
     assert (status("/healthz"), status("/readyz")) == (200, 200)
-    monkeypatch.setattr(showing, "HANG_S", -1.0)
+    monkeypatch.setattr(role_endpoint, "HANG_S", -1.0)
     assert status("/healthz") == 503
     assert status("/secrets") == 404
 

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from steppe.core.errors import ConfigError, MissingExtra
-from steppe.records.tracing import tracing, wanted
+from steppe.core.contracts.errors import ConfigError, MissingExtra
+from steppe.records.telemetry.tracing import tracing, wanted
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRAIN = "from steppe.cli.main import entry; entry()"
@@ -105,7 +105,7 @@ def test_every_role_of_a_run_sends_what_it_did(collector, tmp_path):
 def test_off_it_loads_nothing_and_a_collector_that_is_away_does_no_harm():
     program = """
 import sys
-from steppe.records.tracing import finish, tracing
+from steppe.records.telemetry.tracing import finish, tracing
 take = tracing("r", "learner")
 print(take is None, any(name.startswith("opentelemetry") for name in sys.modules))
 if take is not None:

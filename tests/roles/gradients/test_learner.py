@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.agents import make_agent
-from steppe.core import codec
-from steppe.core.agent import trainable
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, PushSpec
-from steppe.roles.store import Store, make_server
+from steppe.algorithms import make_agent
+from steppe.core.config.run import resolve
+from steppe.core.contracts.algorithm import trainable
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, PushSpec
+from steppe.core.io import codec
+from steppe.roles.gradients.learner import Store, make_server
 from steppe.testing.agent import invented_draw, invented_segment
 
 pytestmark = pytest.mark.unit

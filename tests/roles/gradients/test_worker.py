@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.agents import make_agent
-from steppe.core.config import EnvConfig, resolve
-from steppe.core.links import ACTORS, EVENTS, TRAINING
-from steppe.core.specs import PushSpec
-from steppe.core.timing import RunClock
+from steppe.algorithms import make_agent
+from steppe.core.config.run import EnvConfig, resolve
+from steppe.core.contracts.specs import PushSpec
+from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
+from steppe.core.system.timing import RunClock
 from steppe.envs import make_world, probe
 from steppe.replay import make_memory
 from steppe.roles.context import PAUSE, RUN, Context
-from steppe.roles.gates import Free, Lockstep, Rounds, Window
+from steppe.roles.gradients.learner import GradientLearner, Store, make_server
+from steppe.roles.gradients.worker import GradientWorker, Making
 from steppe.roles.learner import Limits
-from steppe.roles.pushing import GradientWorker, Making
-from steppe.roles.store import GradientLearner, Store, make_server
+from steppe.roles.scheduling import Free, Lockstep, Rounds, Window
 from steppe.runtimes.plan import segment_spec
 from steppe.transport.local import LocalBoard, LocalChannel, LocalWeights
 

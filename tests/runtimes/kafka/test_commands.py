@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from steppe.core.links import ACTORS, COMMANDS, EVENTS, TRAINING
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS, TRAINING
 from steppe.records.checkpoints import Checkpoints
-from steppe.runtimes.kafka_charter import command
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.runtimes.kafka.manifest import command
+from steppe.transport.kafka.board import KafkaBoard
 from tests.support.commands import PATIENCE_S, opened, status, trained, under_way, wait_until
 from tests.support.kafka import settings
 from tests.support.kafka_runs import PPO, SMALL, STEPPE, alone, answers, connection_to, described, told, words

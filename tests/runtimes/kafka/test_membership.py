@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from steppe.core.errors import Unreachable
-from steppe.core.links import ACTORS, COMMANDS
+from steppe.core.contracts.errors import Unreachable
+from steppe.core.contracts.transport import ACTORS, COMMANDS
 from steppe.roles.context import PAUSE, RUN
-from steppe.roles.gates import Rounds, Window
 from steppe.roles.learner import Learner
-from steppe.runtimes.kafka_members import LISTEN_S, MISSED_S, Members
+from steppe.roles.scheduling import Rounds, Window
+from steppe.runtimes.kafka.membership import LISTEN_S, MISSED_S, Members
 from steppe.testing.channel import SPEC, send
-from steppe.transport.kafka_links import KafkaInlet
+from steppe.transport.kafka.channel import KafkaInlet
 from steppe.transport.local import LocalChannel
 
 pytestmark = pytest.mark.unit

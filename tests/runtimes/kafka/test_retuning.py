@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.runtimes.kafka_charter import find_charter
-from steppe.transport.kafka import Connection
+from steppe.runtimes.kafka.manifest import find_charter
+from steppe.transport.kafka.client import Connection
 from tests.support.kafka import PATIENCE_S, settings, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

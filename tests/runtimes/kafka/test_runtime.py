@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.links import ACTORS, COMMANDS, EVENTS, TOPICS, TRAINING
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS, TOPICS, TRAINING
 from steppe.records.checkpoints import Checkpoints
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 from tests.support.cases import rest_slow
 from tests.support.chaos_envs import PACE
 from tests.support.commands import PATIENCE_S, family, free_port, opened, status, trained, under_way, wait_until

@@ -1,4 +1,4 @@
-"""What every rank of a world runs in test_mpi_workers.py: `train`, the documented call, or `table`, the transport alone."""
+"""What every rank of a world runs in test_workers.py: `train`, the documented call, or `table`, the transport alone."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 from tests.support.tabular_envs import Maze, Uneven
 
 
@@ -44,8 +44,8 @@ def table(rounds):
 
     from mpi4py import MPI
 
-    from steppe.core.links import Change
-    from steppe.transport.mpi_tables import MpiTable
+    from steppe.core.contracts.transport import Change
+    from steppe.transport.mpi.tables import MpiTable
 
     world = MPI.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.core.config.run import resolve
 from steppe.records.checkpoints import Checkpoints
-from steppe.runtimes import mpi
+from steppe.runtimes.mpi import launch as mpi
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 from tests.support.cases import rest_slow
 from tests.support.chaos_envs import PACE
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 pytestmark = pytest.mark.integration
 
-SUITE = Path(__file__).with_name("mpi_world_suite.py")
+SUITE = Path(__file__).with_name("world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")
 # What is shown of launching, signals and supervision does not depend on the agent; ranks of a table import no torch.
 TABLE = "--algo q-learning --mode async --envs 2 -s segment_steps=16 -s evaluation.episodes=2 --name run".split()
@@ -106,7 +106,7 @@ def test_mpi_that_is_not_installed(missing, tmp_path):
     script = (
         "import shutil, sys\n"
         "from steppe.cli.main import entry\n"
-        "from steppe.runtimes import mpi\n"
+        "from steppe.runtimes.mpi import launch as mpi\n"
         f"if {missing!r} == 'mpi4py': sys.modules['mpi4py'] = None\n"
         "else: sys.executable = '/nowhere/python'; shutil.which = lambda name: None\n"
         "sys.argv = ['steppe', 'train', 'CartPole-v1', '--runtime', 'mpi']\n"
@@ -159,7 +159,7 @@ def test_a_killed_rank_fails_the_run_and_resuming_mends_it(monkeypatch, tmp_path
 
 SCRIPT = """
 import steppe
-from steppe.envs.builtin import CountingEnv
+from steppe.envs.toy.builtin import CountingEnv
 print("before")
 
 def make():
@@ -211,18 +211,18 @@ def test_a_signal_ends_it_in_good_order(launched):
 
 @pytest.mark.slow
 def test_an_environment_that_hangs_is_found_and_left_behind():
-    with under_way(train("tests.runtimes.mpi_world_suite:Stuck", *TABLE, "-s", "flow.hang_s=10")) as process:
+    with under_way(train("tests.runtimes.mpi.world_suite:Stuck", *TABLE, "-s", "flow.hang_s=10")) as process:
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert "actor-0 took longer than flow.hang_s=10 for one step" in errors
-        assert "mpi_world_suite.py" in errors, "it does not say where"
+        assert "world_suite.py" in errors, "it does not say where"
     assert (status().state, status().reason) == ("FAILED", "hung")
 
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_not_waited_for():
     """Under the user's mpiexec, after one Ctrl-C."""
-    command = [mpi.mpiexec(), "-n", "3", *train("tests.runtimes.mpi_world_suite:Stuck", *TABLE, "--actors", "1")]
+    command = [mpi.mpiexec(), "-n", "3", *train("tests.runtimes.mpi.world_suite:Stuck", *TABLE, "--actors", "1")]
     with under_way(command) as process:
         wait_until(lambda: status() is not None and status().state == "RUNNING", process)
         members = family(process.pid)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtimes.test_mpi_runtime import (
+from tests.runtimes.mpi.test_runtime import (
     PATIENCE_S,
     STEPPE,
     files_of,
@@ -26,7 +26,7 @@ from tests.runtimes.test_mpi_runtime import (
 
 pytestmark = pytest.mark.integration
 
-SUITE = Path(__file__).with_name("mpi_tables_suite.py")
+SUITE = Path(__file__).with_name("tables_suite.py")
 
 
 def told(ranks, *words):

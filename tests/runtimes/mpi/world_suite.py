@@ -1,6 +1,6 @@
-"""Run under mpiexec by test_mpi_runtime.py: many small runs in one world, whose ranks import torch only once.
+"""Run under mpiexec by test_runtime.py: many small runs in one world, whose ranks import torch only once.
 
-mpiexec -n 4 python mpi_world_suite.py DIRECTORY: the suite of runtimes; hashes beside those of `inline`, unequal work, waiting, resuming;
+mpiexec -n 4 python world_suite.py DIRECTORY: the suite of runtimes; hashes beside those of `inline`, unequal work, waiting, resuming;
 hyperparameters that are set while a run goes on; an actor whose actions are out of range.
 """
 
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import resolve
-from steppe.core.links import ACTORS, TRAINING
-from steppe.envs.builtin import CountingEnv, IdentityEnv
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
-from steppe.records.directory import RunDirectory
-from steppe.runtimes import mpi
+from steppe.core.config.run import resolve
+from steppe.core.contracts.transport import ACTORS, TRAINING
+from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.mpi import launch as mpi
 from steppe.testing.runtime import RuntimeConformance
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
 from tests.determinism.test_dhc_runs import SMALL as DHC
 from tests.support.refusals import require_refusals
 from tests.support.tuning import MATRIX, require_tuned

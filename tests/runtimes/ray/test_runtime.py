@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 import steppe
-from steppe.core.links import EVENTS
+from steppe.core.contracts.transport import EVENTS
 from steppe.records.checkpoints import Checkpoints
 from tests.support.chaos_envs import PACE
 from tests.support.commands import PATIENCE_S, family, opened, parents, status, trained, under_way, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SUITE = Path(__file__).with_name("ray_world_suite.py")
+SUITE = Path(__file__).with_name("world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")
 # What is shown of launching, signals and supervision does not depend on the agent; seats of a table import no torch.
 SETTINGS = {"algo": "q-learning", "envs": 2, "segment_steps": 16, "evaluation.episodes": 2}
@@ -155,7 +155,7 @@ def test_a_signal_ends_it_in_good_order():
 
 SCRIPT = """
 import steppe
-from steppe.envs.builtin import IdentityEnv
+from steppe.envs.toy.builtin import IdentityEnv
 print("before")
 
 class Mine(IdentityEnv):

@@ -1,4 +1,4 @@
-"""Run by test_ray_runtime.py: a Ray cluster of two nodes, and many small runs on it by seats that import torch only once.
+"""Run by test_runtime.py: a Ray cluster of two nodes, and many small runs on it by seats that import torch only once.
 
 A seat is taken again by the next run that asks for the same of Ray, so tests with the same rules stand together: first networks
 by the default rules, then tables, whose seats import no torch.
@@ -18,24 +18,24 @@ import numpy as np
 import pytest
 
 from steppe.classic import LinearSchedule, OptimalQLearning, ParallelQLearning
-from steppe.core.config import resolve
-from steppe.core.errors import UsageError
-from steppe.core.links import ACTORS, EVENTS, TRAINING
-from steppe.core.reports import EventReport
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
 from steppe.envs import probe
-from steppe.envs.builtin import CountingEnv, IdentityEnv
-from steppe.loops.main import run_experiment
-from steppe.loops.resuming import resume
+from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.runtimes import ray as ray_runtime
-from steppe.runtimes.order import Order
+from steppe.runtimes.launch_spec import Order
 from steppe.runtimes.plan import make_plan
-from steppe.runtimes.ray_cluster import SYSTEM, Cluster
-from steppe.runtimes.ray_world import WorldHandle
+from steppe.runtimes.ray import launch as ray_runtime
+from steppe.runtimes.ray.driver import WorldHandle
+from steppe.runtimes.ray.placement import SYSTEM, Cluster
 from steppe.testing.runtime import RuntimeConformance, advance
-from steppe.transport.ray import library
+from steppe.training.resume import resume
+from steppe.training.train import run_experiment
+from steppe.transport.ray.links import library
 from tests.determinism.test_dhc_runs import SMALL as DHC
 from tests.support.refusals import require_refusals
 from tests.support.tabular_envs import Maze
@@ -78,7 +78,7 @@ ray_runtime.launch = launch
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
-    """Seats are left here, for the next test. That runs of their own leave nothing is seen in test_ray_runtime.py."""
+    """Seats are left here, for the next test. That runs of their own leave nothing is seen in test_runtime.py."""
 
 
 class TestWorld(RuntimeConformance):
@@ -152,7 +152,7 @@ def test_an_actor_that_sends_actions_out_of_range_is_refused(tmp_path):
 
 
 def paced(tmp_path):
-    return {"env": "tests.runtimes.ray_world_suite:Paced", "environment.kwargs": {"pace": str(tmp_path / "pace")}}
+    return {"env": "tests.runtimes.ray.world_suite:Paced", "environment.kwargs": {"pace": str(tmp_path / "pace")}}
 
 
 def restarts(directory):
@@ -186,7 +186,7 @@ def test_a_run_that_was_stopped_resumes_exactly(tmp_path):
 
 def test_async_does_not_wait_for_the_slow(tmp_path):
     settings = {
-        "env": "tests.runtimes.ray_world_suite:SlowForOne",
+        "env": "tests.runtimes.ray.world_suite:SlowForOne",
         "mode": "async",
         "flow.max_lag": 10**6,
         "steps": 15_000,
@@ -203,9 +203,9 @@ def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
         role, details = restarts(directory)[0]
         assert role == "actor-0"
         assert "actor-0 took longer than flow.hang_s=15 for one step" in details["message"]
-        assert "ray_world_suite.py" in details["traceback"], "it does not say where"
+        assert "world_suite.py" in details["traceback"], "it does not say where"
 
-    stuck = {"algo": "q-learning", "env": "tests.runtimes.ray_world_suite:Stuck", "segment_steps": 16, "steps": 10**9}
+    stuck = {"algo": "q-learning", "env": "tests.runtimes.ray.world_suite:Stuck", "segment_steps": 16, "steps": 10**9}
     watched(tmp_path, act, {**stuck, "mode": "sync", "actors": 2, "envs": 4, "seed": 7, "flow.hang_s": 15})
 
 
@@ -377,7 +377,7 @@ def raylet(node):
 if __name__ == "__main__":
     from ray.cluster_utils import Cluster as Machines
 
-    sys.modules["tests.runtimes.ray_world_suite"] = sys.modules["__main__"]
+    sys.modules["tests.runtimes.ray.world_suite"] = sys.modules["__main__"]
     found = Machines()
     machines.append(found)
     try:

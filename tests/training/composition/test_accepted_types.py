@@ -19,7 +19,7 @@ from steppe import (
     ReplayBufferPool,
 )
 from steppe.classic import ExperienceBuffer
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.contracts.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.integration
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from steppe import DistributedAgent, EnvSpec, FieldSpec
-from steppe.core.errors import NotFinite, UsageError
-from steppe.core.specs import ActionSpec
+from steppe.core.contracts.errors import NotFinite, UsageError
+from steppe.core.contracts.specs import ActionSpec
 
 pytestmark = pytest.mark.integration
 

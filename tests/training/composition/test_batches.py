@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.errors import NotFinite, UsageError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.loops.batches import columns_of, segment_of, transitions
+from steppe.core.contracts.errors import NotFinite, UsageError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.training.composition.batches import columns_of, segment_of, transitions
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,8 @@ import pytest
 
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment, EnvSpec
-from steppe.core.errors import ConfigError, RunNotFound, UsageError
-from steppe.core.experience import Batch
+from steppe.core.contracts.errors import ConfigError, RunNotFound, UsageError
+from steppe.core.contracts.segment import Batch
 
 pytestmark = pytest.mark.integration
 
@@ -64,14 +64,14 @@ def test_settings_that_cannot_be_get_one_sentence(make, sentence: str) -> None:
 
 
 def test_an_algorithm_may_be_a_name_a_class_or_an_agent(environment: DistributedEnvironment) -> None:
-    from steppe.agents.ppo import PPO
+    from steppe.algorithms.ppo.ppo import PPO
 
     assert DistributedAgent(PPO).algo == "ppo"
     made = PPO(steppe.PPOConfig(gamma=0.5), environment.spec, seed=4)
     agent = DistributedAgent(made).bind(environment)
     assert agent.agent is made
     assert agent.config.gamma == 0.5
-    assert DistributedAgent("steppe.agents.ppo:PPO", config=steppe.PPOConfig()).bind(environment).built is False
+    assert DistributedAgent("steppe.algorithms.ppo.ppo:PPO", config=steppe.PPOConfig()).bind(environment).built is False
 
 
 def test_parameters_are_copies_and_come_back(environment: DistributedEnvironment) -> None:

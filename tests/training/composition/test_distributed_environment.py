@@ -18,9 +18,9 @@ import pytest
 
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment
-from steppe.core.errors import ConfigError, EnvironmentFault, FactoryError, UsageError
-from steppe.core.rooms import owners
-from steppe.envs.builtin import CountingEnv
+from steppe.core.contracts.errors import ConfigError, EnvironmentFault, FactoryError, UsageError
+from steppe.core.system.shared_dir import owners
+from steppe.envs.toy.builtin import CountingEnv
 
 pytestmark = pytest.mark.integration
 
@@ -149,7 +149,7 @@ def test_parameters_given_to_the_workers_take_the_place_of_the_policy_s() -> Non
 
 
 def test_an_agent_of_the_house_is_a_policy() -> None:
-    from steppe.agents.dqn import DQN
+    from steppe.algorithms.dqn.dqn import DQN
 
     with DistributedEnvironment("CartPole-v1", 1, runtime="inline") as environment:
         steps = environment.generate_experiences(DQN(steppe.DQNConfig(), environment.spec), 1)

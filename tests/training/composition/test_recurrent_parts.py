@@ -7,11 +7,11 @@ import pytest
 
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment, MainLoop, ReplayBufferPool
-from steppe.core.config import resolve
-from steppe.core.errors import ConfigError, SteppeError, UsageError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
-from steppe.loops.calibrating import calibrated
+from steppe.core.config.run import resolve
+from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.replay import GlobalBuffer, LocalBuffer, Windowing, make_memory
+from steppe.training.autotune import calibrated
 
 pytestmark = pytest.mark.integration
 RECALL = "steppe/Recall-v0"

@@ -14,7 +14,7 @@ from steppe import (
     MainLoop,
     ParameterClient,
 )
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.params.privacy import PrivacyPlan
 from tests.support.commands import free_port
 

@@ -19,7 +19,7 @@ from steppe import (
     ParameterClient,
     ParameterServer,
 )
-from steppe.core.errors import ConfigError, RunFailed
+from steppe.core.contracts.errors import ConfigError, RunFailed
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Rounds

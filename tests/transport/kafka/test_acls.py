@@ -17,13 +17,15 @@ import msgspec
 import pytest
 from confluent_kafka import KafkaError
 
-from steppe.control.followed import FollowedService
-from steppe.core.config import KafkaConfig
-from steppe.core.links import EVALUATIONS, EVENTS
-from steppe.core.reports import EventReport, TrainingReport
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import command, find_charter
-from steppe.transport.kafka import (
+from steppe.control.backends.external import FollowedService
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.reports import EventReport, TrainingReport
+from steppe.core.contracts.transport import EVALUATIONS, EVENTS
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.kafka.manifest import command, find_charter
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.channel import Read
+from steppe.transport.kafka.client import (
     DEAD_LETTERS,
     EXPERIENCES,
     PROGRESS,
@@ -33,14 +35,12 @@ from steppe.transport.kafka import (
     ensure_topics,
     library,
 )
-from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_broker import Broker, _free_port
-from steppe.transport.kafka_links import Read
+from steppe.transport.kafka.dev_broker import Broker, _free_port
 from tests.support.kafka import PATIENCE_S, own_broker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STEPPE = Path(sys.executable).with_name("steppe")
-PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
+PAGE = Path(__file__).parents[3] / "docs" / "kafka.md"
 VERBS = {"read", "write", "describe", "describe_configs"}
 PASSWORD = "a secret of this test"
 MINE, THEIRS = "mine.", "theirs."

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.errors import DamagedFile, UsageError
-from steppe.transport import kafka_broker
-from steppe.transport.kafka_broker import Broker, differences, fetch_jars, find_java, locked
+from steppe.core.contracts.errors import DamagedFile, UsageError
+from steppe.transport.kafka import dev_broker
+from steppe.transport.kafka.dev_broker import Broker, differences, fetch_jars, find_java, locked
 from tests.support.kafka import own_broker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -103,7 +103,7 @@ def test_jars_that_maven_brings_are_checked(tmp_path, monkeypatch):
     maven.write_text("#!/bin/sh\necho '[ERROR] no way to the repository'; exit 1\n")
     with pytest.raises(UsageError, match="no way to the repository"):
         fetch_jars(tmp_path / "jars")
-    assert kafka_broker.COORDINATES
+    assert dev_broker.COORDINATES
 
 
 def test_the_last_words_of_a_broker_that_died(tmp_path):

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError as codes
 
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import RunFailed, Unreachable
-from steppe.core.links import TRAINING
-from steppe.loops.supervise import Supervisor
-from steppe.runtimes import kafka as runtime
-from steppe.runtimes.kafka import KafkaHandle
-from steppe.runtimes.turns import Fault
-from steppe.transport import kafka as transport
-from steppe.transport.kafka import Connection, ends, library, span, transient
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import RunFailed, Unreachable
+from steppe.core.contracts.transport import TRAINING
+from steppe.runtimes.handle import Fault
+from steppe.runtimes.kafka import launch as runtime
+from steppe.runtimes.kafka.launch import KafkaHandle
+from steppe.training.supervisor import Supervisor
+from steppe.transport.kafka import client as transport
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection, ends, library, span, transient
 from tests.support.kafka import connected
 
 PASSING = (codes._UNKNOWN_PARTITION, codes.UNKNOWN_TOPIC_OR_PART, codes._TRANSPORT, codes._ALL_BROKERS_DOWN,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import Unreachable
-from steppe.params.wire import Tls
-from steppe.transport.kafka import Connection, ensure_topics
-from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_broker import Broker, _free_port
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import Unreachable
+from steppe.params.rpc.protocol import Tls
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection, ensure_topics
+from steppe.transport.kafka.dev_broker import Broker, _free_port
 from tests.support.certificates import certificate
 from tests.support.kafka import own_broker
 

@@ -13,15 +13,16 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from steppe.core.codec import encode_segment, encode_weights
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import ConfigError, Overtaken, RunFailed
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.weights import Weights
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import ConfigError, Overtaken, RunFailed
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.codec import encode_segment, encode_weights
 from steppe.testing.channel import SPEC, send
 from steppe.testing.weights import some_weights
-from steppe.transport import kafka_links
-from steppe.transport.kafka import (
+from steppe.transport.kafka import channel
+from steppe.transport.kafka.channel import LEAST_HELD, KafkaInlet, KafkaOutlet, Read, beginning, last_of
+from steppe.transport.kafka.client import (
     Connection,
     Feed,
     ends,
@@ -32,8 +33,7 @@ from steppe.transport.kafka import (
     security,
     span,
 )
-from steppe.transport.kafka_links import LEAST_HELD, KafkaInlet, KafkaOutlet, Read, beginning, last_of
-from steppe.transport.kafka_weights import KafkaWeights, Press
+from steppe.transport.kafka.weights import KafkaWeights, Press
 from tests.support.kafka import PATIENCE_S, connected, dead_letters, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -191,7 +191,7 @@ def test_a_writer_is_told_to_wait_while_as_much_as_may_be_is_under_way(kafka):
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkeypatch, taken):
     """Between its first word and its first look somebody else may take its place, and rounds may have gone on."""
-    find, slow = kafka_links.last_of, [True]
+    find, slow = channel.last_of, [True]
 
     def meanwhile(connection, actor, home, before=None):
         if slow and slow.pop():
@@ -202,7 +202,7 @@ def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkey
             assert inlet.close(PATIENCE_S)  # it is told of
         return find(connection, actor, home, before=before)
 
-    monkeypatch.setattr(kafka_links, "last_of", meanwhile)
+    monkeypatch.setattr(channel, "last_of", meanwhile)
     with ends_of(connected(kafka)) as (inlet, writer):
         if taken:
             with pytest.raises(Overtaken, match="another process has taken the place of actor-0"):

@@ -1,4 +1,4 @@
-"""The conformance suites of Channel and WeightStore between real ranks: test_mpi_transport.py runs this under mpiexec.
+"""The conformance suites of Channel and WeightStore between real ranks: test_transport.py runs this under mpiexec.
 
 The first rank runs the tests. The others do what it asks of them: each holds the other end of a channel or store, and
 between two requests it lets messages come and go, as a role's rank does.
@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from steppe.core.codec import decode_weights, encode_weights
-from steppe.core.experience import Segment, SegmentHeader
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.io.codec import decode_weights, encode_weights
 from steppe.testing.channel import SPEC, ChannelConformance
 from steppe.testing.weights import WeightStoreConformance, publish_patterns, watch_patterns
-from steppe.transport.framing import Letter
-from steppe.transport.mpi import MpiChannel, MpiWeights, library
+from steppe.transport.frames import Letter
+from steppe.transport.mpi.links import MpiChannel, MpiWeights, library
 
 pytestmark = pytest.mark.integration
 MPI = library()

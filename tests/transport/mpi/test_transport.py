@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from steppe.runtimes.mpi import mpiexec
+from steppe.runtimes.mpi.launch import mpiexec
 from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
 
-SUITE = Path(__file__).with_name("mpi_conformance.py")
+SUITE = Path(__file__).with_name("conformance_suite.py")
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The conformance suites of Channel and WeightStore between the processes of a Ray cluster: test_ray_transport.py runs this.
+"""The conformance suites of Channel and WeightStore between the processes of a Ray cluster: test_transport.py runs this.
 
 The driver reads segments and publishes weights; three Ray actors on two nodes hold the other ends and do what it asks.
 """
@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from steppe.core.codec import decode_weights, encode_weights
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.weights import Weights
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.codec import decode_weights, encode_weights
 from steppe.testing.channel import SPEC, ChannelConformance, require_equal, send
 from steppe.testing.weights import POLICY, WeightStoreConformance, publish_patterns, some_weights, watch_patterns
-from steppe.transport.framing import Letter
-from steppe.transport.ray import RayInlet, RayOutlet, RayWeights, library
+from steppe.transport.frames import Letter
+from steppe.transport.ray.links import RayInlet, RayOutlet, RayWeights, library
 
 pytestmark = pytest.mark.integration
 PATIENCE_S = 180.0
@@ -180,7 +180,10 @@ def spilled():
 
 def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
     """Six times what the store holds passes through it, from both nodes, to a reader that holds on to one."""
-    run, num_envs = "large", 14_000  # what is under way is half a store, the most that a run may have: ray_cluster.py
+    run, num_envs = (
+        "large",
+        14_000,
+    )  # what is under way is half a store, the most that a run may have: runtimes/ray/placement.py
     num_segments = 6 * STORE_BYTES // replace(SPEC, num_envs=num_envs).nbytes // 2
     bell = threading.Event()
     with inlet(run, 2, 2, num_envs, kind=lambda *sizes: RayInlet(*sizes, bell.set)) as channel:
@@ -382,6 +385,8 @@ if __name__ == "__main__":
         for index in range(3):
             options = {"num_cpus": 0, "max_concurrency": 12, "resources": {f"node{index % 2}": 1}}
             holders.append(ray.remote(Holder).options(**options).remote())
-        sys.modules["tests.transport.ray_conformance"] = sys.modules["__main__"]  # as pytest names it: no second import
+        sys.modules["tests.transport.ray.conformance_suite"] = sys.modules[
+            "__main__"
+        ]  # as pytest names it: no second import
         code = pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__, *sys.argv[1:]])
     sys.exit(code)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from steppe.core.experience import SegmentHeader
-from steppe.core.links import Rejecting
+from steppe.core.contracts.segment import SegmentHeader
+from steppe.core.contracts.transport import Rejecting
 from steppe.testing.channel import SPEC
-from steppe.transport.framing import HEAD, SegmentFrame
-from steppe.transport.ray import RayInlet
+from steppe.transport.frames import HEAD, SegmentFrame
+from steppe.transport.ray.links import RayInlet
 
 pytestmark = [pytest.mark.unit, pytest.mark.regression]
 

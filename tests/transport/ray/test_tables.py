@@ -1,5 +1,5 @@
 """A table that is shared by calls: sums, whoever ends first; workers in place of others; keepers that go. Calls come in threads
-of a pool here, as they do in Ray's; a real cluster is in tests/runtimes/ray_world_suite.py."""
+of a pool here, as they do in Ray's; a real cluster is in tests/runtimes/ray/world_suite.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from steppe.core.links import Change
-from steppe.transport.ray_tables import RayTable
+from steppe.core.contracts.transport import Change
+from steppe.transport.ray.tables import RayTable
 
 pytestmark = pytest.mark.unit
 

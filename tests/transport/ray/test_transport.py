@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SUITE = Path(__file__).with_name("ray_conformance.py")
+SUITE = Path(__file__).with_name("conformance_suite.py")
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steppe.core.errors import DamagedFile
-from steppe.core.links import Change
-from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MERGE, MessageTable
-from steppe.transport.tables import ShmTable
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.transport import Change
+from steppe.transport.tables.messages import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MERGE, MessageTable
+from steppe.transport.tables.shared import ShmTable
 
 pytestmark = pytest.mark.unit
 

@@ -10,11 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-from steppe.core.errors import UsageError
-from steppe.core.links import Change
-from steppe.core.rooms import make_room, remove_room
-from steppe.transport import tables
-from steppe.transport.tables import LocalTable, ShmTable
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.transport import Change
+from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.transport.tables import shared as tables
+from steppe.transport.tables.shared import LocalTable, ShmTable
 
 pytestmark = pytest.mark.integration
 
@@ -127,8 +127,8 @@ def test_a_log_that_ran_over_loses_nothing(monkeypatch, pair):
 ADDING = """
 import sys, numpy as np
 from pathlib import Path
-from steppe.core.links import Change
-from steppe.transport.tables import ShmTable
+from steppe.core.contracts.transport import Change
+from steppe.transport.tables.shared import ShmTable
 table, local = ShmTable(Path(sys.argv[1])), np.zeros((64, 3), np.float32)
 number, rounds = int(sys.argv[2]), int(sys.argv[3])
 assert table.begin(number, local) == 0

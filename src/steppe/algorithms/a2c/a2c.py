@@ -11,12 +11,12 @@ import math
 import numba
 import numpy as np
 
-from steppe.agents.on_policy import OnPolicy
-from steppe.core.agent import Learned
+from steppe.algorithms.shared.on_policy import OnPolicy
 from steppe.core.algorithms import A2CConfig
-from steppe.core.errors import NotFinite
-from steppe.core.experience import Batch
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.algorithm import Learned
+from steppe.core.contracts.errors import NotFinite
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import EnvSpec
 
 _STATS = ("policy_loss", "value_loss", "entropy")
 

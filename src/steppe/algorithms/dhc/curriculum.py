@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.core.agent import Tree
+from steppe.core.contracts.algorithm import Tree
 
 CLOSED, OPEN, PASSED = 0, 1, 2
 

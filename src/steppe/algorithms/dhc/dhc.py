@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from steppe.agents.communicating import Communicating
-from steppe.agents.curriculum import Curriculum, drawn_lessons
-from steppe.agents.flat import FlatModule, as_tensor
-from steppe.agents.networks import build_seeded
-from steppe.agents.sequences import Recollection, heed, judge, ladder
-from steppe.agents.target import Target
-from steppe.agents.torch_agent import TorchAgent
-from steppe.agents.windows import Windows
-from steppe.core.agent import Learned, Progress, Tree
+from steppe.algorithms.dhc.curriculum import Curriculum, drawn_lessons
+from steppe.algorithms.dhc.network import Communicating
+from steppe.algorithms.dhc.unroll import Windows
+from steppe.algorithms.nn.flat_module import FlatModule, as_tensor
+from steppe.algorithms.nn.torsos import build_seeded
+from steppe.algorithms.shared.base import TorchAgent
+from steppe.algorithms.shared.target_network import Target
+from steppe.algorithms.shared.td_learning import Recollection, heed, judge, ladder
 from steppe.core.algorithms import DHCConfig
-from steppe.core.experience import Batch, Segment
+from steppe.core.contracts.algorithm import Learned, Progress, Tree
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import EnvSpec
 from steppe.core.sequences import mixed
-from steppe.core.specs import EnvSpec
 
 AT_ONCE = 256  # views that are encoded together: with 32 channels a tenth quicker than 1,024, with 128 no slower
 

@@ -16,8 +16,8 @@ import math
 import torch
 from torch import nn
 
-from steppe.agents.networks import DuelingHead
-from steppe.core.specs import EnvSpec
+from steppe.algorithms.nn.torsos import DuelingHead
+from steppe.core.contracts.specs import EnvSpec
 
 ROUNDS, HEADS, BLOCKS = 2, 2, 3
 # What torch's own compiler makes of a convolution and what follows it; not public, so done without where it is missing.

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steppe.agents.communicating import Communicating
-from steppe.agents.flat import as_tensor
-from steppe.core.experience import Batch
+from steppe.algorithms.dhc.network import Communicating
+from steppe.algorithms.nn.flat_module import as_tensor
+from steppe.core.contracts.segment import Batch
 from steppe.core.guidance import advised
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import numba
 import numpy as np
 
-from steppe.agents.flat import FlatModule
-from steppe.agents.networks import build_seeded
-from steppe.agents.q_network import QValues, build_q_network
-from steppe.agents.sequences import wander
-from steppe.agents.target import Target
-from steppe.agents.torch_agent import TorchAgent
-from steppe.core.agent import Learned, Progress, Tree
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.nn.q_network import QValues, build_q_network
+from steppe.algorithms.nn.torsos import build_seeded
+from steppe.algorithms.shared.base import TorchAgent
+from steppe.algorithms.shared.target_network import Target
+from steppe.algorithms.shared.td_learning import wander
 from steppe.core.algorithms import DQNConfig
-from steppe.core.errors import NotFinite
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.algorithm import Learned, Progress, Tree
+from steppe.core.contracts.errors import NotFinite
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import EnvSpec
 
 _LEAST_PRIORITY = 1e-6  # so that no transition becomes unreachable
 

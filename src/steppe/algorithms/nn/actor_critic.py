@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.agents.flat import as_tensor
-from steppe.agents.networks import build_torso, linear
-from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
-from steppe.agents.perceptrons import Head, Perceptrons
+from steppe.algorithms.nn.flat_module import as_tensor
+from steppe.algorithms.nn.mlp_kernels import Head, Perceptrons
+from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
+from steppe.algorithms.nn.torsos import build_torso, linear
 from steppe.core.algorithms import ActorCriticConfig
-from steppe.core.errors import ConfigError
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import EnvSpec
 
 Results = tuple[np.ndarray, np.ndarray]  # the distribution's outputs [N, width], values [N]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 
 def resolve_device(device: str) -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numba
 import numpy as np
 
-from steppe.core.specs import ActionSpec
+from steppe.core.contracts.specs import ActionSpec
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

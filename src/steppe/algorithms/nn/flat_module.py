@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.agents.perceptrons import Perceptrons
-from steppe.agents.recurrence import Recurrence
-from steppe.core.agent import Tree
-from steppe.core.errors import ConfigError, NotFinite
-from steppe.core.weights import Layout, Weights
+from steppe.algorithms.nn.mlp_kernels import Perceptrons
+from steppe.algorithms.nn.rnn.cell import Recurrence
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError, NotFinite
+from steppe.core.contracts.weights import Layout, Weights
 
 _BETA1, _BETA2 = 0.9, 0.999
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.agents.actor_critic import (
+from steppe.algorithms.nn.actor_critic import (
     CommonTorso,
     Network,
     Results,
@@ -22,13 +22,13 @@ from steppe.agents.actor_critic import (
     merged,
     split,
 )
-from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
-from steppe.agents.perceptrons import Head
-from steppe.agents.recurrent import RecurrentNetwork
-from steppe.agents.sequences import Recollection
+from steppe.algorithms.nn.mlp_kernels import Head
+from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
+from steppe.algorithms.nn.rnn.network import RecurrentNetwork
+from steppe.algorithms.shared.td_learning import Recollection
 from steppe.core.algorithms import ActorCriticConfig
-from steppe.core.experience import Batch
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import EnvSpec
 
 
 @dataclass

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.core.agent import Tree
-from steppe.core.experience import Segment
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.segment import Segment
 
 _OBS_CLIP = 10.0
 _EPSILON = 1e-8

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.agents.flat import FlatModule, as_tensor
-from steppe.agents.networks import DuelingHead, build_torso
-from steppe.agents.normalizers import ObsNormalizer, RewardNormalizer
-from steppe.agents.perceptrons import Head, Perceptrons
+from steppe.algorithms.nn.flat_module import FlatModule, as_tensor
+from steppe.algorithms.nn.mlp_kernels import Head, Perceptrons
+from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
+from steppe.algorithms.nn.torsos import DuelingHead, build_torso
 from steppe.core.algorithms import DQNConfig
-from steppe.core.errors import ConfigError
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import EnvSpec
 
 
 def build_q_network(config: DQNConfig, spec: EnvSpec) -> QNetwork:

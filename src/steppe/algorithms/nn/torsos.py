@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.core import factory, seeding
-from steppe.core.errors import ConfigError
-from steppe.core.specs import EnvSpec
+from steppe.core.config import references
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.system import seeding
 
 Activation = Literal["tanh", "relu"]
 Network = TypeVar("Network", bound=nn.Module)
@@ -46,8 +47,8 @@ def build_torso(network: str, spec: EnvSpec, hidden: tuple[int, ...], activation
         torso: nn.Module = MLP(spec, hidden, activation)
     elif network == "cnn":
         torso = CNN(spec, hidden)
-    elif factory.is_reference(network):
-        torso = factory.resolve(network)(spec)
+    elif references.is_reference(network):
+        torso = references.resolve(network)(spec)
     else:
         raise ConfigError(f"network={network!r}: must be auto, mlp, cnn or module:function")
     return torso, _num_features(torso, spec, network)

@@ -1,7 +1,7 @@
 """Proximal policy optimization (Schulman et al. 2017) on rollouts with axes [T, B, …].
 
 The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; the network carries that back, row by row or,
-if it remembers, through whole sequences (passes.py).
+if it remembers, through whole sequences (algorithms/nn/forward_backward.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 import numba
 import numpy as np
 
-from steppe.agents.on_policy import OnPolicy
-from steppe.agents.passes import Rollout
-from steppe.core import seeding
-from steppe.core.agent import Learned, Tree
+from steppe.algorithms.nn.forward_backward import Rollout
+from steppe.algorithms.shared.on_policy import OnPolicy
 from steppe.core.algorithms import PPOConfig
-from steppe.core.errors import NotFinite
-from steppe.core.experience import Batch
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.algorithm import Learned, Tree
+from steppe.core.contracts.errors import NotFinite
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.system import seeding
 
 _STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from steppe.agents.flat import FlatModule
-from steppe.agents.networks import build_seeded
-from steppe.agents.perceptrons import Head
-from steppe.agents.recurrence import Unrolled
-from steppe.agents.recurrent import RecurrentNetwork
-from steppe.agents.sequences import Judgement, Recollection, judge, ladder, leads, wander
-from steppe.agents.target import Target
-from steppe.agents.torch_agent import TorchAgent
-from steppe.core.agent import Learned, Progress, Tree
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.nn.mlp_kernels import Head
+from steppe.algorithms.nn.rnn.cell import Unrolled
+from steppe.algorithms.nn.rnn.network import RecurrentNetwork
+from steppe.algorithms.nn.torsos import build_seeded
+from steppe.algorithms.shared.base import TorchAgent
+from steppe.algorithms.shared.target_network import Target
+from steppe.algorithms.shared.td_learning import Judgement, Recollection, judge, ladder, leads, wander
 from steppe.core.algorithms import R2D2Config
-from steppe.core.experience import Batch, Segment
+from steppe.core.contracts.algorithm import Learned, Progress, Tree
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import EnvSpec
 from steppe.core.sequences import mixed
-from steppe.core.specs import EnvSpec
 
 
 class R2D2(TorchAgent):

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from steppe.agents.flat import FlatAdam, FlatModule
-from steppe.agents.sequences import Recollection
-from steppe.core import seeding
-from steppe.core.agent import Tree
+from steppe.algorithms.nn.flat_module import FlatAdam, FlatModule
+from steppe.algorithms.shared.td_learning import Recollection
 from steppe.core.algorithms import AgentConfig
-from steppe.core.errors import ConfigError
-from steppe.core.tuning import checked_changes
-from steppe.core.validating import validated
-from steppe.core.weights import Weights
+from steppe.core.config.tunables import checked_changes
+from steppe.core.config.validation import validated
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.weights import Weights
+from steppe.core.system import seeding
 
 
 class TorchAgent:

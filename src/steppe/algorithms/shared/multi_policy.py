@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import seeding
-from steppe.core.agent import Agent, Learned, Progress, Tree, Tunable
 from steppe.core.algorithms import AgentConfig, implementation
-from steppe.core.errors import ConfigError
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import AgentSpec, EnvSpec, SegmentSpec
-from steppe.core.tuning import checked_changes
-from steppe.core.weights import Weights
+from steppe.core.config.tunables import checked_changes
+from steppe.core.contracts.algorithm import Agent, Learned, Progress, Tree, Tunable
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import AgentSpec, EnvSpec, SegmentSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.system import seeding
 
 _NARROWED = ("obs", "final_obs", "action")
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.distributions import distribution_for
-from steppe.agents.flat import FlatModule
-from steppe.agents.networks import build_seeded
-from steppe.agents.normalizers import Moments
-from steppe.agents.passes import Rollout, build_network, pass_for
-from steppe.agents.returns import gae
-from steppe.agents.torch_agent import TorchAgent
-from steppe.core.agent import Progress, Tree
+from steppe.algorithms.nn.distributions import distribution_for
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.nn.forward_backward import Rollout, build_network, pass_for
+from steppe.algorithms.nn.normalizers import Moments
+from steppe.algorithms.nn.torsos import build_seeded
+from steppe.algorithms.shared.base import TorchAgent
+from steppe.algorithms.shared.returns import gae
 from steppe.core.algorithms import ActorCriticConfig
-from steppe.core.errors import ConfigError
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.algorithm import Progress, Tree
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import EnvSpec
 
 
 class OnPolicy(TorchAgent):

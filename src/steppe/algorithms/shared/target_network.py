@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from steppe.agents.flat import FlatModule
-from steppe.core.agent import Tree
-from steppe.core.weights import Weights
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.weights import Weights
 
 
 class Target:

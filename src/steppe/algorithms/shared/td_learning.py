@@ -1,6 +1,6 @@
 """What agents share that learn action values from sequences: exploration, the state between steps, and the loss.
 
-Axes are [T, N, …]. Batches are as replay/sequences.py lays them: a step's target is its n-step sum and the row `following`.
+Axes are [T, N, …]. Batches are as replay/sequence_windows.py lays them: a step's target is its n-step sum and the row `following`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from steppe.core.errors import NotFinite
-from steppe.core.experience import Batch
+from steppe.core.contracts.errors import NotFinite
+from steppe.core.contracts.segment import Batch
 from steppe.core.sequences import rescaled, unscaled
 
 _rescaled = numba.njit(cache=True, nogil=True)(rescaled)

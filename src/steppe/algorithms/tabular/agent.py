@@ -9,23 +9,23 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from steppe.agents.tabular.algorithm import BaseAlgorithm
-from steppe.agents.tabular.chance import Words
-from steppe.agents.tabular.double_q import DoubleQLearning
-from steppe.agents.tabular.multistep import MultiStep, NStepQLearning, QLambda
-from steppe.agents.tabular.q_learning import OptimalQLearning
-from steppe.agents.tabular.sarsa import SARSA, ExpectedSARSA
-from steppe.agents.tabular.schedules import from_plain
-from steppe.agents.tabular.table import TableAlgorithm
-from steppe.core import factory
-from steppe.core.agent import Learned, Progress, Tree
+from steppe.algorithms.tabular.base import BaseAlgorithm
+from steppe.algorithms.tabular.double_q import DoubleQLearning
+from steppe.algorithms.tabular.multistep import MultiStep, NStepQLearning, QLambda
+from steppe.algorithms.tabular.q_learning import OptimalQLearning
+from steppe.algorithms.tabular.rng import Words
+from steppe.algorithms.tabular.sarsa import SARSA, ExpectedSARSA
+from steppe.algorithms.tabular.schedules import from_plain
+from steppe.algorithms.tabular.table import TableAlgorithm
 from steppe.core.algorithms import SCHEDULE_STEPS, ClassicConfig
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import EnvSpec
-from steppe.core.tuning import checked_changes
-from steppe.core.validating import validated
-from steppe.core.weights import Layout, Weights
+from steppe.core.config import references
+from steppe.core.config.tunables import checked_changes
+from steppe.core.config.validation import validated
+from steppe.core.contracts.algorithm import Learned, Progress, Tree
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.weights import Layout, Weights
 
 
 class TabularAgent:
@@ -285,7 +285,7 @@ class ClassicAgent(TabularAgent):
     Config = ClassicConfig
 
     def _make(self, num_states: int, num_actions: int, seed: int) -> BaseAlgorithm:
-        kind = factory.resolve(self.config.learner)
+        kind = references.resolve(self.config.learner)
         given = {
             name: from_plain(value) if _is_schedule(value) else value for name, value in self.config.options.items()
         }

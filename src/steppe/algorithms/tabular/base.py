@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from steppe.agents.tabular import files
-from steppe.agents.tabular.chance import Words
-from steppe.agents.tabular.schedules import Schedule, from_plain, require_rate, to_plain
-from steppe.core.agent import Tree
-from steppe.core.errors import ConfigError, NotFinite, WorldError
+from steppe.algorithms.tabular import io
+from steppe.algorithms.tabular.rng import Words
+from steppe.algorithms.tabular.schedules import Schedule, from_plain, require_rate, to_plain
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError, NotFinite, WorldError
 
 _DECAY, _LEAST = 0.995, 0.01
 
@@ -149,12 +149,12 @@ class BaseAlgorithm(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file with everything needed to go on exactly from here; whole or not at all."""
-        files.save(Path(path), self)
+        io.save(Path(path), self)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """A learner made from a file of `save`."""
-        saved = files.read(Path(path), cls.__name__)
+        saved = io.read(Path(path), cls.__name__)
         rates = {name: from_plain(saved.settings[name]) for name in ("learning_rate", "epsilon")}
         agent = cls(**{**saved.settings, **rates})
         agent._take(saved)
@@ -162,11 +162,11 @@ class BaseAlgorithm(ABC):
 
     def restore(self, path: str | Path) -> None:
         """Take over what `save` wrote: the table, counters, rates and chance; the file must fit this learner."""
-        self._take(files.read(Path(path), type(self).__name__))
+        self._take(io.read(Path(path), type(self).__name__))
 
-    def _take(self, saved: files.Saved) -> None:
+    def _take(self, saved: io.Saved) -> None:
         """All of a file or, if it does not fit, nothing; an array stays in the memory where it is."""
-        files.require_fit(saved, self.arrays())
+        io.require_fit(saved, self.arrays())
         self.words.restore(saved.words)
         for name, array in saved.arrays.items():
             self._put(name, array)

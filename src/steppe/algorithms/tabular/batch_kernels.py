@@ -1,5 +1,5 @@
 """Compiled choices and one-step updates over a table `q[state, action]`. A batch is its rows one by one, in order; a single
-step with the choice that follows it is in stepping.py.
+step with the choice that follows it is in step_kernels.py.
 
 Shared by all: numbers are float64 between reading a float32 entry and rounding the result into it, so that the same rows
 give the same bits in any grouping; no fastmath. `masks` [B, A] says which actions the state allows, and has no rows where
@@ -17,7 +17,7 @@ import numba.extending
 import numpy as np
 
 from steppe.core.array_checks import as_column
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 from steppe.core.play import Whole, below
 
 FINE, UNEVEN = -1, -2  # no bad row; columns of several lengths

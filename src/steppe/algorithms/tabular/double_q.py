@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.agents.tabular import kernels, stepping
-from steppe.agents.tabular.algorithm import number
-from steppe.agents.tabular.table import Columns, OneStep, whole
+from steppe.algorithms.tabular import batch_kernels, step_kernels
+from steppe.algorithms.tabular.base import number
+from steppe.algorithms.tabular.table import Columns, OneStep, whole
 
 
 class DoubleQLearning(OneStep):
     """Learns in `storage` [2, S, A], one table per step by the toss of a coin, and acts by their mean, `q_table`."""
 
     num_tables = 2
-    _choose = staticmethod(stepping.choose_double)
-    _learn_and_choose = staticmethod(stepping.step_double)
+    _choose = staticmethod(step_kernels.choose_double)
+    _learn_and_choose = staticmethod(step_kernels.step_double)
 
     @property
     def q_table(self) -> np.ndarray:
@@ -41,4 +41,4 @@ class DoubleQLearning(OneStep):
 
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
         words = self.words.take(len(columns[0]))
-        return int(kernels.learn_double(self.storage, *columns, masks, self.learning_rate, discount, words))
+        return int(batch_kernels.learn_double(self.storage, *columns, masks, self.learning_rate, discount, words))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from steppe.agents.tabular.kernels import explores, towards
+from steppe.algorithms.tabular.batch_kernels import explores, towards
 from steppe.core.games import DRAW, Rules, Starts
 from steppe.core.play import Whole, another, begin, mover_in, moves_in, outcome_in, pick
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular import playing
-from steppe.agents.tabular.chance import Words
-from steppe.agents.tabular.q_learning import OptimalQLearning
-from steppe.core.agent import Tree
-from steppe.core.errors import ConfigError
+from steppe.algorithms.tabular import game_kernels
+from steppe.algorithms.tabular.q_learning import OptimalQLearning
+from steppe.algorithms.tabular.rng import Words
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError
 from steppe.core.games import TurnGame, moves_of
 
 
@@ -72,7 +72,7 @@ class GameTrainer:
         if not 0 <= self.opening_moves < game.num_actions:
             raise ConfigError(f"opening_moves={self.opening_moves} must be from 0 to {game.num_actions - 1}")
         self._starts = game.starts(self._moves, self.opening_moves)
-        self.states = playing.begin_all(self._starts, self.words.take(num_games))
+        self.states = game_kernels.begin_all(self._starts, self.words.take(num_games))
 
     def run(self, num_steps: int, most_games: int | None = None) -> GameTally:
         """Train for `num_steps` steps over all games, rounded up to whole steps of every game.
@@ -113,8 +113,8 @@ class GameTrainer:
         q, rules, gamma = agent.storage, self.game.rules, agent.discount_factor
         games = (self._starts, self.states[:num_games], words, *agent.rates(steps, num_games), gamma, tally)
         if len(self._moves):
-            playing.play_against(q, rules, self._moves, *games)
+            game_kernels.play_against(q, rules, self._moves, *games)
         else:
-            playing.play_self(q, rules, *games)
+            game_kernels.play_self(q, rules, *games)
         agent.count_steps(steps * num_games)
         agent.count_episodes(int(tally.sum()) - ended)

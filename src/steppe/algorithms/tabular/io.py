@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.core.durable import noticing_full_disk, write_atomic
-from steppe.core.errors import ConfigError, DamagedFile
+from steppe.core.contracts.errors import ConfigError, DamagedFile
+from steppe.core.io.atomic_files import noticing_full_disk, write_atomic
 
 if TYPE_CHECKING:
-    from steppe.agents.tabular.algorithm import BaseAlgorithm
+    from steppe.algorithms.tabular.base import BaseAlgorithm
 
 FORMAT = 1
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)

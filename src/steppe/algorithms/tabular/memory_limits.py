@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")

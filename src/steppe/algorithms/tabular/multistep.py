@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular import files, kernels, stepping, traces
-from steppe.agents.tabular.algorithm import truths
-from steppe.agents.tabular.schedules import require_rate
-from steppe.agents.tabular.table import Columns, TableAlgorithm, whole
-from steppe.core.agent import Tree
-from steppe.core.errors import ConfigError, DamagedFile
+from steppe.algorithms.tabular import batch_kernels, io, step_kernels, trace_kernels
+from steppe.algorithms.tabular.base import truths
+from steppe.algorithms.tabular.schedules import require_rate
+from steppe.algorithms.tabular.table import Columns, TableAlgorithm, whole
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError, DamagedFile
 
 LONGEST_TRACE = 1_000
 LIGHTEST_TRACE = 1e-4
@@ -38,7 +38,7 @@ class MultiStep(TableAlgorithm):
         size = self.ring_steps
         numbers, reals = np.zeros(num_streams * (2 * size + 3), np.int64), np.zeros(num_streams * (size + 1))
         masks = np.ones((num_streams, self.action_size), np.bool_)
-        self._rings: traces.Rings = traces.carve(numbers, reals, masks, size)
+        self._rings: trace_kernels.Rings = trace_kernels.carve(numbers, reals, masks, size)
         self._ring_memory = (numbers, reals, masks, size)
 
     def learn(
@@ -64,7 +64,7 @@ class MultiStep(TableAlgorithm):
         self._follow(lanes)
         masks = self._next_masks(next_masks, count)
         wrong = self._learn_streams(columns, cuts, lanes, masks, self._discount(turn_based=turn_based))
-        if wrong != kernels.FINE:
+        if wrong != batch_kernels.FINE:
             raise self._complaint(columns, masks, wrong)
 
     def end_episode(self) -> None:
@@ -76,15 +76,15 @@ class MultiStep(TableAlgorithm):
         """The table and the steps that wait."""
         return {**super().arrays(), **{f"ring_{name}": array for name, array in self._rings._asdict().items()}}
 
-    def _take(self, saved: files.Saved) -> None:
+    def _take(self, saved: io.Saved) -> None:
         rings = saved.arrays.get("ring_counts")
         if rings is not None and rings.ndim == 1 and 0 < len(rings) != len(self._rings.counts):
             self._open(len(rings))
-        files.require_fit(saved, self.arrays())
+        io.require_fit(saved, self.arrays())
         self._require_sound(saved)
         super()._take(saved)
 
-    def _require_sound(self, saved: files.Saved) -> None:
+    def _require_sound(self, saved: io.Saved) -> None:
         """Raise DamagedFile for rings whose numbers compiled code could not use as indices."""
         size = self.ring_steps
         below = {"heads": size, "counts": size + 1, "states": self.state_size, "actions": self.action_size}
@@ -127,7 +127,7 @@ class NStepQLearning(MultiStep):
     The rewards in between are those of the exploring policy, uncorrected: with n > 1 let `epsilon` fall towards 0.
     """
 
-    _learn_and_choose = staticmethod(stepping.step_n_step)
+    _learn_and_choose = staticmethod(step_kernels.step_n_step)
 
     def __init__(self, state_size: int, action_size: int, *, n_step: int = 3, **options: Any) -> None:
         if isinstance(n_step, bool) or not isinstance(n_step, int) or n_step < 1:
@@ -143,13 +143,13 @@ class NStepQLearning(MultiStep):
         self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
     ) -> int:
         rates = self.learning_rate, discount
-        return int(traces.learn_n_step(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
+        return int(trace_kernels.learn_n_step(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
 
     def _memory(self) -> tuple[Any, ...]:
         return (self.storage, *self._ring_memory)
 
     def _cut(self) -> None:
-        traces.cut(self.storage, self._rings, 0, self.learning_rate)
+        trace_kernels.cut(self.storage, self._rings, 0, self.learning_rate)
 
 
 class QLambda(MultiStep):
@@ -158,7 +158,7 @@ class QLambda(MultiStep):
     A trace ends at an exploring action, after 1,000 steps, or when it weighs less than 1e-4.
     """
 
-    _learn_and_choose = staticmethod(stepping.step_lambda)
+    _learn_and_choose = staticmethod(step_kernels.step_lambda)
 
     def __init__(self, state_size: int, action_size: int, *, trace_decay: float = 0.9, **options: Any) -> None:
         self.trace_decay = require_rate(trace_decay, "trace_decay")
@@ -173,7 +173,7 @@ class QLambda(MultiStep):
         self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
     ) -> int:
         rates = self.learning_rate, discount, self.trace_decay
-        return int(traces.learn_lambda(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
+        return int(trace_kernels.learn_lambda(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
 
     def _memory(self) -> tuple[Any, ...]:
         return (self.storage, *self._ring_memory, self.trace_decay)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular import kernels, stepping
-from steppe.agents.tabular.algorithm import BaseAlgorithm, allowed, finite, number, truth
-from steppe.agents.tabular.memory import MemoryPool, require_room
-from steppe.agents.tabular.table import KEYS, KINDS, Columns, OneStep, require_lengths
-from steppe.core.errors import ConfigError
+from steppe.algorithms.tabular import batch_kernels, step_kernels
+from steppe.algorithms.tabular.base import BaseAlgorithm, allowed, finite, number, truth
+from steppe.algorithms.tabular.memory_limits import MemoryPool, require_room
+from steppe.algorithms.tabular.table import KEYS, KINDS, Columns, OneStep, require_lengths
+from steppe.core.contracts.errors import ConfigError
 
 _LIST_ENTRY_BYTES = 32  # a pointer and the float it points to
 _PLAIN: tuple[Callable[[Any], Any], ...] = (index, index, float, index, bool)  # a step's values
@@ -22,10 +22,10 @@ _LOWER, _UNIT = 0xFFFFFFFF, 2.0**-32
 class OptimalQLearning(OneStep):
     """Q-learning in compiled code: a batch in one call, an episode with one call per step."""
 
-    _learn_and_choose = staticmethod(stepping.step_q)
+    _learn_and_choose = staticmethod(step_kernels.step_q)
 
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
-        return int(kernels.learn_q(self.storage, *columns, masks, self.learning_rate, discount))
+        return int(batch_kernels.learn_q(self.storage, *columns, masks, self.learning_rate, discount))
 
 
 class NumpyQLearning(OptimalQLearning):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.errors import DamagedFile
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import DamagedFile
 
 _BLOCK = 1024
 _LARGEST = 2**64 - 1

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from steppe.agents.tabular import kernels, stepping
-from steppe.agents.tabular.algorithm import number
-from steppe.agents.tabular.table import Columns, OneStep, Row, TableAlgorithm, is_plain, require_lengths, whole
-from steppe.core.errors import ConfigError
+from steppe.algorithms.tabular import batch_kernels, step_kernels
+from steppe.algorithms.tabular.base import number
+from steppe.algorithms.tabular.table import Columns, OneStep, Row, TableAlgorithm, is_plain, require_lengths, whole
+from steppe.core.contracts.errors import ConfigError
 
 
 class SARSA(TableAlgorithm):
@@ -18,7 +18,7 @@ class SARSA(TableAlgorithm):
     `update` without a `next_action` decides on it itself, and the next `select_action` in that state keeps to it.
     """
 
-    _learn_and_choose = staticmethod(stepping.step_sarsa)
+    _learn_and_choose = staticmethod(step_kernels.step_sarsa)
     _planned: tuple[int, int] | None = None  # the state after the last update, and what to do there
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
@@ -76,11 +76,11 @@ class SARSA(TableAlgorithm):
         if following.shape != columns.states.shape:
             raise ConfigError(f"{len(columns[0])} rows need as many next_actions, not {following.shape}")
         rate, discount = self.learning_rate, self._discount(turn_based=turn_based)
-        wrong = int(kernels.learn_sarsa(self.storage, *columns, following, rate, discount))
-        if wrong != kernels.FINE:
+        wrong = int(batch_kernels.learn_sarsa(self.storage, *columns, following, rate, discount))
+        if wrong != batch_kernels.FINE:
             if not columns.dones[wrong]:
                 number(following[wrong], f"row {wrong}: next action", self.action_size)
-            raise self._complaint(columns, kernels.ALL, wrong)
+            raise self._complaint(columns, batch_kernels.ALL, wrong)
 
     def _learn_tuples(self, experiences: Any) -> None:
         """Rows of five values: what follows each is decided now, row by row; a sixth value says what it was."""
@@ -117,8 +117,8 @@ class SARSA(TableAlgorithm):
 class ExpectedSARSA(OneStep):
     """Learns towards r + γ ((1 − ε) max Q(s′, ·) + ε mean Q(s′, ·)): SARSA without the chance in the next action."""
 
-    _learn_and_choose = staticmethod(stepping.step_expected)
+    _learn_and_choose = staticmethod(step_kernels.step_expected)
 
     def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
         rate, epsilon = self.learning_rate, self.epsilon
-        return int(kernels.learn_expected(self.storage, *columns, masks, rate, discount, epsilon))
+        return int(batch_kernels.learn_expected(self.storage, *columns, masks, rate, discount, epsilon))

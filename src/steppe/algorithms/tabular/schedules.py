@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 
 class Schedule(ABC):

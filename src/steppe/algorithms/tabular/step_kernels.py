@@ -1,6 +1,6 @@
 """Learning from one step and choosing the next action in one compiled call: all that a loop over a plain environment needs.
 
-The rules are those of the batches (kernels.py, traces.py), row 0 of `masks` is what the next state allows, and a call
+The rules are those of the batches (batch_kernels.py, trace_kernels.py), row 0 of `masks` is what the next state allows, and a call
 returns the next action, 0 where the episode has ended, or why nothing was done. Whatever may be wrong is seen before
 anything is learned, so after NO_WORDS the same call can be made again. `epsilon` is the rate of exploration of this step,
 `next_epsilon` of the next.
@@ -11,8 +11,15 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from steppe.agents.tabular.kernels import best_action, best_value, chosen, expected_value, towards, unlearnable
-from steppe.agents.tabular.traces import carved, follow_lambda, follow_n_step
+from steppe.algorithms.tabular.batch_kernels import (
+    best_action,
+    best_value,
+    chosen,
+    expected_value,
+    towards,
+    unlearnable,
+)
+from steppe.algorithms.tabular.trace_kernels import carved, follow_lambda, follow_n_step
 from steppe.core.play import Whole
 
 NONE_ALLOWED, WRONG, NO_WORDS = -1, -2, -3  # no action, because: the mask, a bad number, no chance left

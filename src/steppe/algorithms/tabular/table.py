@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from steppe.agents.tabular import kernels, stepping
-from steppe.agents.tabular.algorithm import (
+from steppe.algorithms.tabular import batch_kernels, step_kernels
+from steppe.algorithms.tabular.base import (
     BaseAlgorithm,
     allowed,
     finite,
@@ -25,9 +25,9 @@ from steppe.agents.tabular.algorithm import (
     truth,
     truths,
 )
-from steppe.agents.tabular.memory import require_room
+from steppe.algorithms.tabular.memory_limits import require_room
 from steppe.core.array_checks import as_array, as_column
-from steppe.core.errors import ConfigError, SteppeError
+from steppe.core.contracts.errors import ConfigError, SteppeError
 
 KEYS = ("state", "action", "reward", "next_state", "done")
 KINDS = (np.int64, np.int64, np.float64, np.int64, np.bool_)
@@ -54,8 +54,8 @@ class TableAlgorithm(BaseAlgorithm):
     takes_masks = True
     num_tables: ClassVar[int] = 1
     storage: np.ndarray  # all that is learned, in one piece
-    _choose: ClassVar[Any] = staticmethod(stepping.choose_one)
-    _learn_and_choose: ClassVar[Any] = None  # a kernel of stepping.py; without one, batches of one row
+    _choose: ClassVar[Any] = staticmethod(step_kernels.choose_one)
+    _learn_and_choose: ClassVar[Any] = None  # a kernel of step_kernels.py; without one, batches of one row
 
     def _initialize_q_table(self) -> np.ndarray:
         require_room(self.state_size, self.action_size, 4, self.num_tables)
@@ -92,7 +92,7 @@ class TableAlgorithm(BaseAlgorithm):
         row, masks = number(state, "state", self.state_size), self._one_mask(action_mask, state)
         epsilon, words = 0.0 if deterministic else self.epsilon, self.words
         action = self._choose(self.storage, row, masks, epsilon, words.block, words.cursor)
-        if action == stepping.NO_WORDS:
+        if action == step_kernels.NO_WORDS:
             words.refill()
             action = self._choose(self.storage, row, masks, epsilon, words.block, words.cursor)
         return int(action)
@@ -194,7 +194,7 @@ class TableAlgorithm(BaseAlgorithm):
         epsilon = 0.0 if deterministic else self.epsilon
         words = self.words.take(count) if epsilon > 0.0 else self.words.block[:0]
         actions = np.empty(count, np.int64)
-        wrong = int(kernels.choose(table, rows, flags, epsilon, words, actions))
+        wrong = int(batch_kernels.choose(table, rows, flags, epsilon, words, actions))
         if wrong >= 0:
             number(states[wrong], f"row {wrong}: state", self.state_size)
             raise ConfigError(f"the action mask of row {wrong} (state {states[wrong]}) allows no action")
@@ -213,7 +213,7 @@ class TableAlgorithm(BaseAlgorithm):
         self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, ended: bool, mask: Any, rates: Rates
     ) -> int:
         """Learn from a step and choose the next action; as few words as there can be, for it is called for every step."""
-        masks = kernels.ALL if mask is None else truths(mask, "the action mask").reshape(1, -1)
+        masks = batch_kernels.ALL if mask is None else truths(mask, "the action mask").reshape(1, -1)
         words = self.words
         try:
             step = (
@@ -224,7 +224,7 @@ class TableAlgorithm(BaseAlgorithm):
         except (TypeError, ValueError, OverflowError):  # also numbers that no int64 holds
             self._require((state, action, reward, next_state, done))
             raise
-        if chosen == stepping.NO_WORDS:
+        if chosen == step_kernels.NO_WORDS:
             words.refill()
             chosen = self._learn_and_choose(*step, words.block, words.cursor)
         if chosen < 0:
@@ -246,11 +246,11 @@ class TableAlgorithm(BaseAlgorithm):
         truth(done, "done")
 
     def _one_mask(self, mask: Any, state: Any) -> np.ndarray:
-        return kernels.ALL if mask is None else allowed(mask, self.action_size, f"state {state}")[None]
+        return batch_kernels.ALL if mask is None else allowed(mask, self.action_size, f"state {state}")[None]
 
     def _next_masks(self, masks: np.ndarray | None, count: int) -> np.ndarray:
         if masks is None:
-            return kernels.ALL
+            return batch_kernels.ALL
         flags = truths(masks, "action masks")
         if flags.shape != (count, self.action_size):
             raise ConfigError(f"action masks have shape {flags.shape}, not {(count, self.action_size)}")
@@ -297,9 +297,9 @@ class OneStep(TableAlgorithm):
         columns: Any = (states, actions, rewards, next_states, dones)
         if not ready(*columns):
             columns = self._columns(*columns)
-        masks = kernels.ALL if next_masks is None else self._next_masks(next_masks, len(columns[0]))
+        masks = batch_kernels.ALL if next_masks is None else self._next_masks(next_masks, len(columns[0]))
         wrong = self._learn(columns, masks, -self.discount_factor if turn_based else self.discount_factor)
-        if wrong != kernels.FINE:
+        if wrong != batch_kernels.FINE:
             raise self._complaint(self._columns(*columns), masks, wrong)
 
     @abstractmethod
@@ -311,7 +311,7 @@ class OneStep(TableAlgorithm):
 def is_plain(kind: type) -> bool:
     """Whether steps of this class are the ones defined here, not those of a subclass with ideas of its own."""
     names = ("learn", "select_action", "update", "update_turn")
-    return all(getattr(kind, name).__module__.startswith("steppe.agents.tabular.") for name in names)
+    return all(getattr(kind, name).__module__.startswith("steppe.algorithms.tabular.") for name in names)
 
 
 def ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> bool:

@@ -1,7 +1,7 @@
 """Compiled updates that reach back over several steps: n-step returns and eligibility traces. Rows one by one, in order.
 
 Row i continues trajectory `streams[i]`, whose last steps wait in a ring. A terminated or truncated row ends its
-trajectory. Checks and conventions are those of kernels.py.
+trajectory. Checks and conventions are those of batch_kernels.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from steppe.agents.tabular.kernels import FINE, best_value, first_bad, towards
+from steppe.algorithms.tabular.batch_kernels import FINE, best_value, first_bad, towards
 from steppe.core.play import Whole
 
 

@@ -13,7 +13,7 @@ import typer
 
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
-from steppe.core.errors import UsageError, nearest
+from steppe.core.contracts.errors import UsageError, nearest
 
 ENTRY = "from suite.running import"  # what tells a benchmark from other scripts
 
@@ -62,7 +62,7 @@ def _run(command: list[str]) -> int:
 
 def benchmarks() -> dict[str, Path]:
     """Name → script, for the checkout that this package is run from."""
-    directory = Path(__file__).resolve().parents[3] / "benchmarks"
+    directory = Path(__file__).resolve().parents[4] / "benchmarks"
     if not (directory / "suite").is_dir():
         raise UsageError(
             "the benchmarks are not part of the installed package: run `steppe bench` from a source checkout (make bench)"

@@ -1,6 +1,6 @@
 """`steppe ctl`: every operation of the control plane on the command line, under the name that the API and MCP know it by.
 
-Translates: commands are made from the signatures of service.py, which is imported when one is run or its help is shown.
+Translates: commands are made from the signatures of control/service.py, which is imported when one is run or its help is shown.
 The service is one in this process; runs, operations and the audit are those of a `steppe serve` beside it.
 """
 
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from steppe.cli.commands.serve import Kafka, MaxActors, MaxRuns, Modules, bounds_of, brokers_at
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
-from steppe.cli.serve import Kafka, MaxActors, MaxRuns, Modules, bounds_of, brokers_at
-from steppe.core.errors import RunFailed, SteppeError, UsageError
+from steppe.core.contracts.errors import RunFailed, SteppeError, UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -148,7 +148,7 @@ def _carry_out(service: Service, name: str, given: dict[str, Any]) -> None:
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    from steppe.core.config import from_pairs
+    from steppe.core.config.run import from_pairs
 
     if "values" in given:
         return given | {"values": from_pairs(given["values"])}
@@ -159,8 +159,8 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 def _request(env: str, settings: Mapping[str, Any]) -> Any:
     """What a request says; a key that it does not know by itself is a hyperparameter's."""
-    from steppe.control.model import RunRequest
-    from steppe.core.validating import validated
+    from steppe.control.models import RunRequest
+    from steppe.core.config.validation import validated
 
     if "env" in settings:
         raise UsageError("env is given twice, by its own argument and by -s env=…: leave one of them out")

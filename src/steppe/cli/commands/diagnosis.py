@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.glyphs import duration, shares_in_words
 from steppe.cli.output import emit, print_table
+from steppe.cli.text_charts import duration, shares_in_words
 
 if TYPE_CHECKING:
     from steppe.records.view import RunView
@@ -16,8 +16,8 @@ MOST_ACTORS = 8  # with a line each; more of them are averaged
 
 def diagnose_run(run: str, *, as_json: bool) -> None:
     """Print the diagnosis of a run, whatever its state."""
-    from steppe.records.diagnosis import diagnose, measure
-    from steppe.records.directory import RunDirectory
+    from steppe.records.profiling.diagnosis import diagnose, measure
+    from steppe.records.run_directory import RunDirectory
     from steppe.records.view import RunView
 
     view = RunView(RunDirectory.open(run))

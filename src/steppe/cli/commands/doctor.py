@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from steppe.cli.diagnosis import diagnose_run
+from steppe.cli.commands.diagnosis import diagnose_run
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 
 MODULES = {"pillow": "PIL"}  # distributions whose module has another name
 SMALL_SHM_BYTES = 256 << 20
@@ -178,7 +178,7 @@ def processes() -> Finding:
 
 def run_directory() -> Finding:
     """Whether runs can be written where they would be."""
-    from steppe.records.directory import runs_root
+    from steppe.records.run_directory import runs_root
 
     wanted = runs_root().absolute()
     nearest = next(path for path in (wanted, *wanted.parents) if path.exists())

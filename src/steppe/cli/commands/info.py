@@ -8,7 +8,7 @@ import typer
 
 from steppe.cli.options import AsJson, Layers, experiment
 from steppe.cli.output import emit, print_table
-from steppe.core.errors import WorldError, nearest
+from steppe.core.contracts.errors import WorldError, nearest
 
 
 def algos(
@@ -55,7 +55,7 @@ def envs(
     Besides these, `module:Id` names one that a module registers, `module:function` one that a function makes, and
     `pettingzoo.sisl.pursuit_v5` or `sisl/pursuit-v5` one of PettingZoo's.
     """
-    from steppe.envs.listing import described_environments
+    from steppe.envs.catalog import described_environments
 
     rows = [
         row for row in described_environments(every=every) if pattern is None or pattern.lower() in row["id"].lower()
@@ -79,7 +79,7 @@ def show_config(layers: Layers, as_json: bool) -> None:
 
     Sources, weakest first: default, the --config file, environment (STEPPE_SEED, STEPPE_AGENT__CLIP), flag.
     """
-    from steppe.core.config import flatten, resolve
+    from steppe.core.config.run import flatten, resolve
 
     resolved = resolve(("not given", {"env": ""}), *layers)
     rows = {

@@ -23,7 +23,7 @@ def up(
     Its jars are brought by Maven the first time and checked; Java 17 or newer runs it. It listens on loopback alone and keeps
     its data in ~/.cache/steppe/kafka, or where STEPPE_KAFKA_HOME says.
     """
-    from steppe.transport.kafka_broker import Broker, fetch_jars, find_java
+    from steppe.transport.kafka.dev_broker import Broker, fetch_jars, find_java
 
     find_java()
     broker = Broker.usual()
@@ -41,7 +41,7 @@ def up(
 @app.command()
 def down(as_json: AsJson = False) -> None:
     """Stop the broker; what was sent is there again when it is started."""
-    from steppe.transport.kafka_broker import Broker
+    from steppe.transport.kafka.dev_broker import Broker
 
     stopped = Broker.usual().down()
     if as_json:
@@ -52,7 +52,7 @@ def down(as_json: AsJson = False) -> None:
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Say whether the broker runs; exit code 3 when it does not."""
-    from steppe.transport.kafka_broker import Broker
+    from steppe.transport.kafka.dev_broker import Broker
 
     broker = Broker.usual()
     running = broker.running()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.glyphs import count
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
-from steppe.core.errors import ConfigError, UsageError
+from steppe.cli.text_charts import count
+from steppe.core.contracts.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from steppe.core.cluster import ClusterConfig
+    from steppe.core.config.cluster import ClusterConfig
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
 
@@ -38,8 +38,8 @@ def serve(cluster: File, as_json: AsJson = False) -> None:
     With [server] checkpoint it begins where it was stopped or killed. The token is STEPPE_PARAMS_TOKEN's, or each node's from
     [server] tokens.
     """
-    from steppe.core.config import from_environ, resolve
-    from steppe.loops import cluster as clusters
+    from steppe.compose import cluster as clusters
+    from steppe.core.config.run import from_environ, resolve
 
     described, run = _described(cluster)
     if described.backend != "grpc":
@@ -164,8 +164,8 @@ def _client(url: str | None, cluster: Path | None, ca: Path | None) -> Parameter
     if (url is None) == (cluster is None):
         raise UsageError("which server? Give its URL (grpc://host:port), or --cluster FILE")
     if cluster is not None:
-        from steppe.core.cluster import read_cluster_file
-        from steppe.roles.cluster import connect
+        from steppe.core.config.cluster import read_cluster_file
+        from steppe.roles.cluster.node import connect
 
         described, _ = read_cluster_file(cluster)
         if described.backend == "mpi":
@@ -190,10 +190,10 @@ def node(
 
     The file's table [run] says what is trained.
     """
-    from steppe.cli.train import complain, exit_code, shown
-    from steppe.core.config import from_environ, resolve
-    from steppe.loops.cluster import hosting
-    from steppe.loops.main import MainLoop, run_experiment
+    from steppe.cli.commands.train import complain, exit_code, shown
+    from steppe.compose.cluster import hosting
+    from steppe.core.config.run import from_environ, resolve
+    from steppe.training.train import MainLoop, run_experiment
 
     described, run = _described(cluster)
     joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id or _by_rank(described)}
@@ -211,7 +211,7 @@ def node(
 def _by_rank(cluster: ClusterConfig) -> str:
     if cluster.backend != "mpi":
         raise UsageError("which node is this? Give --node-id")
-    from steppe.roles.cluster_mpi import joined
+    from steppe.roles.cluster.mpi import joined
 
     rank: int = joined(cluster).COMM_WORLD.rank
     return cluster.nodes[rank]
@@ -219,7 +219,7 @@ def _by_rank(cluster: ClusterConfig) -> str:
 
 def _described(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
     """A cluster's file, which has to say what is trained."""
-    from steppe.core.cluster import read_cluster_file
+    from steppe.core.config.cluster import read_cluster_file
 
     cluster, run = read_cluster_file(path)
     if "env" not in run:
@@ -228,6 +228,6 @@ def _described(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
-    from steppe.core.config import flat_keys
+    from steppe.core.config.run import flat_keys
 
     return flat_keys(run)

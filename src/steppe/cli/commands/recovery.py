@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.glyphs import count, duration
+from steppe.cli.commands.runs import Run
+from steppe.cli.commands.train import complain, exit_code, shown
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table, reserved_stdout
-from steppe.cli.runs import Run
-from steppe.cli.train import complain, exit_code, shown
+from steppe.cli.text_charts import count, duration
 
 if TYPE_CHECKING:
-    from steppe.loops.reproducing import Raised, Reproduction
     from steppe.records.checkpoints import CheckpointInfo
+    from steppe.training.reproduce import Raised, Reproduction
 
 Steps = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Environment steps in total, in place of those it was made for.")
@@ -42,7 +42,7 @@ def resume(
 
     After Ctrl-C, a fault, a kill or a power cut. Checkpoints that are damaged are named on stderr.
     """
-    from steppe.loops import resuming
+    from steppe.training import resume as resuming
 
     result = shown(
         lambda observers: resuming.resume(run, steps=steps, ray_address=ray_address, kafka=kafka, observers=observers),
@@ -55,7 +55,7 @@ def resume(
 def checkpoints(run: Run, as_json: AsJson = False) -> None:
     """List a run's checkpoints with their age, size and health."""
     from steppe.records.checkpoints import Checkpoints
-    from steppe.records.directory import RunDirectory
+    from steppe.records.run_directory import RunDirectory
 
     directory = RunDirectory.open(run)
     infos = Checkpoints(directory.checkpoints, run=directory.key).list()
@@ -105,7 +105,7 @@ def rerun(run: Run, as_json: AsJson = False) -> None:
 
     Makes a new run beside it and compares the weights. The recorded one must have been trained with --record-arrivals. Exit code 1 when the weights are not the same.
     """
-    from steppe.loops import rerunning
+    from steppe.training import rerun as rerunning
 
     result = shown(lambda observers: rerunning.rerun(run, observers), as_json=as_json)
     complain(result)
@@ -126,7 +126,7 @@ def reproduce(
 
     In this process, with the actions that the run recorded up to there. Exit code 0 when the same exception is raised at the same step, 1 when it is not.
     """
-    from steppe.loops import reproducing
+    from steppe.training import reproduce as reproducing
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
@@ -172,8 +172,8 @@ def diff(
 
     Configuration with its sources, versions, hardware, results.
     """
-    from steppe.records.comparing import compare
-    from steppe.records.directory import RunDirectory
+    from steppe.records.compare import compare
+    from steppe.records.run_directory import RunDirectory
 
     found = compare(RunDirectory.open(run), RunDirectory.open(other))
     if as_json:

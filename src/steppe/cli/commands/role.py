@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from steppe.core.config import KafkaConfig, Resolved
+    from steppe.core.config.run import KafkaConfig, Resolved
 
 app = typer.Typer(
     help="One role of a run over Kafka: what a container runs. Any of them may be started first, later, and again.",
@@ -99,12 +99,12 @@ def _serve(
     if kind != "learner":
         _require_ways_in(kind, pairs or [])
     found, resolved = _settings(address, file, pairs or [], env)
-    from steppe.records.showing import shown
+    from steppe.records.telemetry.role_endpoint import shown
 
     port, log_json = shows
     showing = shown(run, kind, port, log_json=log_json)  # before all else that takes its time: probes ask soon
     try:
-        from steppe.runtimes.kafka_alone import serve
+        from steppe.runtimes.kafka.standalone import serve
 
         serve(kind, found, run, index, resolved if kind == "learner" else None, showing)
     finally:
@@ -132,7 +132,7 @@ def _settings(
 ) -> tuple[KafkaConfig, Resolved | None]:
     """How to reach the brokers, and the run that is described besides, if one is."""
     from steppe.cli.options import layers
-    from steppe.core.config import resolve
+    from steppe.core.config.run import resolve
 
     given = {"runtime": "kafka", "kafka.address": address, "env": env}
     found = layers({key: text for key, text in given.items() if text is not None}, pairs, file)

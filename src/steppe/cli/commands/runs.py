@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.glyphs import count, decimal
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table, reserved_stdout
-from steppe.core.errors import Conflict, RunFailed
+from steppe.cli.text_charts import count, decimal
+from steppe.core.contracts.errors import Conflict, RunFailed
 
 if TYPE_CHECKING:
-    from steppe.records.directory import RunDirectory, RunInfo
+    from steppe.records.run_directory import RunDirectory, RunInfo
     from steppe.records.store import Status
     from steppe.records.view import RunView
 
@@ -29,7 +29,7 @@ _POLL_S = 0.1
 
 def list_all(as_json: AsJson = False) -> None:
     """List the runs, newest first."""
-    from steppe.records.directory import list_runs, runs_root
+    from steppe.records.run_directory import list_runs, runs_root
 
     infos = list_runs()
     if as_json:
@@ -80,9 +80,9 @@ def watch(
 
     Ctrl-C leaves the run alone. With --json one line is printed per refresh.
     """
-    from steppe.cli.live import render, showing
+    from steppe.cli.live_view import render, showing
     from steppe.cli.output import console
-    from steppe.records.directory import RunDirectory
+    from steppe.records.run_directory import RunDirectory
     from steppe.records.view import RunView
 
     view = RunView(RunDirectory.open(run))
@@ -115,8 +115,8 @@ def stop(
 
     Exit code 4 when it has already ended, 1 when it did not end in time.
     """
-    from steppe.core.links import COMMANDS
-    from steppe.records.directory import RunDirectory
+    from steppe.core.contracts.transport import COMMANDS
+    from steppe.records.run_directory import RunDirectory
 
     directory = RunDirectory.open(run)
     _require_live(directory)
@@ -158,7 +158,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Play episodes with a run's weights and report their returns."""
-    from steppe.loops import evaluation
+    from steppe.training import evaluate as evaluation
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None

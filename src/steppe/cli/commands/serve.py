@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steppe.core.errors import MissingExtra, UsageError
+from steppe.core.contracts.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from steppe.control.service import Bounds
-    from steppe.core.config import KafkaConfig
+    from steppe.core.config.run import KafkaConfig
 
 Hosts = Annotated[
     list[str] | None,
@@ -105,12 +105,12 @@ def mcp(
 
 def _serving(command: str) -> ModuleType:
     try:
-        from steppe.control import serving
+        from steppe.control.http import server
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "anyio", "starlette", "mcp"):
             raise
         raise MissingExtra(command, "server") from None
-    return serving
+    return server
 
 
 def bounds_of(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
@@ -127,8 +127,8 @@ def brokers_at(address: str | None) -> KafkaConfig | None:
     """How to reach them; what is secret, and everything but the address, comes from the environment."""
     if address is None:
         return None
-    from steppe.core.config import KafkaConfig, from_environ
-    from steppe.core.validating import validated
+    from steppe.core.config.run import KafkaConfig, from_environ
+    from steppe.core.config.validation import validated
 
     ways = {key.removeprefix("kafka."): value for key, value in from_environ().items() if key.startswith("kafka.")}
     found: KafkaConfig = validated(KafkaConfig, {**ways, "address": address}, "kafka.")

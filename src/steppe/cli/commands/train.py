@@ -11,12 +11,12 @@ import typer
 
 from steppe.cli.options import Layers, experiment
 from steppe.cli.output import emit, reserved_stdout
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from steppe.loops.result import RunResult
-    from steppe.loops.supervise import Observer
     from steppe.records.view import RunView
+    from steppe.training.result import RunResult
+    from steppe.training.supervisor import Observer
 
 
 @experiment
@@ -26,11 +26,11 @@ def train(layers: Layers, as_json: bool) -> None:
     The run ends when its steps are done or, with --target-return, when an evaluation reaches it. A terminal gets a live
     view; Ctrl-C stops the run with a checkpoint.
     """
-    from steppe.core.config import resolve
+    from steppe.core.config.run import resolve
 
     if not any("env" in layer for _, layer in layers):
         raise ConfigError('no environment given: steppe train ENV, or env = "…" in a --config file')
-    from steppe.loops.main import run_experiment
+    from steppe.training.train import run_experiment
 
     resolved = resolve(*layers)
     result = shown(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
@@ -40,7 +40,7 @@ def train(layers: Layers, as_json: bool) -> None:
 
 def shown(start: Callable[[list[Observer]], RunResult], *, as_json: bool) -> RunResult:
     """Let a run go under a live view, and print what came of it."""
-    from steppe.cli.live import showing
+    from steppe.cli.live_view import showing
     from steppe.cli.summary import summary_text
 
     with ExitStack() as stack:

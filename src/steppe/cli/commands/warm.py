@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steppe.cli.doctor import numba_cache
+from steppe.cli.commands.doctor import numba_cache
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 SHORT = {"runtime": "inline", "evaluation.episodes": 1, "evaluation.every_steps": 1_000_000}
 VECTORS, NUMBERS, IMAGES, GAME = "CartPole-v1", "Pendulum-v1", "steppe/ImageIdentity-v0", "steppe/TicTacToe-v0"
 CUES = "steppe/Recall-v0"
@@ -97,8 +97,8 @@ def num_compiled() -> int:
 
 
 def _run(settings: Mapping[str, Any]) -> None:
-    from steppe.core.config import resolve
-    from steppe.loops.main import run_experiment
+    from steppe.core.config.run import resolve
+    from steppe.training.train import run_experiment
 
     with tempfile.TemporaryDirectory(prefix="steppe-warm-") as directory:
         run_experiment(resolve(("call", {**settings, "run_dir": Path(directory) / "run"}))).raise_for_fault()
@@ -108,12 +108,12 @@ def _tables() -> None:
     """Every learner with a table: step by step, with and without action masks, and from arrays."""
     import numpy as np
 
-    from steppe.agents.tabular.double_q import DoubleQLearning
-    from steppe.agents.tabular.multistep import NStepQLearning, QLambda
-    from steppe.agents.tabular.q_learning import OptimalQLearning
-    from steppe.agents.tabular.sarsa import SARSA, ExpectedSARSA
-    from steppe.envs.bandit import TwoArmedBanditEnv
-    from steppe.envs.tictactoe import TicTacToeEnv
+    from steppe.algorithms.tabular.double_q import DoubleQLearning
+    from steppe.algorithms.tabular.multistep import NStepQLearning, QLambda
+    from steppe.algorithms.tabular.q_learning import OptimalQLearning
+    from steppe.algorithms.tabular.sarsa import SARSA, ExpectedSARSA
+    from steppe.envs.tictactoe.env import TicTacToeEnv
+    from steppe.envs.toy.bandit import TwoArmedBanditEnv
 
     numbers, rewards, dones = np.zeros(2, np.int64), np.zeros(2), np.zeros(2, np.bool_)
     kinds: tuple[Any, ...] = (OptimalQLearning, SARSA, ExpectedSARSA, DoubleQLearning, NStepQLearning, QLambda)
@@ -130,10 +130,10 @@ def _games() -> None:
     """Compiled training in games, and many games as one vector environment."""
     import numpy as np
 
-    from steppe.agents.tabular.q_learning import OptimalQLearning
-    from steppe.agents.tabular.trainer import GameTrainer
-    from steppe.envs.tictactoe import tictactoe
-    from steppe.envs.tictactoe_vector import TicTacToeVectorEnv
+    from steppe.algorithms.tabular.game_trainer import GameTrainer
+    from steppe.algorithms.tabular.q_learning import OptimalQLearning
+    from steppe.envs.tictactoe.env import tictactoe
+    from steppe.envs.tictactoe.vector import TicTacToeVectorEnv
 
     game = tictactoe()
     for opponent in ("random", "self"):
@@ -148,7 +148,7 @@ def _screens() -> None:
     """What Atari games make of two screens."""
     import numpy as np
 
-    from steppe.envs.shrinking import Shrinking
+    from steppe.envs.wrappers.downscale import Shrinking
 
     screen = np.zeros((210, 160), np.uint8)
     Shrinking(screen.shape, (84, 84))(screen, screen)
@@ -158,7 +158,7 @@ def _worlds() -> None:
     """Pathfinding worlds."""
     import numpy as np
 
-    from steppe.envs.pathfinding import PathfindingWorlds
+    from steppe.envs.pathfinding.worlds import PathfindingWorlds
 
     worlds = PathfindingWorlds(1, 2)
     worlds.reset(0)

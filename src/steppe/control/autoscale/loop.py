@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from steppe.control.autoscaling import Advice, Autoscaler, Policy, Stretches
-from steppe.control.repeating import Repeating
+from steppe.control.autoscale.policy import Advice, Autoscaler, Policy, Stretches
+from steppe.control.periodic import Repeating
 from steppe.control.service import Service
-from steppe.core.errors import SteppeError
-from steppe.core.links import EVENTS
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import SteppeError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS
+from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 
 LOOK_S = 5.0

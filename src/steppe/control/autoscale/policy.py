@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from steppe.records.diagnosis import percent
+from steppe.records.profiling.diagnosis import percent
 from steppe.records.view import RunView
 
 

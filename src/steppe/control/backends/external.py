@@ -1,6 +1,6 @@
-"""The operations of service.py for one run over Kafka whose roles others start and stop, such as those of compose.
+"""The operations of control/service.py for one run over Kafka whose roles others start and stop, such as those of compose.
 
-What is known of the run, and what is asked of it, goes over Kafka (following.py). Processes are none of the service's business:
+What is known of the run, and what is asked of it, goes over Kafka (kafka_mirror.py). Processes are none of the service's business:
 what would need them is refused, with what to do instead.
 """
 
@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from steppe.control import model
-from steppe.control.following import Following, relayed
-from steppe.control.ledger import new_operation
+from steppe.control import models
+from steppe.control.backends.kafka_mirror import Following, relayed
+from steppe.control.database import new_operation
 from steppe.control.service import Bounds, Service, operation
-from steppe.core.config import KafkaConfig, unflatten
-from steppe.core.errors import Conflict, RunNotFound, SteppeError, UsageError
-from steppe.core.links import COMMANDS
-from steppe.core.reports import TrainingReport
-from steppe.core.tuning import live_fields
-from steppe.records.directory import RECORD, RunDirectory
+from steppe.core.config.run import KafkaConfig, unflatten
+from steppe.core.config.tunables import live_fields
+from steppe.core.contracts.errors import Conflict, RunNotFound, SteppeError, UsageError
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import COMMANDS
+from steppe.records.run_directory import RECORD, RunDirectory
 from steppe.records.store import LOST, LOST_AFTER_S, PAUSED, RUNNING, SILENT, STARTING, STOPPED, SUCCEEDED, Status
 from steppe.records.view import ENDED
-from steppe.runtimes.kafka_charter import Charter, find_charter
+from steppe.runtimes.kafka.manifest import Charter, find_charter
 
 START_S = 600.0  # how long others may take to start a learner
 STOP_S = 120.0  # how long a learner may take for its last checkpoint
@@ -51,14 +51,14 @@ class FollowedService(Service):
         super().close()
 
     @operation("control")
-    def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:
+    def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
         """Refused: the run is its learner's to create."""
         raise UsageError(
             f"this service looks after {self._run}, which its learner creates: start another learner with --run and a service for it"
         )
 
     @operation("control")
-    def start_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def start_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let a run that was stopped go on as soon as its roles are started again."""
         directory = self._directory(run)
         with self._lock:
@@ -74,12 +74,12 @@ class FollowedService(Service):
             return self._settled(record)
 
     @operation("control")
-    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Stop every role, the learner with a checkpoint."""
         return self._command(run, "stop", issuer, expected, desired="stopped", deadline_s=STOP_S)
 
     @operation("admin")
-    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Refused: its processes are elsewhere."""
         raise UsageError("the processes of this run are not this service's: docker compose kill")
 
@@ -89,13 +89,13 @@ class FollowedService(Service):
         raise UsageError("this service looks after one run alone: stop the service to forget it")
 
     @operation("read")
-    def get_actors(self, run: str) -> model.Actors:
+    def get_actors(self, run: str) -> models.Actors:
         """Actors seen; how many there are to be is not said here."""
         told = super().get_actors(run)
         return told.model_copy(update={"desired": told.ready, "most": 0})
 
     @operation("control")
-    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
         """Refused: see `SCALING`."""
         self._directory(run)
         raise UsageError(SCALING)
@@ -103,7 +103,7 @@ class FollowedService(Service):
     @operation("control")
     def set_hyperparameters(
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
-    ) -> model.Effects:
+    ) -> models.Effects:
         """Change settings with the next update; others are in the file that the learner is started with."""
         live = live_fields(self._config(self._directory(run)))
         fixed = sorted(set(values) - set(live))
@@ -114,11 +114,13 @@ class FollowedService(Service):
         return super().set_hyperparameters(run, values, issuer, expected, dry_run=dry_run)
 
     @operation("read")
-    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
+    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> models.Logs:
         """Where the lines are: with the roles."""
         self._directory(run)
         words = "whoever runs the roles keeps them: docker compose logs --follow learner (or actor, manager)"
-        return model.Logs(source="elsewhere", sources=["elsewhere"], lines=[] if after else [words], next=max(after, 1))
+        return models.Logs(
+            source="elsewhere", sources=["elsewhere"], lines=[] if after else [words], next=max(after, 1)
+        )
 
     def tend(self) -> None:
         """Take over what the run says, and finish operations."""
@@ -164,7 +166,7 @@ class FollowedService(Service):
             store.set_status(*state)
         store.heartbeat()
 
-    def _settled(self, record: dict[str, Any]) -> model.Operation:
+    def _settled(self, record: dict[str, Any]) -> models.Operation:
         """As ever, but for a run that does not stop: there is nothing here to kill."""
         late = time.time() - record["created_s"] > record["details"].get("deadline_s", STOP_S)
         if record["state"] == "pending" and record["kind"] == "stop" and late:

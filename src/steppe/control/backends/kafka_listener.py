@@ -1,5 +1,5 @@
 """Hears on Kafka which of the service's runs are to be started. What else is asked of a run is carried out by its own supervisor
-(runtimes/kafka.py); of one that is not under way, there is none."""
+(runtimes/kafka/launch.py); of one that is not under way, there is none."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from steppe.control.ledger import Due
-from steppe.control.publisher import tell
-from steppe.control.repeating import Repeating
+from steppe.control.backends.publisher import tell
+from steppe.control.database import Due
+from steppe.control.periodic import Repeating
 from steppe.control.service import OVER_KAFKA, Service
-from steppe.core.checking import checked
-from steppe.core.config import KafkaConfig
-from steppe.core.durable import read_json, write_json
-from steppe.core.errors import DamagedFile, RunFailed, RunNotFound, SteppeError, Unreachable
-from steppe.core.links import COMMANDS, START
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka import SERVICE
-from steppe.runtimes.kafka_charter import find_charter, is_published, stale, wire_name
-from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import Connection, Feed, Message, ensure_topics, first_since, headers_of, reading
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import DamagedFile, RunFailed, RunNotFound, SteppeError, Unreachable
+from steppe.core.contracts.transport import COMMANDS, START
+from steppe.core.io.atomic_files import read_json, write_json
+from steppe.core.io.record_validation import checked
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.kafka.launch import SERVICE
+from steppe.runtimes.kafka.manifest import find_charter, is_published, stale, wire_name
+from steppe.transport.kafka.client import Connection, Feed, Message, ensure_topics, first_since, headers_of, reading
+from steppe.transport.kafka.dead_letters import DeadLetters
 
 LOOK_S = 0.5
 CLOCKS_S = 60.0  # that this clock and the brokers' may differ by

@@ -8,18 +8,18 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from steppe.control.repeating import Repeating
+from steppe.control.periodic import Repeating
 from steppe.control.service import REACH_S, command_of
-from steppe.core.config import KafkaConfig
-from steppe.core.durable import read_json, write_json
-from steppe.core.errors import DamagedFile
-from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka_charter import CHARTER, EXPIRY_S, Charter, find_charter, newest_word
-from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import Connection, Message
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.io.atomic_files import read_json, write_json
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.kafka.manifest import CHARTER, EXPIRY_S, Charter, find_charter, newest_word
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection, Message
+from steppe.transport.kafka.dead_letters import DeadLetters
 
 LOOK_S = 1.0
 TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)

@@ -19,8 +19,8 @@ import aiohttp
 from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
-from steppe.control.scaling import ROLES, Described, Seen
-from steppe.core.errors import ConfigError, Conflict, Unreachable, UsageError
+from steppe.control.backends.base import ROLES, Described, Seen
+from steppe.core.contracts.errors import ConfigError, Conflict, Unreachable, UsageError
 
 NAMES = {role: f"steppe-{role}" for role in ROLES}
 RUN = "steppe-run"  # the ConfigMap that says which run the namespace trains

@@ -1,4 +1,4 @@
-"""The operations of service.py for the run of a cluster: what a Scaler wants and sees stands in for processes of this machine.
+"""The operations of control/service.py for the run of a cluster: what a Scaler wants and sees stands in for processes of this machine.
 
 A namespace trains one run. Its settings are in the cluster; what is known of it is kept in a directory like any run's, so that
 lists, curves, events and diagnoses are read in the same way.
@@ -15,17 +15,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steppe.control import describing, model
-from steppe.control.ledger import new_operation
-from steppe.control.scaling import ACTOR, LEARNER, ROLES, Described, Scaler, Seen
+from steppe.control import models, presenters
+from steppe.control.backends.base import ACTOR, LEARNER, ROLES, Described, Scaler, Seen
+from steppe.control.database import new_operation
 from steppe.control.service import Bounds, Service, command_of, operation
-from steppe.core.config import Resolved, flat_keys, flatten, resolve
-from steppe.core.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
-from steppe.core.links import COMMANDS, EVENTS, SCALE, SET
-from steppe.core.reports import EventReport
-from steppe.core.specs import EnvSpec
-from steppe.core.tuning import checked_changes, live_fields, needs_spec
-from steppe.records.directory import RECORD, RunDirectory
+from steppe.core.config.run import Resolved, flat_keys, flatten, resolve
+from steppe.core.config.tunables import checked_changes, live_fields, needs_spec
+from steppe.core.contracts.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.transport import COMMANDS, EVENTS, SCALE, SET
+from steppe.records.run_directory import RECORD, RunDirectory
 from steppe.records.store import (
     HEARTBEAT_S,
     NOBODY,
@@ -40,8 +40,8 @@ from steppe.records.store import (
 )
 
 if TYPE_CHECKING:
-    from steppe.control.following import Following
-    from steppe.core.config import KafkaConfig
+    from steppe.control.backends.kafka_mirror import Following
+    from steppe.core.config.run import KafkaConfig
 
 ROLL_S = 600.0  # how long pods may take to come and go
 CLUSTER = "cluster"  # who settles an operation whose outcome is seen in pods (model.Operation.settled_by)
@@ -81,16 +81,16 @@ class ClusterService(Service):
         self._scaler.close()
 
     @operation("read")
-    def get_readiness(self) -> model.Health:
+    def get_readiness(self) -> models.Health:
         """Whether runs can be read, and the cluster answers."""
         if self._scaler.lost is not None:
-            return model.Health(status="unavailable", detail=f"no news of the cluster: {self._scaler.lost}")
+            return models.Health(status="unavailable", detail=f"no news of the cluster: {self._scaler.lost}")
         return super().get_readiness()
 
     @operation("control")
-    def create_run(self, request: model.RunRequest, issuer: str) -> model.RunDetail:
+    def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
         """Let the cluster train another run: its settings go there, and everybody reads them anew."""
-        settings = _settings_of(self._configured(request)[0], model.settings_of(request))
+        settings = _settings_of(self._configured(request)[0], models.settings_of(request))
         with self._lock:
             current = self._look()
             if self._scaler.wanted(LEARNER):
@@ -105,7 +105,7 @@ class ClusterService(Service):
         return self.get_run(run)
 
     @operation("control")
-    def start_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def start_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Have a learner, which goes on from the newest checkpoint."""
         done = self._scaled("start", run, LEARNER, 1, issuer, expected, desired="running")
         if self._following is not None and self._following.word == "pause":  # the learner would find that again
@@ -114,24 +114,24 @@ class ClusterService(Service):
         return done
 
     @operation("control")
-    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Have no learner: it makes a checkpoint before it goes."""
         return self._scaled("stop", run, LEARNER, 0, issuer, expected, desired="stopped")
 
     @operation("control")
-    def pause_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def pause_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let actors and learner rest, which hear of it over Kafka."""
         self._require_brokers(run)
         return self._command(run, "pause", issuer, expected, desired="paused", of=(RUNNING,))
 
     @operation("control")
-    def resume_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def resume_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let a paused run go on."""
         self._require_brokers(run)
         return self._command(run, "resume", issuer, expected, desired="running", of=(PAUSED,))
 
     @operation("admin")
-    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> model.Operation:
+    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Refused: the service may not kill pods."""
         raise UsageError("this service may not kill pods: scale the learner to 0, or ask the cluster's administrator")
 
@@ -143,36 +143,36 @@ class ClusterService(Service):
         super().delete_run(run, issuer, expected)
 
     @operation("read")
-    def get_actors(self, run: str) -> model.Actors:
+    def get_actors(self, run: str) -> models.Actors:
         """Actors wanted and seen."""
         if not self._is_current(run):
             return super().get_actors(run)
         wanted, seen = self._scaler.wanted(ACTOR), self._seen(ACTOR)
         with self.picture(run) as view:
-            told = describing.actors(view).actors
-        return model.Actors(desired=wanted, ready=seen.ready, most=self._most(), actors=told)
+            told = presenters.actors(view).actors
+        return models.Actors(desired=wanted, ready=seen.ready, most=self._most(), actors=told)
 
     @operation("control")
-    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> model.Operation:
+    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
         """Have so many actors; those that go hand over what they have."""
         if not 0 <= count <= self._most():
             raise UsageError(f"actors={count}: this run has room for 0 to {self._most()}")
         return self._scaled(SCALE, run, ACTOR, count, issuer, expected)
 
     @operation("read")
-    def get_learner(self, run: str) -> model.Learner:
+    def get_learner(self, run: str) -> models.Learner:
         """The learner wanted and seen."""
         if not self._is_current(run):
             return super().get_learner(run)
         wanted, seen = self._scaler.wanted(LEARNER), self._seen(LEARNER)
         counts = {"desired": min(1, wanted), "ready": min(1, seen.ready)}
         with self.picture(run) as view:
-            return model.Learner(**counts, version=view.version, updates=view.updates)
+            return models.Learner(**counts, version=view.version, updates=view.updates)
 
     @operation("control")
     def set_hyperparameters(
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
-    ) -> model.Effects:
+    ) -> models.Effects:
         """Change settings in the cluster. The learner takes them over with its next update where all are live and it can be
         told over Kafka; otherwise it is replaced by one that has them. Refused where the environment decides whether a value
         is right and is not known."""
@@ -186,20 +186,20 @@ class ClusterService(Service):
                 self._require_independent(run, needs_spec(agent, changed))
             live = self._live(current)
             live = live if set(changed) <= set(live) else ()
-            effects = describing.effects(agent.model_dump(mode="json"), changed, live)
+            effects = presenters.effects(agent.model_dump(mode="json"), changed, live)
             if dry_run:
-                return model.Effects(effects=effects, operation=None)
+                return models.Effects(effects=effects, operation=None)
             words = ", ".join(f"{effect.name} {effect.before} → {effect.after}" for effect in effects)
             change = (self._set_live if live else self._replace_learner)(current, changed, issuer, expected)
             self._note("settings", issuer, words if live else f"{words}; the learner is replaced", self._look())
-            return model.Effects(effects=effects, operation=change)
+            return models.Effects(effects=effects, operation=change)
 
     @operation("read")
-    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> model.Logs:
+    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> models.Logs:
         """Where the lines are: with the pods."""
         self._directory(run)
         words = "the cluster keeps them: kubectl logs --selector steppe.dev/role=learner (or actor, manager) --follow"
-        return model.Logs(source="cluster", sources=["cluster"], lines=[] if after else [words], next=max(after, 1))
+        return models.Logs(source="cluster", sources=["cluster"], lines=[] if after else [words], next=max(after, 1))
 
     def tend(self) -> None:
         """Take over what the cluster says, and finish operations."""
@@ -242,7 +242,7 @@ class ClusterService(Service):
     def _follow(self, directory: RunDirectory) -> None:
         if self._kafka is None or (self._following is not None and self._following.run == directory.id):
             return
-        from steppe.control.following import Following
+        from steppe.control.backends.kafka_mirror import Following
 
         if self._following is not None:
             self._following.stop()
@@ -272,7 +272,7 @@ class ClusterService(Service):
 
     def _set_live(
         self, current: Current, changed: dict[str, Any], issuer: str, expected: int | None
-    ) -> model.Operation:
+    ) -> models.Operation:
         """Tell the learner; one that takes its place reads the same in the cluster."""
         directory = self._directory(current.run)
         record = new_operation(SET, current.run, issuer, values=changed, live=sorted(changed))
@@ -287,7 +287,7 @@ class ClusterService(Service):
 
     def _replace_learner(
         self, current: Current, changed: dict[str, Any], issuer: str, expected: int | None
-    ) -> model.Operation:
+    ) -> models.Operation:
         record = new_operation(SET, current.run, issuer, settled_by=CLUSTER, deadline_s=ROLL_S, values=changed)
         with self._published(self._directory(current.run), record, expected):
             self.ledger.change(current.run, None, expected)
@@ -299,14 +299,14 @@ class ClusterService(Service):
     def _sent(
         self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
     ) -> AbstractContextManager[dict[str, Any]]:
-        from steppe.control.following import relayed
+        from steppe.control.backends.kafka_mirror import relayed
 
         assert self._kafka is not None
         return relayed(self._kafka, record)
 
     def _scaled(
         self, kind: str, run: str, role: str, count: int, issuer: str, expected: int | None, desired: str | None = None
-    ) -> model.Operation:
+    ) -> models.Operation:
         self._require_current(run)
         with self._lock:
             details = {"deadline_s": ROLL_S, "role": role, role if role == LEARNER else "actors": count}
@@ -318,7 +318,7 @@ class ClusterService(Service):
                 self.ledger.keep_operation(record)
             return self._settled(record)
 
-    def _settled(self, record: dict[str, Any]) -> model.Operation:
+    def _settled(self, record: dict[str, Any]) -> models.Operation:
         by_cluster = record.get("settled_by") == CLUSTER
         if record["state"] != "pending" or not by_cluster or not self._is_current(record["run"]):
             return super()._settled(record)
@@ -330,7 +330,7 @@ class ClusterService(Service):
             if verdict is not None:
                 record |= {"state": verdict[0], "message": verdict[1], "finished_s": time.time()}
                 self.ledger.keep_operation(record)
-        return model.Operation(**record)
+        return models.Operation(**record)
 
     def _verdict(self, record: dict[str, Any]) -> Verdict:
         if self._scaler.lost is not None:

@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steppe.control.ledger import Due
-from steppe.control.repeating import Repeating
+from steppe.control.database import Due
+from steppe.control.periodic import Repeating
 from steppe.control.service import REACH_S, Service
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import DamagedFile, RunFailed, RunNotFound, Unreachable
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.kafka import SERVICE, SUPERVISOR
-from steppe.runtimes.kafka_charter import PUBLISHED, answer, find_charter, wire_name
-from steppe.transport.kafka import Connection
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import DamagedFile, RunFailed, RunNotFound, Unreachable
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.kafka.launch import SERVICE, SUPERVISOR
+from steppe.runtimes.kafka.manifest import PUBLISHED, answer, find_charter, wire_name
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection
 
 LOOK_S = 0.2
 ENDING = ("stop", "kill")  # a run can be ended without brokers: what was asked is published when one answers

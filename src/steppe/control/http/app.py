@@ -1,4 +1,4 @@
-"""REST under /api/v1, and the WebSocket beside it. Translates: what is done is in service.py, who may do it in auth.py."""
+"""REST under /api/v1, and the WebSocket beside it. Translates: what is done is in control/service.py, who may do it in auth.py."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 from starlette.routing import Match as RouteMatch
 
-from steppe.control import model
-from steppe.control.auth import Caller, Gate, Refused
-from steppe.control.connections import Connections
-from steppe.control.frames import FRAMES
-from steppe.control.gatekeeping import Gatekeeper, problem, set_cookie_header
-from steppe.control.mcp import Mcp
-from steppe.control.page_files import add_page
+from steppe.control import models
+from steppe.control.errors import explain
+from steppe.control.http.auth import Caller, Gate, Refused
+from steppe.control.http.connections import Connections
+from steppe.control.http.middleware import Gatekeeper, problem, set_cookie_header
+from steppe.control.http.prometheus import exposition
+from steppe.control.http.static import add_page
+from steppe.control.http.stream import STUCK_S, Hub, Watcher, snapshot
+from steppe.control.http.ws_frames import FRAMES
+from steppe.control.mcp.resources import tell_changes
+from steppe.control.mcp.tools import Mcp
 from steppe.control.pagination import paged
-from steppe.control.problems import explain
-from steppe.control.prometheus import exposition
-from steppe.control.repeating import Repeating
-from steppe.control.resources import tell_changes
+from steppe.control.periodic import Repeating
 from steppe.control.service import Service, operations
-from steppe.control.stream import STUCK_S, Hub, Watcher, snapshot
-from steppe.core.errors import RunNotFound, SteppeError
+from steppe.core.contracts.errors import RunNotFound, SteppeError
 
 PREFIX = "/api/v1"
 THREADS = 4  # each keeps a connection to the store of every run that it looked at
@@ -42,7 +42,7 @@ FOLLOW_S = 20.0
 MOST_ERRORS = 50  # of one request that are told
 SESSION_LOOK_S = 2.0  # how long a stream may outlive its session
 
-RunId = Annotated[str, Path(pattern=model.RUN_ID, description="A run's id.")]
+RunId = Annotated[str, Path(pattern=models.RUN_ID, description="A run's id.")]
 OperationId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Cursor = Annotated[int, Query(ge=0, lt=2**62, description="What the last answer said is `next`; 0 at first.")]
 Most = Annotated[int, Query(ge=1, le=1_000)]
@@ -127,25 +127,27 @@ class Doors:
 
     def _reading(self) -> None:
         service = self.service
-        self._get("/environments", "list_environments", model.Environments)(_listed(service.list_environments))
-        self._get("/algorithms", "list_algorithms", model.Algorithms)(_listed(service.list_algorithms))
-        self._get("/version", "get_version", model.Version)(lambda: service.get_version())
-        self._get("/health", "get_health", model.Health)(lambda: service.get_health())
-        self._get("/readiness", "get_readiness", model.Health)(lambda: service.get_readiness())
-        self._get("/runs", "list_runs", model.Runs)(_listed(service.list_runs))
+        self._get("/environments", "list_environments", models.Environments)(_listed(service.list_environments))
+        self._get("/algorithms", "list_algorithms", models.Algorithms)(_listed(service.list_algorithms))
+        self._get("/version", "get_version", models.Version)(lambda: service.get_version())
+        self._get("/health", "get_health", models.Health)(lambda: service.get_health())
+        self._get("/readiness", "get_readiness", models.Health)(lambda: service.get_readiness())
+        self._get("/runs", "list_runs", models.Runs)(_listed(service.list_runs))
 
-        @self._get("/operations", "list_operations", model.Operations)
+        @self._get("/operations", "list_operations", models.Operations)
         def list_operations(
-            run: Annotated[str | None, Query(pattern=model.RUN_ID)] = None, limit: Most = 100, cursor: PageCursor = None
-        ) -> model.Operations:
+            run: Annotated[str | None, Query(pattern=models.RUN_ID)] = None,
+            limit: Most = 100,
+            cursor: PageCursor = None,
+        ) -> models.Operations:
             return service.list_operations(run, limit, cursor)
 
-        @self._get("/operations/{operation}", "get_operation", model.Operation)
-        def get_operation(operation: OperationId) -> model.Operation:
+        @self._get("/operations/{operation}", "get_operation", models.Operation)
+        def get_operation(operation: OperationId) -> models.Operation:
             return service.get_operation(operation)
 
-        @self._get("/audit", "get_audit", model.Audit)
-        def get_audit(limit: Most = 100, cursor: PageCursor = None) -> model.Audit:
+        @self._get("/audit", "get_audit", models.Audit)
+        def get_audit(limit: Most = 100, cursor: PageCursor = None) -> models.Audit:
             return service.get_audit(limit, cursor)
 
         self._reading_a_run()
@@ -153,31 +155,31 @@ class Doors:
     def _reading_a_run(self) -> None:
         service = self.service
         plain: dict[str, tuple[str, type[BaseModel]]] = {
-            "/actors": ("get_actors", model.Actors),
-            "/learner": ("get_learner", model.Learner),
-            "/hyperparameters": ("get_hyperparameters", model.Hyperparameters),
+            "/actors": ("get_actors", models.Actors),
+            "/learner": ("get_learner", models.Learner),
+            "/hyperparameters": ("get_hyperparameters", models.Hyperparameters),
         }
         for path, (name, answer) in plain.items():
             self._get(f"/runs/{{run}}{path}", name, answer)(_of_run(getattr(service, name)))
 
-        @self._get("/runs/{run}", "get_run", model.RunDetail)
-        def get_run(run: RunId, response: Response) -> model.RunDetail:
+        @self._get("/runs/{run}", "get_run", models.RunDetail)
+        def get_run(run: RunId, response: Response) -> models.RunDetail:
             found = service.get_run(run)
             response.headers["etag"] = _etag(found.generation)
             return found
 
-        @self._get("/runs/{run}/checkpoints", "list_checkpoints", model.CheckpointList)
-        def list_checkpoints(run: RunId, limit: Most = 1_000, cursor: PageCursor = None) -> model.CheckpointList:
+        @self._get("/runs/{run}/checkpoints", "list_checkpoints", models.CheckpointList)
+        def list_checkpoints(run: RunId, limit: Most = 1_000, cursor: PageCursor = None) -> models.CheckpointList:
             return service.list_checkpoints(run, limit, cursor)
 
-        @self._get("/runs/{run}/diagnosis", "diagnose_run", model.Finding)
+        @self._get("/runs/{run}/diagnosis", "diagnose_run", models.Finding)
         def diagnose_run(
             run: RunId,
             whole_life: Annotated[bool, Query(description="Over all of the run, not only over the last 30 s.")] = False,
-        ) -> model.Finding:
+        ) -> models.Finding:
             return service.diagnose_run(run, whole_life=whole_life)
 
-        @self._get("/runs/{run}/metrics", "get_metrics", model.Metrics)
+        @self._get("/runs/{run}/metrics", "get_metrics", models.Metrics)
         def get_metrics(
             run: RunId,
             series: Annotated[
@@ -185,17 +187,17 @@ class Doors:
             ] = None,
             since: Cursor = 0,
             max_points: Annotated[int, Query(ge=2, le=10_000)] = 500,
-        ) -> model.Metrics:
+        ) -> models.Metrics:
             return service.get_metrics(run, series, since, max_points)
 
-        @self._get("/runs/{run}/logs", "get_logs", model.Logs)
+        @self._get("/runs/{run}/logs", "get_logs", models.Logs)
         async def get_logs(
             run: RunId,
             source: Annotated[str | None, Query(pattern="^[a-z0-9-]{1,64}$")] = None,
             after: Cursor = 0,
             max_bytes: Annotated[int, Query(ge=1_024, le=1 << 20)] = 65_536,
             follow_s: Annotated[float, Query(ge=0, le=FOLLOW_S, description="Wait so long for a new line.")] = 0.0,
-        ) -> model.Logs:
+        ) -> models.Logs:
             deadline = time.monotonic() + follow_s
             while True:
                 found = await anyio.to_thread.run_sync(service.get_logs, run, source, after, max_bytes)
@@ -203,19 +205,19 @@ class Doors:
                     return found
                 await asyncio.sleep(0.25)
 
-        @self._get("/runs/{run}/events", "get_events", model.Events)
-        def get_events(run: RunId, after: Cursor = 0, limit: Most = 200) -> model.Events:
+        @self._get("/runs/{run}/events", "get_events", models.Events)
+        def get_events(run: RunId, after: Cursor = 0, limit: Most = 200) -> models.Events:
             return service.get_events(run, after, limit)
 
-        @self._get("/runs/{run}/evaluations", "list_evaluations", model.Evaluations)
-        def list_evaluations(run: RunId, after: Cursor = 0, limit: Most = 200) -> model.Evaluations:
+        @self._get("/runs/{run}/evaluations", "list_evaluations", models.Evaluations)
+        def list_evaluations(run: RunId, after: Cursor = 0, limit: Most = 200) -> models.Evaluations:
             return service.list_evaluations(run, after, limit)
 
     def _changing(self) -> None:
         service = self.service
 
-        @self._change("POST", "/runs", "create_run", model.RunDetail, 201)
-        def create_run(body: model.RunRequest, request: Request, response: Response, key: Key = None) -> Any:
+        @self._change("POST", "/runs", "create_run", models.RunDetail, 201)
+        def create_run(body: models.RunRequest, request: Request, response: Response, key: Key = None) -> Any:
             made = self._once(request, key, body, None, lambda issuer: service.create_run(body, issuer))
             response.headers["location"] = f"{PREFIX}/runs/{made['id']}"
             response.headers["etag"] = _etag(made["generation"])
@@ -223,17 +225,17 @@ class Doors:
 
         for word in ("start", "pause", "resume", "stop", "kill"):
             name = f"{word}_run"
-            self._change("POST", f"/runs/{{run}}/{word}", name, model.Operation)(self._asking(name))
+            self._change("POST", f"/runs/{{run}}/{word}", name, models.Operation)(self._asking(name))
 
         @self._change("DELETE", "/runs/{run}", "delete_run", None, 204)
         def delete_run(run: RunId, request: Request, key: Key = None, match: Match = None) -> Response:
             self._once(request, key, None, run, lambda issuer: service.delete_run(run, issuer, _generation(match)))
             return Response(status_code=204)
 
-        @self._change("PUT", "/runs/{run}/actors", "scale_actors", model.Operation)
+        @self._change("PUT", "/runs/{run}/actors", "scale_actors", models.Operation)
         def scale_actors(
             run: RunId,
-            body: model.ActorCount,
+            body: models.ActorCount,
             request: Request,
             key: Key = None,
             match: Match = None,
@@ -246,10 +248,10 @@ class Doors:
                 lambda issuer: service.scale_actors(run, body.actors, issuer, _generation(match)),
             )
 
-        @self._change("PUT", "/runs/{run}/learner", "scale_learner", model.Operation)
+        @self._change("PUT", "/runs/{run}/learner", "scale_learner", models.Operation)
         def scale_learner(
             run: RunId,
-            body: model.LearnerCount,
+            body: models.LearnerCount,
             request: Request,
             key: Key = None,
             match: Match = None,
@@ -262,15 +264,15 @@ class Doors:
                 lambda issuer: service.scale_learner(run, body.learner, issuer, _generation(match)),
             )
 
-        @self._change("PATCH", "/runs/{run}/hyperparameters", "set_hyperparameters", model.Effects)
+        @self._change("PATCH", "/runs/{run}/hyperparameters", "set_hyperparameters", models.Effects)
         def set_hyperparameters(
             run: RunId,
-            body: model.HyperparameterChange,
+            body: models.HyperparameterChange,
             request: Request,
             key: Key = None,
             match: Match = None,
         ) -> Any:
-            def change(issuer: str) -> model.Effects:
+            def change(issuer: str) -> models.Effects:
                 return service.set_hyperparameters(run, body.values, issuer, _generation(match), dry_run=body.dry_run)
 
             return self._once(request, key, body, run, change)
@@ -446,11 +448,11 @@ def _add_outside(app: FastAPI, service: Service, hub: Hub, works: Sequence[Repea
         found = service.get_readiness()
         deaf = next((work.trouble for work in works if work.needed and work.trouble is not None), None)
         if found.status == "ok" and deaf is not None:
-            found = model.Health(status="unavailable", detail=f"commands on Kafka cannot be heard: {deaf}"[:500])
+            found = models.Health(status="unavailable", detail=f"commands on Kafka cannot be heard: {deaf}"[:500])
         return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
 
     @app.get("/version", include_in_schema=False)
-    def version() -> model.Version:
+    def version() -> models.Version:
         return service.get_version()
 
     @app.get("/metrics", include_in_schema=False)
@@ -543,7 +545,7 @@ def _describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             schema = made()
             parts = schema["components"]["schemas"]
-            found = model.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            found = models.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
             parts |= found.pop("$defs")
             parts["Problem"] = found
             for name in ("HTTPValidationError", "ValidationError"):

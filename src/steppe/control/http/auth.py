@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from steppe.control.sessions import Sessions
-from steppe.core.durable import write_atomic
-from steppe.core.errors import DamagedFile, UsageError
+from steppe.control.http.sessions import Sessions
+from steppe.core.contracts.errors import DamagedFile, UsageError
+from steppe.core.io.atomic_files import write_atomic
 
 SCOPES = ("read", "control", "admin")  # each may do what those before it may
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -8,9 +8,9 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from steppe.control.auth import HEADERS, SAFE, Gate, Refused, from_elsewhere, header_map
-from steppe.control.connections import Connections
-from steppe.control.sessions import SESSION_S
+from steppe.control.http.auth import HEADERS, SAFE, Gate, Refused, from_elsewhere, header_map
+from steppe.control.http.connections import Connections
+from steppe.control.http.sessions import SESSION_S
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from steppe.control.service import Service
-from steppe.records.exposition import Sample, of_actor, of_evaluation, of_learner, text
 from steppe.records.store import STATES
+from steppe.records.telemetry.prometheus import Sample, of_actor, of_evaluation, of_learner, text
 
 
 def exposition(service: Service, *, clients: int, failures: int) -> str:

@@ -10,23 +10,23 @@ from typing import Literal, cast
 import anyio
 import uvicorn
 
-from steppe.control.api import make_app
-from steppe.control.auth import WILDCARDS, Caller, Gate, Keys, public_names, require_safe_bind
-from steppe.control.autoscaler import Tending
-from steppe.control.autoscaling import Policy
-from steppe.control.connections import Connections, prepare_error_path
-from steppe.control.frames import FrameSocket
-from steppe.control.mcp import Mcp
-from steppe.control.page_files import MISSING, is_complete
-from steppe.control.repeating import Repeating
-from steppe.control.resources import tell_changes
+from steppe.control.autoscale.loop import Tending
+from steppe.control.autoscale.policy import Policy
+from steppe.control.http.app import make_app
+from steppe.control.http.auth import WILDCARDS, Caller, Gate, Keys, public_names, require_safe_bind
+from steppe.control.http.connections import Connections, prepare_error_path
+from steppe.control.http.static import MISSING, is_complete
+from steppe.control.http.stream import Hub, Watcher
+from steppe.control.http.ws_frames import FrameSocket
+from steppe.control.mcp.resources import tell_changes
+from steppe.control.mcp.tools import Mcp
+from steppe.control.periodic import Repeating
 from steppe.control.service import PRIVATE, Bounds, Service
-from steppe.control.stream import Hub, Watcher
-from steppe.core.config import KafkaConfig
-from steppe.core.durable import read_json, write_json
-from steppe.core.errors import DamagedFile, MissingExtra, Unreachable, UsageError
-from steppe.records.directory import runs_root
-from steppe.transport.kafka import library
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import DamagedFile, MissingExtra, Unreachable, UsageError
+from steppe.core.io.atomic_files import read_json, write_json
+from steppe.records.run_directory import runs_root
+from steppe.transport.kafka.client import library
 
 KEYS = "tokens.json"
 SERVING = "serving.json"  # where the service was last started, for `steppe serve --sign-in`
@@ -114,7 +114,7 @@ def _beside(
     if autoscale != "off":
         yield Tending(service, autoscale, Policy(most=bounds.actors))
     if service.kafka is not None and type(service) is Service:  # which starts runs itself
-        from steppe.control.hearing import Hearing
+        from steppe.control.backends.kafka_listener import Hearing
 
         yield Hearing(service, service.kafka)
 
@@ -123,8 +123,8 @@ def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[Repeatin
     """What publishes commands, from now on; a service that follows one run sends all of them over Kafka anyway."""
     if kafka is None:
         return
-    from steppe.control.followed import FollowedService
-    from steppe.control.publisher import CommandPublisher
+    from steppe.control.backends.external import FollowedService
+    from steppe.control.backends.publisher import CommandPublisher
 
     if isinstance(service, FollowedService):
         return
@@ -155,16 +155,16 @@ def _service(namespace: str | None, run: str | None, bounds: Bounds, kafka: Kafk
         return _clustered(namespace, bounds, kafka)
     if run is None or kafka is None:
         return Service(bounds, kafka)
-    from steppe.control.followed import FollowedService
+    from steppe.control.backends.external import FollowedService
 
     return FollowedService(run, kafka, bounds)
 
 
 def _clustered(namespace: str, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
-    from steppe.control.cluster import ClusterService
+    from steppe.control.backends.kubernetes import ClusterService
 
     try:
-        from steppe.control.kubernetes import Namespace
+        from steppe.control.backends.kube_client import Namespace
     except ImportError as error:
         if error.name not in ("kubernetes", "aiohttp"):
             raise

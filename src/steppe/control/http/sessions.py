@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from steppe.core.durable import write_atomic
+from steppe.core.io.atomic_files import write_atomic
 
 SESSION_S = 12 * 3600.0
 LINK_S = 15 * 60.0

@@ -13,9 +13,9 @@ from typing import Annotated
 from fastapi import FastAPI, Request, Response
 from fastapi import Path as InPath
 
-from steppe.control import model
+from steppe.control import models
 from steppe.control.service import Service
-from steppe.core.errors import RunNotFound
+from steppe.core.contracts.errors import RunNotFound
 
 FOLDER = Path(__file__).parent / "page"
 PARTS = ("vendor/htm-preact.js", "vendor/uplot.js", "vendor/uplot.css")
@@ -29,7 +29,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 
-RunId = Annotated[str, InPath(pattern=model.RUN_ID)]
+RunId = Annotated[str, InPath(pattern=models.RUN_ID)]
 Number = Annotated[int, InPath(ge=1, lt=2**62)]
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from steppe.control.frames import FrameSocket, text_frame
-from steppe.control.model import Run
-from steppe.control.repeating import Repeating
+from steppe.control.http.ws_frames import FrameSocket, text_frame
+from steppe.control.models import Run
+from steppe.control.periodic import Repeating
 from steppe.control.service import Service
 from steppe.records.view import ENDED
 

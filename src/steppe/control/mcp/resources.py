@@ -17,10 +17,10 @@ from mcp.server.subscriptions import SubscriptionBus
 from mcp.shared.subscriptions import ResourcesListChanged, ResourceUpdated
 from pydantic import Field
 
-from steppe.control.problems import explain
+from steppe.control.errors import explain
+from steppe.control.http.stream import Hub
 from steppe.control.service import Service
-from steppe.control.stream import Hub
-from steppe.core.errors import SteppeError
+from steppe.core.contracts.errors import SteppeError
 
 LINE = 500  # characters of one text that a model gets to read
 UNTRUSTED = (

@@ -1,6 +1,6 @@
 """MCP: every operation as a tool, runs as resources, two prompts. Over stdio (`steppe mcp`) and at /mcp of `steppe serve`.
 
-Translates only: what is done is in service.py, who may do it in auth.py. One watch stands before every call: it knows the
+Translates only: what is done is in control/service.py, who may do it in control/http/auth.py. One watch stands before every call: it knows the
 caller, hides and refuses what his scope does not cover, and writes changes into the audit. Resources and prompts are in
 resources.py.
 """
@@ -27,12 +27,12 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field, create_model
 
-from steppe.control import model
-from steppe.control.auth import Caller, Gate
-from steppe.control.problems import explain
-from steppe.control.resources import UNTRUSTED, Reading, cleaned
+from steppe.control import models
+from steppe.control.errors import explain
+from steppe.control.http.auth import Caller, Gate
+from steppe.control.mcp.resources import UNTRUSTED, Reading, cleaned
 from steppe.control.service import Service, operations
-from steppe.core.errors import SteppeError
+from steppe.core.contracts.errors import SteppeError
 
 PATH = "/mcp"
 WAIT_S = 30.0  # how long a change is waited for unless told otherwise
@@ -61,7 +61,7 @@ _INTERNAL = (
 )
 _MARKED = ("get_logs", "get_metrics", "get_events")
 _ARGUMENTS: dict[str, Any] = {
-    "run": Annotated[str, Field(pattern=model.RUN_ID, description="A run's id, as list_runs gives it.")],
+    "run": Annotated[str, Field(pattern=models.RUN_ID, description="A run's id, as list_runs gives it.")],
     "identity": Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="An operation's id.")],
     "limit": Annotated[int, Field(ge=1, le=200)],
     "cursor": Annotated[str | None, Field(max_length=300, description="What the last answer said is `next`.")],
@@ -72,7 +72,7 @@ _ARGUMENTS: dict[str, Any] = {
     "source": Annotated[str | None, Field(pattern="^[a-z0-9-]{1,64}$", description="Whose log, of `sources`.")],
     "series": Annotated[list[str] | None, Field(max_length=20, description="Which curves; all if absent.")],
     "count": Annotated[int, Field(ge=0, le=1_000)],
-    "values": Annotated[dict[str, model.Scalar], Field(min_length=1, max_length=100, description="By name.")],
+    "values": Annotated[dict[str, models.Scalar], Field(min_length=1, max_length=100, description="By name.")],
     "expected": Annotated[int | None, Field(ge=0, description="Only if the run is still at this generation.")],
 }
 _DEFAULTS = {"max_points": 100, "max_bytes": 16_384, "limit": 50}
@@ -148,7 +148,7 @@ class Mcp:
         """A function with the operation's own arguments, besides those that the doors add."""
         method = getattr(self.service, name)
         signature = inspect.signature(method, eval_str=True)
-        answer, waits = signature.return_annotation, signature.return_annotation in (model.Operation, model.Effects)
+        answer, waits = signature.return_annotation, signature.return_annotation in (models.Operation, models.Effects)
         told = _marked(answer) if name in _MARKED else answer
 
         async def call(
@@ -200,17 +200,17 @@ class Mcp:
             return await anyio.to_thread.run_sync(call)
 
     async def _finished(
-        self, ctx: Context, found: model.Operation | model.Effects, wait_s: float
-    ) -> model.Operation | model.Effects:
+        self, ctx: Context, found: models.Operation | models.Effects, wait_s: float
+    ) -> models.Operation | models.Effects:
         """The change carried out, or as far as it has come after `wait_s`; how it goes is told meanwhile."""
-        operation = found.operation if isinstance(found, model.Effects) else found
+        operation = found.operation if isinstance(found, models.Effects) else found
         began = time.monotonic()
         while operation is not None and operation.state == "pending" and (passed := time.monotonic() - began) < wait_s:
             state = (await self._ask(functools.partial(self.service.get_run, operation.run))).state
             await ctx.report_progress(passed, wait_s, f"{operation.kind} {operation.run}: the run is {state}")
             await anyio.sleep(LOOK_S)
             operation = await self._ask(functools.partial(self.service.get_operation, operation.id))
-        if isinstance(found, model.Effects):
+        if isinstance(found, models.Effects):
             return found.model_copy(update={"operation": operation})
         return operation or found
 

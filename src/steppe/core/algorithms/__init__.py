@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 
-from steppe.core import factory
 from steppe.core.algorithms.actor_critic import (
     A2CConfig,
     A3CConfig,
@@ -45,7 +44,8 @@ from steppe.core.algorithms.tabular import (
     SarsaConfig,
     TabularConfig,
 )
-from steppe.core.errors import ConfigError, nearest
+from steppe.core.config import references
+from steppe.core.contracts.errors import ConfigError, nearest
 
 __all__ = [
     "ALGORITHMS",
@@ -104,11 +104,11 @@ def config_class(algo: str) -> type[AgentConfig]:
     """The configuration class of an algorithm by name, or of a `module:Class` of the user's."""
     if algo in ALGORITHMS:
         return ALGORITHMS[algo]
-    if not factory.is_reference(algo):
+    if not references.is_reference(algo):
         raise ConfigError(
             f"there is no algorithm {algo!r}; there are: {', '.join(ALGORITHMS)}.{nearest(algo, ALGORITHMS)}"
         )
-    config = getattr(factory.resolve(algo), "Config", None)
+    config = getattr(references.resolve(algo), "Config", None)
     if not (isinstance(config, type) and issubclass(config, AgentConfig)):
         raise ConfigError(f"{algo} has no inner class `Config` that extends steppe.AgentConfig")
     return config
@@ -121,4 +121,4 @@ def implementation(algo: str) -> type:
     if algo in ALGORITHMS:
         found: type = getattr(importlib.import_module(module), name)
         return found
-    return factory.resolve(text)  # type: ignore[no-any-return]
+    return references.resolve(text)  # type: ignore[no-any-return]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from steppe.core.algorithms.kinds import AgentConfig, Coefficient, Fraction, Rows, Width, fitting_cell, state_column
-from steppe.core.errors import ConfigError
-from steppe.core.specs import EnvSpec, FieldSpec
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import EnvSpec, FieldSpec
 
 
 class ActorCriticConfig(AgentConfig):
@@ -69,7 +69,7 @@ class ActorCriticConfig(AgentConfig):
 class PPOConfig(ActorCriticConfig):
     """Proximal policy optimization: clipped updates on fresh rollouts (Schulman et al. 2017)."""
 
-    implementation = "steppe.agents.ppo:PPO"
+    implementation = "steppe.algorithms.ppo.ppo:PPO"
     own_steps = ("epochs", "minibatch_size", "clip", "target_kl")
     live = (*ActorCriticConfig.live, *own_steps)
 
@@ -134,7 +134,7 @@ class PPOConfig(ActorCriticConfig):
 class A2CConfig(ActorCriticConfig):
     """Advantage actor-critic: one step along the policy gradient per rollout; with workers, in rounds (Mnih et al. 2016)."""
 
-    implementation = "steppe.agents.a2c:A2C"
+    implementation = "steppe.algorithms.a2c.a2c:A2C"
     in_rounds = True
 
     def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:

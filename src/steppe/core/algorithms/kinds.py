@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from steppe.core.checked import plain_number
-from steppe.core.errors import ConfigError, WorldError
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.system.typecheck import plain_number
 
 # Every number has an upper bound: beyond it a value is a mistake, and some would overflow or fill the memory.
 Positive = Annotated[int, Field(gt=0, le=10**15)]
@@ -51,7 +51,9 @@ class AgentConfig(Frozen):
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "rollout"
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
     observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
-    live: ClassVar[tuple[str, ...]] = ()  # fields that a running learner takes over (core/agent.py, Tunable)
+    live: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields that a running learner takes over (core/contracts/algorithm.py, Tunable)
     own_steps: ClassVar[tuple[str, ...]] = ()  # those of them that a gradient pushed by a worker does not depend on
     fixed: ClassVar[tuple[str, ...]] = ("network", "hidden", "normalize_obs", "normalize_reward", "segment_steps")
     by_spec: ClassVar[tuple[str, ...]] = (

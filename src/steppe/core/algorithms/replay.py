@@ -18,9 +18,9 @@ from steppe.core.algorithms.kinds import (
     fitting_cell,
     state_column,
 )
-from steppe.core.errors import ConfigError, WorldError
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.contracts.specs import EnvSpec, FieldSpec
 from steppe.core.guidance import advises
-from steppe.core.specs import EnvSpec, FieldSpec
 
 Batch = Annotated[int, Field(gt=0, le=10**6)]
 Window = Annotated[int, Field(gt=0, le=10_000)]  # consecutive steps that are learned from together
@@ -60,7 +60,7 @@ class ReplayConfig(AgentConfig):
 class DQNConfig(ReplayConfig):
     """Deep Q-learning with double targets and optional prioritized replay (Mnih et al. 2015, van Hasselt et al. 2016)."""
 
-    implementation = "steppe.agents.dqn:DQN"
+    implementation = "steppe.algorithms.dqn.dqn:DQN"
     live = (*ReplayConfig.live, "epsilon_start", "epsilon_end")
 
     epsilon_start: Fraction = Field(1.0, description="Share of random actions at the start.")
@@ -135,7 +135,7 @@ class SequenceConfig(ReplayConfig):
 class R2D2Config(SequenceConfig):
     """Recurrent Q-learning on prioritized sequences with stored state (Kapturowski et al. 2019)."""
 
-    implementation = "steppe.agents.r2d2:R2D2"
+    implementation = "steppe.algorithms.r2d2.r2d2:R2D2"
 
     dueling: bool = Field(True, description="Separate value and advantage streams.")
     value_rescaling: bool = Field(True, description="Learn values in a scale that brings large ones near each other.")
@@ -167,7 +167,7 @@ class R2D2Config(SequenceConfig):
 class DHCConfig(SequenceConfig):
     """Agents that see a window, remember, and talk to their neighbours, for pathfinding (Ma, Luo and Ma 2021)."""
 
-    implementation = "steppe.agents.dhc:DHC"
+    implementation = "steppe.algorithms.dhc.dhc:DHC"
     by_spec = (*SequenceConfig.by_spec, "advice", "lesson_agents", "lesson_sizes")
     publish_every = 5
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from steppe.core.algorithms.kinds import AgentConfig, Fraction
-from steppe.core.specs import EnvSpec, FieldSpec
+from steppe.core.contracts.specs import EnvSpec, FieldSpec
 
 
 class TabularConfig(AgentConfig):
@@ -54,31 +54,31 @@ class TabularConfig(AgentConfig):
 class QLearningConfig(TabularConfig):
     """Q-learning over a table: towards the best value of the next state (Watkins 1989)."""
 
-    implementation = "steppe.agents.tabular.agent:QLearningAgent"
+    implementation = "steppe.algorithms.tabular.agent:QLearningAgent"
 
 
 class SarsaConfig(TabularConfig):
     """SARSA over a table: towards the value of the action taken next (Rummery and Niranjan 1994)."""
 
-    implementation = "steppe.agents.tabular.agent:SarsaAgent"
+    implementation = "steppe.algorithms.tabular.agent:SarsaAgent"
 
 
 class ExpectedSarsaConfig(TabularConfig):
     """Expected SARSA over a table: towards the mean over the next action (van Seijen et al. 2009)."""
 
-    implementation = "steppe.agents.tabular.agent:ExpectedSarsaAgent"
+    implementation = "steppe.algorithms.tabular.agent:ExpectedSarsaAgent"
 
 
 class DoubleQConfig(TabularConfig):
     """Double Q-learning: two tables, one chooses and the other judges (van Hasselt 2010)."""
 
-    implementation = "steppe.agents.tabular.agent:DoubleQAgent"
+    implementation = "steppe.algorithms.tabular.agent:DoubleQAgent"
 
 
 class NStepQConfig(TabularConfig):
     """n-step Q-learning over a table: towards several rewards and the best value after them (Watkins 1989)."""
 
-    implementation = "steppe.agents.tabular.agent:NStepQAgent"
+    implementation = "steppe.algorithms.tabular.agent:NStepQAgent"
 
     n_step: Annotated[int, Field(gt=0, le=10_000)] = Field(3, description="Rewards summed before bootstrapping.")
 
@@ -86,7 +86,7 @@ class NStepQConfig(TabularConfig):
 class QLambdaConfig(TabularConfig):
     """Watkins's Q(λ) over a table: each error also moves the steps that led to it (Watkins 1989)."""
 
-    implementation = "steppe.agents.tabular.agent:QLambdaAgent"
+    implementation = "steppe.algorithms.tabular.agent:QLambdaAgent"
 
     live = tuple(name for name in TabularConfig.live if name != "gamma")  # how long traces are depends on it
 

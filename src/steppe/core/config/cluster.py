@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator
 
 from steppe.core.algorithms import Duration, Frozen, Positive, PositiveDuration, PositiveFloat, RoleCount
-from steppe.core.errors import ConfigError, nearest
-from steppe.core.validating import read_toml, validated
+from steppe.core.config.validation import read_toml, validated
+from steppe.core.contracts.errors import ConfigError, nearest
 
 AUTO = "auto"  # the Ray cluster that this machine is part of
 RUN = "run"  # the table of a cluster's file that says what is trained

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from steppe.core.algorithms import AgentConfig, Coefficient, Count, Frozen, Positive, PositiveFloat, RoleCount
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 _FACTORS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("beta1",), "adam": ("beta1", "beta2", "eps")}
 

@@ -16,7 +16,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from steppe.core.errors import FactoryError
+from steppe.core.config.moved_modules import MOVED
+from steppe.core.contracts.errors import FactoryError
 
 Script = tuple[str, str]  # path and package of the file that was run
 
@@ -58,6 +59,7 @@ def resolve(text: str) -> Any:
         if text not in _local:
             raise FactoryError(f"{text} was a lambda or local function of another process: give it a module-level name")
         return _local[text]
+    module = current_module(module)
     try:
         found = _lookup(module, name) if module != "__main__" else _find(_main(), name)
     except ImportError as error:
@@ -65,6 +67,11 @@ def resolve(text: str) -> Any:
     if found is None:
         raise FactoryError(f"{module!r} has no {name!r}")
     return found
+
+
+def current_module(module: str) -> str:
+    """The name that a module has today, for one that may have had another in an earlier version."""
+    return MOVED.get(module, module)
 
 
 def require_portable(text: str, what: str) -> None:

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from steppe.core import factory
 from steppe.core.algorithms import (
     AgentConfig,
     Coefficient,
@@ -31,10 +30,11 @@ from steppe.core.algorithms import (
     RoleCount,
     config_class,
 )
-from steppe.core.cluster import ClusterConfig
-from steppe.core.errors import ConfigError, nearest
-from steppe.core.parameters import ParamsConfig
-from steppe.core.validating import read_toml, validated
+from steppe.core.config import references
+from steppe.core.config.cluster import ClusterConfig
+from steppe.core.config.params import ParamsConfig
+from steppe.core.config.validation import read_toml, validated
+from steppe.core.contracts.errors import ConfigError, nearest
 
 PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
@@ -47,7 +47,7 @@ RESERVED = {
 
 
 def known_device(value: str) -> str:
-    """The word for a device if it is one; whether the machine has it is for agents/device.py to see."""
+    """The word for a device if it is one; whether the machine has it is for algorithms/nn/device.py to see."""
     kind, _, index = value.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
         raise ValueError("must be auto, cpu, cuda or cuda:n")
@@ -327,7 +327,7 @@ class RunConfig(Frozen):
     @field_validator("runtime")
     @classmethod
     def _runtime(cls, value: str) -> str:
-        if value not in RUNTIMES and not factory.is_reference(value):
+        if value not in RUNTIMES and not references.is_reference(value):
             raise ValueError(f"there is no such runtime; there are: {', '.join(RUNTIMES)}.{nearest(value, RUNTIMES)}")
         return value
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from steppe.core.algorithms import AgentConfig
-from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, nearest
-from steppe.core.specs import EnvSpec
-from steppe.core.validating import validated
+from steppe.core.config.run import RunConfig
+from steppe.core.config.validation import validated
+from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.contracts.specs import EnvSpec
 
 
 def live_fields(config: RunConfig) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from steppe.core.algorithms import Frozen
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from steppe.core.errors import ConfigError
-from steppe.core.experience import Batch, Segment
-from steppe.core.weights import Entry, Weights
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.weights import Entry, Weights
 
 Tree = dict[str, Any]  # nested dicts and lists of plain numbers, strings, bytes and NumPy arrays: what codec.pack takes
 
@@ -52,7 +52,7 @@ class Policy(Protocol):
         `starts[b]` is True on the first step of an episode (recurrent state is cleared there). The arrays may be
         reused by the next call. A policy that asks for numbered states is also given `masks` [B, actions], or None: what is
         allowed. One with an attribute `hears` that is True is also given `comm_mask` [B, num_agents]: whom each agent hears.
-        One that has `lessons(num_envs)` is asked before each segment what the next episodes are to be (core/world.py).
+        One that has `lessons(num_envs)` is asked before each segment what the next episodes are to be (core/contracts/env.py).
         """
 
     def acting_state(self) -> Tree:

@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from steppe.core.agent import Policy, Tree
-from steppe.core.experience import Segment
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.algorithm import Policy, Tree
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import EnvSpec
 
 # What a snapshot can promise: the state itself; the actions to repeat, compared with what was seen last; or nothing,
 # so that a resumed run begins new episodes.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from steppe.core.specs import SegmentSpec
+from steppe.core.contracts.specs import SegmentSpec
 
 SCHEMA = 1
 

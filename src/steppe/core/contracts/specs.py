@@ -64,7 +64,7 @@ class AgentSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent needs to know of a world. Observations are flattened or images by declared rules (envs/spaces.py).
+    """What an agent needs to know of a world. Observations are flattened or images by declared rules (envs/vector/spaces.py).
 
     With several agents, `obs` and `action` are those of each of them. Where they differ, `members` says what each has, and
     `obs` and `action` are as large as the largest.

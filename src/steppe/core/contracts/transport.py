@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from steppe.core.codec import Buffer
-from steppe.core.experience import Segment
-from steppe.core.weights import Weights
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.codec import Buffer
 
 TRAINING = "metrics.training"
 ACTORS = "metrics.actors"
@@ -104,7 +104,7 @@ class Change(NamedTuple):
     """What a worker has done since its last merge."""
 
     candidates: np.ndarray  # int64: the rows that it may have changed; none: any
-    # [rows, actions]: how much of the value before is left in the entries that it changed (core/merging.py).
+    # [rows, actions]: how much of the value before is left in the entries that it changed (core/table_merge.py).
     kept: np.ndarray
     steps: int
     episodes: int

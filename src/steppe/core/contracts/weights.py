@@ -11,7 +11,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from steppe.core.errors import ConfigError, UsageError
+from steppe.core.contracts.errors import ConfigError, UsageError
 
 
 class Entry(msgspec.Struct, frozen=True):

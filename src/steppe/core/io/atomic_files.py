@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.core.errors import DamagedFile, DiskFull
+from steppe.core.contracts.errors import DamagedFile, DiskFull
 
 MANIFEST = "manifest.json"
 FORMAT = 1

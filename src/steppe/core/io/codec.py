@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 from isal.isal_zlib import crc32  # that of zlib, fifteen times as fast
 
-from steppe.core.errors import DamagedFile
-from steppe.core.experience import Segment, SegmentHeader
-from steppe.core.specs import SegmentSpec
-from steppe.core.weights import Entry, Layout, Weights
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.segment import Segment, SegmentHeader
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.weights import Entry, Layout, Weights
 
 FORMAT = 1
 SEGMENT_SCHEMA = 1

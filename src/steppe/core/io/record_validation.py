@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from steppe.core.errors import DamagedFile
-from steppe.core.links import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.reports import SCHEMA, ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.reports import SCHEMA, ActorReport, EvaluationReport, EventReport, Report, TrainingReport
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 
 MOST_BYTES = 1 << 20  # of a record
 MOST_COMMAND_BYTES = 64 << 10  # of a command other than a charter

@@ -1,6 +1,6 @@
 """Rings of rows: what is to be saved, by which saves it is known already, and what rows.json says of it.
 
-docs/replay-format.md has the format; core/chunks.py writes and reads the rows.
+docs/replay-format.md has the format; core/io/row_chunks.py writes and reads the rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.durable import PLAIN_NAME
-from steppe.core.errors import DamagedFile
-from steppe.core.specs import FieldSpec
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.specs import FieldSpec
+from steppe.core.io.atomic_files import PLAIN_NAME
 
 FORMAT = 2
 ROWS, TAIL = "rows.json", "tail.rows"

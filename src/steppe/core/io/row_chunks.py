@@ -1,6 +1,6 @@
 """Columns too big to be written again with every save: in chunk files beside a bundle's other files, hashed by column.
 
-    rows.json     format, the save's id, and per ring: columns, fill, and where each chunk lies (core/rings.py)
+    rows.json     format, the save's id, and per ring: columns, fill, and where each chunk lies (core/io/rings.py)
     tail.rows     what changes with every save: the chunk under each ring's cursor, and rings without a history
     <id>-<n>.rows     one chunk that stays as it is until its ring comes round; the next saves link to the same file
 
@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.durable import link_or_copy, read_bundle, read_file
-from steppe.core.errors import DamagedFile
-from steppe.core.rings import FORMAT, ROWS, TAIL, ChunkRecord, Elsewhere, Record, Ring, RingRecord, decoded
-from steppe.core.specs import FieldSpec
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.specs import FieldSpec
+from steppe.core.io.atomic_files import link_or_copy, read_bundle, read_file
+from steppe.core.io.rings import FORMAT, ROWS, TAIL, ChunkRecord, Elsewhere, Record, Ring, RingRecord, decoded
 
 CHUNK_BYTES = 16 << 20
 OPEN_FILES = 16  # that wait to be synced

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from steppe.core.errors import UsageError
+from steppe.core.contracts.errors import UsageError
 
 _fence_lock = threading.Lock()
 owners: dict[Path, int] = {}  # rooms this process made, with the handle that holds the lock

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from beartype import BeartypeConf, beartype
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\b(int|float|bool)\b")

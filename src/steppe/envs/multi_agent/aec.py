@@ -11,9 +11,9 @@ from typing import Any
 
 from gymnasium import spaces
 
-from steppe.core.errors import MissingExtra
-from steppe.envs.images import is_image
-from steppe.envs.masked_numbers import MaskedNumbers
+from steppe.core.contracts.errors import MissingExtra
+from steppe.envs.multi_agent.masked_numbers import MaskedNumbers
+from steppe.envs.wrappers.images import is_image
 
 Told = dict[Any, Any]  # by agent
 

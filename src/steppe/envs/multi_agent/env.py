@@ -6,7 +6,7 @@
       valid    yes   yes   no |  yes   yes   yes      a_2 of env 0 is not there: its row says nothing
 
 An environment without agents is over and begins anew within the step. How these environments are made, and what their
-spaces become, is for team_making.py; environments whose agents take turns come through team_turns.py.
+spaces become, is for team_making.py; environments whose agents take turns come through aec.py.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from steppe.core import seeding
-from steppe.core.agent import Tree
-from steppe.core.errors import EnvironmentFault
-from steppe.core.experience import Segment, ended
-from steppe.core.seeding import env_seeds
-from steppe.core.specs import EnvSpec
-from steppe.core.world import ResumeKind
-from steppe.envs.rendering import image_of
-from steppe.envs.rewards import Ledger
-from steppe.envs.snapshots import Snapshots, WorldState
-from steppe.envs.team_rules import TeamRules
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.env import ResumeKind
+from steppe.core.contracts.errors import EnvironmentFault
+from steppe.core.contracts.segment import Segment, ended
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.system import seeding
+from steppe.core.system.seeding import env_seeds
+from steppe.envs.multi_agent.spec import TeamRules
+from steppe.envs.snapshot.snapshots import Snapshots, WorldState
+from steppe.envs.vector.rendering import image_of
+from steppe.envs.wrappers.rewards import Ledger
 
 Told = dict[Any, Any]  # by agent
 
@@ -136,7 +136,7 @@ class TeamWorld(Team):
         self._wanted[...] = lessons
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/world.py."""
+        """Act once everywhere; see the contract in core/contracts/env.py."""
         columns = segment.columns
         if "lesson" in columns:
             columns["lesson"][t] = np.repeat(self._taught, self.spec.num_agents, axis=0)

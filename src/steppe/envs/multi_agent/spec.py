@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, WorldError
-from steppe.core.specs import ActionSpec, AgentSpec, EnvSpec, FieldSpec
-from steppe.envs.frames import Frames
-from steppe.envs.spaces import (
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.contracts.specs import ActionSpec, AgentSpec, EnvSpec, FieldSpec
+from steppe.envs.vector.spaces import (
     ActionRule,
     ObservationRule,
     Put,
@@ -21,6 +20,7 @@ from steppe.envs.spaces import (
     observation_rule,
     planes_rule,
 )
+from steppe.envs.wrappers.frame_stack import Frames
 
 
 class TeamRules:

@@ -1,5 +1,5 @@
 """Pictures of pathfinding worlds: obstacles dark, goals as frames and agents as discs of one colour each, the ways they
-came as lines, and a line between two agents of whom one hears the other. Frames make a film by records/recording.py.
+came as lines, and a line between two agents of whom one hears the other. Frames make a film by records/video.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compiled pathfinding: agents that move in B worlds at once, what each sees, and whom each hears.
 
 A map is padded by the radius of the view, so a window never leaves it, and cells are numbered row by row over the padded
-map. How an episode begins is for pathfinding_beginning.py; memory, arguments and errors are for pathfinding.py.
+map. How an episode begins is for episode_kernels.py; memory, arguments and errors are for worlds.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from steppe.envs.pathfinding_beginning import AGENT, BLOCKED, Pool, Room, State, begin_world
+from steppe.envs.pathfinding.episode_kernels import AGENT, BLOCKED, Pool, Room, State, begin_world
 
 Whole = Any  # an int64: numba's scalars are no ints to a type checker
 

@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from steppe.core.errors import WorldError
+from steppe.core.contracts.errors import WorldError
 
 _FREE, _BLOCKED = frozenset(".GS"), frozenset("@OTW")
 _SCEN_FIELDS = 9  # bucket, map, width, height, start x, start y, goal x, goal y, length

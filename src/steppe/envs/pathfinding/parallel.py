@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from steppe.core.agent import Tree
-from steppe.core.errors import ConfigError, MissingExtra, WorldError
-from steppe.envs.pathfinding import Map, PathfindingWorlds, Size
-from steppe.envs.pathfinding_drawing import draw
-from steppe.envs.pathfinding_kernels import NUM_ACTIONS, NUM_PLANES, STAY, Seen
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError, MissingExtra, WorldError
+from steppe.envs.pathfinding.drawing import draw
+from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, STAY, Seen
+from steppe.envs.pathfinding.worlds import Map, PathfindingWorlds, Size
 
 try:
     from pettingzoo import ParallelEnv

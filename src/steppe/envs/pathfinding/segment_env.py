@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, EnvironmentFault, SteppeError
-from steppe.core.experience import Segment
-from steppe.core.seeding import env_seeds
-from steppe.core.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.envs.pathfinding import PathfindingWorlds
-from steppe.envs.pathfinding_kernels import NUM_ACTIONS, NUM_PLANES, Seen
-from steppe.envs.rewards import Ledger
-from steppe.envs.snapshots import Snapshots
-from steppe.envs.team_world import Team
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import ConfigError, EnvironmentFault, SteppeError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
+from steppe.core.system.seeding import env_seeds
+from steppe.envs.multi_agent.env import Team
+from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, Seen
+from steppe.envs.pathfinding.worlds import PathfindingWorlds
+from steppe.envs.snapshot.snapshots import Snapshots
+from steppe.envs.wrappers.rewards import Ledger
 
 
 class PathfindingWorld(Team):
@@ -48,7 +48,7 @@ class PathfindingWorld(Team):
             self.worlds.assign(agents, size, worlds=np.flatnonzero((lessons == lesson).all(axis=1)))
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/world.py."""
+        """Act once everywhere; see the contract in core/contracts/env.py."""
         columns, agents = segment.columns, self.spec.num_agents
         into = self._into(columns["obs"][t + 1], columns["final_obs"][t])
         if "lesson" in columns:

@@ -13,10 +13,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from steppe.core.agent import Tree
-from steppe.core.errors import ConfigError
-from steppe.envs.pathfinding import Map, PathfindingWorlds, Size
-from steppe.envs.pathfinding_kernels import NUM_ACTIONS, NUM_PLANES, Seen
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError
+from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, Seen
+from steppe.envs.pathfinding.worlds import Map, PathfindingWorlds, Size
 
 
 class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):

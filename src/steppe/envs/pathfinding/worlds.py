@@ -1,7 +1,7 @@
 """Many agents, each with a goal, in one another's way: B pathfinding worlds stepped by one compiled call.
 
 `PathfindingWorlds` is the plain machine: arrays in, arrays out, in memory that stays. The same worlds for PettingZoo are
-in pathfinding_parallel.py, for Gymnasium in pathfinding_vector.py, and as pictures in pathfinding_drawing.py.
+in parallel.py, for Gymnasium in vector.py, and as pictures in drawing.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.errors import CannotResume, ConfigError, WorldError
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import CannotResume, ConfigError, WorldError
 from steppe.core.guidance import greedy_walk
-from steppe.envs.pathfinding_beginning import BLOCKED, OBSTACLE, OUTSIDE, Pool, Room, State, enter
-from steppe.envs.pathfinding_kernels import (
+from steppe.envs.pathfinding.episode_kernels import BLOCKED, OBSTACLE, OUTSIDE, Pool, Room, State, enter
+from steppe.envs.pathfinding.kernels import (
     BAD_ACTION,
     NO_FAULT,
     NUM_ACTIONS,
@@ -27,7 +27,7 @@ from steppe.envs.pathfinding_kernels import (
     begin_worlds,
     step_worlds,
 )
-from steppe.envs.pathfinding_maps import Scenario, as_scenario, load_map, load_scenario
+from steppe.envs.pathfinding.maps import Scenario, as_scenario, load_map, load_scenario
 
 __all__ = ["PathfindingWorlds", "Scenario", "Seen", "greedy_walk", "load_map", "load_scenario"]
 

@@ -1,9 +1,9 @@
-"""Reads an environment into a tree that core/codec.py can pack: its attributes, those of its wrappers, random streams.
+"""Reads an environment into a tree that core/io/codec.py can pack: its attributes, those of its wrappers, random streams.
 
 Types are kept exactly, because a float32 that comes back as a Python float gives other results. Everything mutable is
 numbered as it is met, so what two attributes share is still shared afterwards. What cannot be read raises Unreadable;
 what is no state (functions, classes, registrations, windows) is left as the new environment has it, and named in the
-tree. State outside the objects (globals, class attributes, files) is not seen. rebuilding.py is the way back.
+tree. State outside the objects (globals, class attributes, files) is not seen. writer.py is the way back.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv
 from numpy.lib.array_utils import byte_bounds
 
-from steppe.core.agent import Tree
-from steppe.core.errors import EnvironmentFault
+from steppe.core.config.moved_modules import FORMER
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import EnvironmentFault
 
 TAG = "~"
 SCALARS = [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
@@ -267,6 +268,11 @@ def facts(kind: type) -> Facts:
 def class_name(kind: type) -> str:
     """`module.Class`."""
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def class_names(kind: type) -> set[str]:
+    """`module.Class`, today and in earlier versions."""
+    return {class_name(kind), f"{FORMER.get(kind.__module__, kind.__module__)}.{kind.__qualname__}"}
 
 
 def _compiled(kind: type) -> str | None:

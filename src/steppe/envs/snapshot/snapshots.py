@@ -1,6 +1,6 @@
 """Where the environments of a world are, and how to get there again: by reading them, else by repeating the episode.
 
-Reading (reading.py) is exact. Environments that hide something behind an object in C get a tape: what could be read
+Reading (reader.py) is exact. Environments that hide something behind an object in C get a tape: what could be read
 before the last reset, and the actions since. On resuming these are repeated, and accepted if they lead to the same last
 observation. The rest of a world's state (accounts, frames) is small and written here too.
 """
@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from steppe.core import codec
-from steppe.core.agent import Tree
-from steppe.core.errors import CannotResume
-from steppe.core.world import ResumeKind, World, num_rows
-from steppe.envs.reading import Digests, Reading, Unreadable
-from steppe.envs.rebuilding import Rebuilding
-from steppe.envs.rewards import Ledger
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.env import ResumeKind, World, num_rows
+from steppe.core.contracts.errors import CannotResume
+from steppe.core.io import codec
+from steppe.envs.snapshot.reader import Digests, Reading, Unreadable
+from steppe.envs.snapshot.writer import Rebuilding
+from steppe.envs.wrappers.rewards import Ledger
 
 MAX_TAPE_STEPS = 20_000
 _MISFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
@@ -141,7 +141,7 @@ class Tape:
         return result
 
     def step(self, action: Any) -> Any:
-        """Act, and write the action down: it lies in memory of its own by the rule of spaces.py."""
+        """Act, and write the action down: it lies in memory of its own by the rule of envs/vector/spaces.py."""
         if len(self._actions) < MAX_TAPE_STEPS:
             self._actions.append(action)
         else:

@@ -1,4 +1,4 @@
-"""Writes what reading.py read into an environment made anew: same configuration, after its first reset.
+"""Writes what reader.py read into an environment made anew: same configuration, after its first reset.
 
 Objects are filled in place and never created, so a tree cannot bring in a class that the environment does not use.
 """
@@ -17,9 +17,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.errors import CannotResume, EnvironmentFault
-from steppe.envs.reading import PLAIN, TAG, Digests, class_name, facts, spaces_in
+from steppe.core.config.references import current_module
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import CannotResume, EnvironmentFault
+from steppe.envs.snapshot.reader import PLAIN, TAG, Digests, class_name, class_names, facts, spaces_in
 
 _SOURCES = {
     kind.__name__: kind
@@ -43,7 +44,7 @@ class Rebuilding:
             if self.made[tree["as"]] is not live:
                 raise CannotResume(f"a {class_name(type(live))} is shared otherwise than in the snapshot")
             return
-        if tree.get(TAG) != "object" or tree["class"] != class_name(type(live)) or not facts(type(live)).plain:
+        if tree.get(TAG) != "object" or tree["class"] not in class_names(type(live)) or not facts(type(live)).plain:
             raise CannotResume(f"the snapshot holds a {tree.get('class')} where there is a {class_name(type(live))}")
         self.made.append(live)
         own = self.value(tree["own"]) if "own" in tree else None
@@ -124,7 +125,7 @@ def _check_left(live: Any, tree: Tree) -> None:
     if tree.get("partial"):
         return
     for name, kind in tree["left"].items():
-        if name not in vars(live) or class_name(type(vars(live)[name])) != kind:
+        if name not in vars(live) or kind not in class_names(type(vars(live)[name])):
             raise CannotResume(f"{type(live).__qualname__}.{name} should be a {kind}, which a snapshot cannot hold")
 
 
@@ -211,7 +212,7 @@ def _str(building: Rebuilding, tree: Tree) -> Any:
 
 
 def _enum(building: Rebuilding, tree: Tree) -> Any:
-    kind: Any = sys.modules.get(tree["module"])
+    kind: Any = sys.modules.get(current_module(tree["module"]))
     for name in tree["class"].split("."):
         kind = vars(kind).get(name) if isinstance(kind, type | type(sys)) else None
     if not (isinstance(kind, type) and issubclass(kind, Enum)):

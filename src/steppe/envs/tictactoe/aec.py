@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from steppe.core.errors import ConfigError, MissingExtra
-from steppe.envs.tictactoe import NUM_BOARDS, NUM_CELLS, TicTacToeEnv
+from steppe.core.contracts.errors import ConfigError, MissingExtra
+from steppe.envs.tictactoe.env import NUM_BOARDS, NUM_CELLS, TicTacToeEnv
 
 try:
     from pettingzoo import AECEnv

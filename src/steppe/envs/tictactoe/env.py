@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 from steppe.core.games import DRAW, TurnGame, moves_of
-from steppe.envs.classic import DistClassicRLEnv, Info
+from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 NUM_CELLS, NUM_BOARDS = 9, 3**9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))

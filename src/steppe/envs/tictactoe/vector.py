@@ -10,10 +10,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 from steppe.core.games import DRAW, Rules, Starts, TurnGame, moves_of, spread
 from steppe.core.play import another, begin, mover_in, moves_in, outcome_in, pick
-from steppe.envs.tictactoe import NUM_BOARDS, NUM_CELLS, tictactoe
+from steppe.envs.tictactoe.env import NUM_BOARDS, NUM_CELLS, tictactoe
 
 _LARGEST = 2**64 - 1
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from steppe.core.errors import ConfigError
-from steppe.envs.classic import DistClassicRLEnv, Info
+from steppe.core.contracts.errors import ConfigError
+from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 
 class TwoArmedBanditEnv(DistClassicRLEnv):

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 Info = dict[str, Any]
 

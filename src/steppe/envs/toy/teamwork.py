@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from steppe.core.errors import ConfigError, MissingExtra
+from steppe.core.contracts.errors import ConfigError, MissingExtra
 
 try:
     from pettingzoo import ParallelEnv

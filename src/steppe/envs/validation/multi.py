@@ -1,4 +1,4 @@
-"""Says in plain sentences what is wrong with an environment of several agents; what is common to all is in checking.py."""
+"""Says in plain sentences what is wrong with an environment of several agents; what is common to all is in single.py."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from steppe.core.errors import UsageError
-from steppe.envs.findings import MOST, Findings, short
-from steppe.envs.spaces import action_rule, observation_rule
+from steppe.core.contracts.errors import UsageError
+from steppe.envs.validation.report import MOST, Findings, short
+from steppe.envs.vector.spaces import action_rule, observation_rule
 
 Told = dict[Any, Any]  # by agent
 _PARTS = ("observations", "rewards", "terminations", "truncations", "infos")

@@ -11,14 +11,14 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.utils.env_checker import data_equivalence
 
-from steppe.core import factory
-from steppe.core.config import EnvConfig
-from steppe.core.errors import UsageError, WorldError
-from steppe.envs.finding import find
-from steppe.envs.findings import MOST, Findings, short
-from steppe.envs.making import is_team, make_env
-from steppe.envs.spaces import action_rule, observation_rule
-from steppe.envs.team_checking import TeamWalk, team_spaces
+from steppe.core.config import references
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.errors import UsageError, WorldError
+from steppe.envs.factory import is_team, make_env
+from steppe.envs.lookup import find
+from steppe.envs.validation.multi import TeamWalk, team_spaces
+from steppe.envs.validation.report import MOST, Findings, short
+from steppe.envs.vector.spaces import action_rule, observation_rule
 
 Env = gym.Env[Any, Any]
 
@@ -27,7 +27,7 @@ def require_sound(env: str | Callable[..., Any], *, steps: int = 300, seed: int 
     """Raise WorldError with everything `check` finds."""
     found = check(env, steps=steps, seed=seed, **kwargs)
     if found:
-        raise WorldError(f"{factory.reference(env)}: " + "; ".join(found))
+        raise WorldError(f"{references.reference(env)}: " + "; ".join(found))
 
 
 def check(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **kwargs: Any) -> list[str]:
@@ -35,7 +35,7 @@ def check(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **k
 
     It may be Gymnasium's or PettingZoo's. `kwargs` go to its constructor.
     """
-    text = factory.reference(env)
+    text = references.reference(env)
     config = EnvConfig(kwargs=kwargs, vector="loop")
     try:
         source = find(text)

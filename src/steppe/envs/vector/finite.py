@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from steppe.core.array_checks import is_finite
-from steppe.core.errors import NotFinite
-from steppe.core.experience import Segment
+from steppe.core.contracts.errors import NotFinite
+from steppe.core.contracts.segment import Segment
 
 
 def require_finite(segment: Segment, upto: int, where: str) -> None:

@@ -1,7 +1,7 @@
 """Our own loop over plain environments: it writes straight into the segment and resets within the step that ended.
 
 After an end, row t of `final_obs` holds the last observation of the old episode and row t + 1 of `obs` the first of the
-new one, so every row is experience. How the environments were made is making.py's business.
+new one, so every row is experience. How the environments were made is envs/factory.py's business.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.errors import EnvironmentFault
-from steppe.core.experience import Segment
-from steppe.core.seeding import env_seeds
-from steppe.core.specs import EnvSpec
-from steppe.core.world import ResumeKind
-from steppe.envs.frames import Frames
-from steppe.envs.rendering import image_of
-from steppe.envs.rewards import Ledger
-from steppe.envs.snapshots import LoopSnapshots, WorldState
-from steppe.envs.spaces import ActionRule, ObservationRule
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.env import ResumeKind
+from steppe.core.contracts.errors import EnvironmentFault
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.system.seeding import env_seeds
+from steppe.envs.snapshot.snapshots import LoopSnapshots, WorldState
+from steppe.envs.vector.rendering import image_of
+from steppe.envs.vector.spaces import ActionRule, ObservationRule
+from steppe.envs.wrappers.frame_stack import Frames
+from steppe.envs.wrappers.rewards import Ledger
 
 Env = gym.Env[Any, Any]
 
@@ -74,7 +74,7 @@ class LoopWorld:
         self.starts.fill(True)
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/world.py."""
+        """Act once everywhere; see the contract in core/contracts/env.py."""
         columns = segment.columns
         following, rewards, put = columns["obs"][t + 1], self._ledger.rewards, self._put
         masks, steps = self.masks, self._resting_steps() if self._retired else self._steps

@@ -13,17 +13,17 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from steppe.core.agent import Tree
-from steppe.core.errors import EnvironmentFault, WorldError
-from steppe.core.experience import Segment
-from steppe.core.seeding import env_seeds
-from steppe.core.specs import EnvSpec
-from steppe.core.world import ResumeKind
-from steppe.envs.frames import Frames
-from steppe.envs.rendering import image_of
-from steppe.envs.rewards import Ledger
-from steppe.envs.snapshots import Snapshots, WorldState
-from steppe.envs.spaces import ActionRule, ObservationRule
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.env import ResumeKind
+from steppe.core.contracts.errors import EnvironmentFault, WorldError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.system.seeding import env_seeds
+from steppe.envs.snapshot.snapshots import Snapshots, WorldState
+from steppe.envs.vector.rendering import image_of
+from steppe.envs.vector.spaces import ActionRule, ObservationRule
+from steppe.envs.wrappers.frame_stack import Frames
+from steppe.envs.wrappers.rewards import Ledger
 
 
 def require_native(env: VectorEnv[Any, Any, Any], whose: str, *, numbered: bool = False) -> None:
@@ -88,7 +88,7 @@ class NativeWorld:
         self._write(obs, batch)
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/world.py."""
+        """Act once everywhere; see the contract in core/contracts/env.py."""
         columns, ledger = segment.columns, self._ledger
         self.steps += 1
         try:

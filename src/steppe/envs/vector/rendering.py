@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from steppe.core.errors import MissingExtra
+from steppe.core.contracts.errors import MissingExtra
 
 
 def image_of(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray | None:

@@ -4,7 +4,7 @@ Observations. An image (Box of uint8 from 0 to 255 with 2 or 3 axes) stays uint8
 the shorter of first and last is taken for channels, the last if equal. Everything else becomes one float32 vector: Box
 flattened, Discrete and MultiDiscrete one-hot, MultiBinary as 0 and 1, Dict (in the space's key order) and Tuple as their
 parts joined, images among them scaled to [0, 1]. An agent with a table gets Discrete as one number, from 0. Making and
-stepping environments is for making.py and loop.py.
+stepping environments is for envs/factory.py and loop.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from steppe.core.errors import ConfigError, WorldError
-from steppe.core.specs import ActionSpec, FieldSpec
-from steppe.envs.images import ImageRule, channels_last, is_image
+from steppe.core.contracts.errors import ConfigError, WorldError
+from steppe.core.contracts.specs import ActionSpec, FieldSpec
+from steppe.envs.wrappers.images import ImageRule, channels_last, is_image
 
 Space = spaces.Space[Any]
 Put = Callable[[np.ndarray, int, Any], Any]  # writes one raw observation into row `index` of an array [B, …]

@@ -17,10 +17,10 @@ from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from steppe.core.agent import Tree
-from steppe.core.config import EnvConfig
-from steppe.core.errors import ConfigError, nearest
-from steppe.envs.shrinking import Shrinking
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.envs.wrappers.downscale import Shrinking
 
 Info = dict[str, Any]
 

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from steppe.core.errors import ConfigError, WorldError
+from steppe.core.contracts.errors import ConfigError, WorldError
 
 
 class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):

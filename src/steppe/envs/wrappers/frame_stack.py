@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.specs import FieldSpec
-from steppe.envs.spaces import ObservationRule
+from steppe.core.contracts.specs import FieldSpec
+from steppe.envs.vector.spaces import ObservationRule
 
 
 class Frames:

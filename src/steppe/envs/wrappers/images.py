@@ -8,11 +8,11 @@ import numpy as np
 from gymnasium import spaces
 from PIL import Image
 
-from steppe.core.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space is an image by the rule of spaces.py; a small board of uint8 with other bounds is not."""
+    """Whether a space is an image by the rule of envs/vector/spaces.py; a small board of uint8 with other bounds is not."""
     return (
         isinstance(space, spaces.Box)
         and space.dtype == np.uint8

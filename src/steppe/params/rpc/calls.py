@@ -1,5 +1,5 @@
-"""What may be asked of a parameter server by packed bytes (core/codec.py), and what is answered: the same whichever way they
-come. Who may ask is for those who carry them: service.py (gRPC), and roles/cluster_ray.py and cluster_mpi.py."""
+"""What may be asked of a parameter server by packed bytes (core/io/codec.py), and what is answered: the same whichever way they
+come. Who may ask is for those who carry them: grpc_server.py (gRPC), and roles/cluster/ray.py and mpi.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from steppe.core.codec import Buffer, encode_weights, pack
-from steppe.core.errors import DamagedFile, SteppeError, UsageError
-from steppe.core.weights import Weights
-from steppe.params import wire
-from steppe.params.pushing import POLICY, Push
-from steppe.params.space import MISFITS, Refusal
-from steppe.params.tallies import countable
+from steppe.core.contracts.errors import DamagedFile, SteppeError, UsageError
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.codec import Buffer, encode_weights, pack
+from steppe.params.parameter_layout import MISFITS, Refusal
+from steppe.params.push_api import POLICY, Push
+from steppe.params.round_sum import countable
+from steppe.params.rpc import protocol
 
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
@@ -64,7 +64,7 @@ def answer(server: ParameterServer, method: str, data: Buffer) -> Answer:
     try:
         if method not in CALLS:
             raise DamagedFile(f"there is no call {method!r}")
-        return ("ok", *carry_out(server, method, wire.read_request(data, REQUESTS[method])))
+        return ("ok", *carry_out(server, method, protocol.read_request(data, REQUESTS[method])))
     except UsageError as error:
         return "usage", str(error), None
     except SteppeError as error:

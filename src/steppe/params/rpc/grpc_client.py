@@ -1,4 +1,4 @@
-"""A client's line to a parameter server on the network: gRPC with packed bytes (service.py is the other end)."""
+"""A client's line to a parameter server on the network: gRPC with packed bytes (grpc_server.py is the other end)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, MissingExtra, SteppeError, Unreachable, UsageError
-from steppe.params import wire
-from steppe.params.packed_line import PackedLine
+from steppe.core.contracts.errors import ConfigError, MissingExtra, SteppeError, Unreachable, UsageError
+from steppe.params.rpc import protocol
+from steppe.params.rpc.packed_client import PackedLine
 
 try:
     import grpc
@@ -25,7 +25,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 class GrpcLine(PackedLine):
     """One channel to one address."""
 
-    LONGEST_ROW = wire.CHUNK
+    LONGEST_ROW = protocol.CHUNK
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class GrpcLine(PackedLine):
         retry_s: float,
     ) -> None:
         super().__init__()
-        secure, self._host, self._port = wire.address_of(url)
+        secure, self._host, self._port = protocol.address_of(url)
         if ca is not None and not secure:
             raise ConfigError(f"ca is for grpcs:// addresses, and {url!r} is not one")
         self._url, self._token, self._timeout_s, self._retry_s = url, token, timeout_s, retry_s
         options = [
-            *wire.BULK,
+            *protocol.BULK,
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", 50),
@@ -59,7 +59,7 @@ class GrpcLine(PackedLine):
 
     def is_serving(self) -> bool:
         try:
-            return bool(self._channel.unary_unary(wire.HEALTH)(b"", timeout=self._timeout_s) == wire.SERVING)
+            return bool(self._channel.unary_unary(protocol.HEALTH)(b"", timeout=self._timeout_s) == protocol.SERVING)
         except grpc.RpcError:
             return False
 
@@ -67,12 +67,12 @@ class GrpcLine(PackedLine):
         self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
     ) -> tuple[bytes, int | None, int]:
         kind = self._channel.unary_unary if row is None else self._channel.stream_unary
-        call = kind(wire.path_of(method))
+        call = kind(protocol.path_of(method))
         until, pause, tries = time.monotonic() + self._retry_s, FIRST_PAUSE_S, 0
         while True:
             tries += 1
             try:
-                sent = data if row is None else wire.parts_of(data, row)
+                sent = data if row is None else protocol.parts_of(data, row)
                 answer, details = call.with_call(sent, timeout=self._timeout_s, metadata=self._metadata(worker))
                 return answer, _round_of(details), tries
             except grpc.RpcError as error:
@@ -84,7 +84,7 @@ class GrpcLine(PackedLine):
 
     def _metadata(self, worker: str | None) -> list[tuple[str, str]]:
         # A server that began anew has a new one.
-        token = self._token_of(worker) or wire.find_token(self._host, self._port)
+        token = self._token_of(worker) or protocol.find_token(self._host, self._port)
         return [("authorization", f"Bearer {token}")] if token else []
 
     def _token_of(self, worker: str | None) -> str | None:
@@ -116,7 +116,7 @@ def _passing(error: Any) -> bool:
 
 
 def _round_of(details: Any) -> int | None:
-    found = dict(details.trailing_metadata() or ()).get(wire.ROUND)
+    found = dict(details.trailing_metadata() or ()).get(protocol.ROUND)
     return None if found is None else int(found)
 
 

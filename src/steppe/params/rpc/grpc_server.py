@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import numpy as np
 
-from steppe.core.errors import ConfigError, DamagedFile, MissingExtra, SteppeError, UsageError
-from steppe.params import calls, wire
+from steppe.core.contracts.errors import ConfigError, DamagedFile, MissingExtra, SteppeError, UsageError
 from steppe.params.kernels import copy_finite
-from steppe.params.pushing import Push
-from steppe.params.wire import Tls
+from steppe.params.push_api import Push
+from steppe.params.rpc import calls, protocol
+from steppe.params.rpc.protocol import Tls
 
 try:
     import grpc
@@ -47,9 +47,9 @@ class Service:
         self._rows: list[np.ndarray] = []  # for rows that come in parts
         self._token_file: Path | None = None
         self.token = _tokens(token, host, tls, private=server.is_private)
-        largest = 4 * server.num_parameters + wire.SLACK
+        largest = 4 * server.num_parameters + protocol.SLACK
         options = [
-            *wire.BULK,
+            *protocol.BULK,
             ("grpc.max_receive_message_length", largest),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
@@ -65,7 +65,7 @@ class Service:
             self.stop(0.0)
             raise
         if token is None:
-            self._token_file = wire.leave_token(self.port, str(self.token))
+            self._token_file = protocol.leave_token(self.port, str(self.token))
         self._grpc.start()
 
     def stop(self, grace_s: float = 2.0) -> None:
@@ -82,7 +82,7 @@ class Service:
         if context.time_remaining() is not None and context.time_remaining() <= 0:
             self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
         try:
-            request = wire.read_request(data, calls.REQUESTS[method])
+            request = protocol.read_request(data, calls.REQUESTS[method])
             worker = request.get("worker")
             if name is not None and worker is not None and worker != name:
                 words = "this token is another worker's"
@@ -91,7 +91,7 @@ class Service:
                 return self._push_row(request, rest)
             found, number = calls.carry_out(self.server, method, request)
             if number is not None:
-                context.set_trailing_metadata(((wire.ROUND, str(number)),))
+                context.set_trailing_metadata(((protocol.ROUND, str(number)),))
             return found
         except DamagedFile as error:
             self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -153,7 +153,7 @@ class Service:
         known = {None: self.token} if isinstance(self.token, str) else self.token
         found = [name for name, token in known.items() if hmac.compare_digest(presented, f"Bearer {token}".encode())]
         if not found:
-            words = f"a wrong or missing token: give the client the server's, or set {wire.TOKEN_VARIABLE}"
+            words = f"a wrong or missing token: give the client the server's, or set {protocol.TOKEN_VARIABLE}"
             self._refuse(context, "bad_token", grpc.StatusCode.UNAUTHENTICATED, words)
         return found[0]
 
@@ -169,13 +169,14 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: Service) -> None:
         self._handlers = {
-            wire.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method)) for method in calls.CALLS
+            protocol.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method))
+            for method in calls.CALLS
         }
         rows = grpc.stream_unary_rpc_method_handler(
             lambda parts, context: service.answer_parts("PushRow", parts, context)
         )
-        self._handlers[wire.path_of("PushRow")] = rows
-        self._handlers[wire.HEALTH] = grpc.unary_unary_rpc_method_handler(lambda _, __: wire.SERVING)
+        self._handlers[protocol.path_of("PushRow")] = rows
+        self._handlers[protocol.HEALTH] = grpc.unary_unary_rpc_method_handler(lambda _, __: protocol.SERVING)
 
     def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method)
@@ -189,7 +190,7 @@ def _tokens(
     token: str | Mapping[str, str] | None, host: str, tls: Tls | None, *, private: bool
 ) -> str | dict[str, str]:
     """The tokens that are accepted; ConfigError where they would protect nothing."""
-    local = wire.is_loopback(host)
+    local = protocol.is_loopback(host)
     if not local and (token is None or tls is None):
         raise ConfigError(f"{host!r} can be reached by other machines: give token=… and tls=Tls(certificate, key)")
     if private and not isinstance(token, Mapping):
@@ -197,7 +198,7 @@ def _tokens(
             "a private server needs to know who pushes: give token={worker: token} with one for each client"
         )
     if token is None:
-        return wire.new_token()
+        return protocol.new_token()
     found = token if isinstance(token, str) else dict(token)
     values = [found] if isinstance(found, str) else list(found.values())
     if (

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.codec import decode_weights, pack, unpack
-from steppe.core.errors import SteppeError, UsageError
-from steppe.core.weights import Weights
-from steppe.params.calls import Answer
-from steppe.params.pushing import Push
+from steppe.core.contracts.errors import SteppeError, UsageError
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.codec import decode_weights, pack, unpack
+from steppe.params.parameter_layout import Space
+from steppe.params.push_api import Push
 from steppe.params.rounds import Receipt
-from steppe.params.space import Space
+from steppe.params.rpc.calls import Answer
 
 
 class PackedLine:

@@ -1,6 +1,6 @@
 """What service and client agree on: method names, how calls are named and secured, and where a local token lies.
 
-A request is one packed tree (core/codec.py), so numbers travel as raw bytes behind their shape, checked and never pickled.
+A request is one packed tree (core/io/codec.py), so numbers travel as raw bytes behind their shape, checked and never pickled.
 It has no checksum over them: TLS has its own, and without TLS they do not leave the machine.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.codec import Buffer, unpack
-from steppe.core.errors import ConfigError, DamagedFile
+from steppe.core.contracts.errors import ConfigError, DamagedFile
+from steppe.core.io.codec import Buffer, unpack
 
 SERVICE = "steppe.ParameterServer"
 HEALTH = "/grpc.health.v1.Health/Check"  # the standard protocol, whose two messages are small enough to write by hand

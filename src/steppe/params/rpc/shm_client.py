@@ -1,4 +1,4 @@
-"""A client's line to a parameter server in shared memory (shared.py draws it): pulls read the memory, all else asks."""
+"""A client's line to a parameter server in shared memory (shm_server.py draws it): pulls read the memory, all else asks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.errors import DamagedFile, SteppeError, Unreachable, UsageError
-from steppe.core.rooms import Bell
-from steppe.core.weights import Weights
-from steppe.params import shared
-from steppe.params.pushing import Push
+from steppe.core.contracts.errors import DamagedFile, SteppeError, Unreachable, UsageError
+from steppe.core.contracts.weights import Weights
+from steppe.core.system.shared_dir import Bell
+from steppe.params.push_api import Push
 from steppe.params.rounds import Receipt
-from steppe.params.shared import Memory, Question, Seat
+from steppe.params.rpc import shm_server
+from steppe.params.rpc.shm_server import Memory, Question, Seat
 
 
 class SharedLine:
@@ -45,15 +45,15 @@ class SharedLine:
             self._leave()
 
     def is_serving(self) -> bool:
-        return shared.is_owned(self._room)
+        return shm_server.is_owned(self._room)
 
     def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
         memory = self._memory
-        if memory is None or memory.words[shared.CLOSED]:
+        if memory is None or memory.words[shm_server.CLOSED]:
             memory = self._look_again()
-        if memory.words[shared.VERSION] <= newer_than:
-            return None, memory.words[shared.ROUND]
-        return memory.newest(), memory.words[shared.ROUND]
+        if memory.words[shm_server.VERSION] <= newer_than:
+            return None, memory.words[shm_server.ROUND]
+        return memory.newest(), memory.words[shm_server.ROUND]
 
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
         with self._asking:
@@ -84,7 +84,7 @@ class SharedLine:
             tries += 1
         assert self._seat is not None
         kind, answer = msgspec.msgpack.decode(self._seat.get())
-        self._seat.words[shared.STATE] = shared.IDLE
+        self._seat.words[shm_server.STATE] = shm_server.IDLE
         if kind != "ok":
             raise (UsageError if kind == "usage" else SteppeError)(answer)
         return answer, tries
@@ -95,20 +95,20 @@ class SharedLine:
         assert self._bells is not None
         words, (theirs, mine) = self._seat.words, self._bells
         until = time.monotonic() + self._timeout_s
-        self._seat.put(data, shared.ASKED)
-        while words[shared.STATE] != shared.ANSWERED:
+        self._seat.put(data, shm_server.ASKED)
+        while words[shm_server.STATE] != shm_server.ANSWERED:
             theirs.ring(struct.pack("<q", self._number))  # again now and then: a bell full of rings does not take one
-            mine.wait(shared.PATIENCE_S)
-            if words[shared.STATE] == shared.ANSWERED:
+            mine.wait(shm_server.PATIENCE_S)
+            if words[shm_server.STATE] == shm_server.ANSWERED:
                 break
-            if self._closed() or not shared.is_owned(self._room):
+            if self._closed() or not shm_server.is_owned(self._room):
                 return False
             if time.monotonic() >= until:
                 raise Unreachable(f"the parameter server in {self._room} does not answer: is its process stopped?")
         return True
 
     def _closed(self) -> bool:
-        return self._memory is None or bool(self._memory.words[shared.CLOSED])
+        return self._memory is None or bool(self._memory.words[shm_server.CLOSED])
 
     def _sit(self, *, anew: bool = False) -> Seat:
         """A seat with the server that is there now."""
@@ -117,7 +117,7 @@ class SharedLine:
         memory = self._look_again()
         self._leave()
         self._number = secrets.randbits(63)
-        name = shared.seat_name(self._number)
+        name = shm_server.seat_name(self._number)
         path = self._room / name
         try:
             seat = Seat(path, memory.space.size, create=True)
@@ -135,7 +135,7 @@ class SharedLine:
         while True:
             with contextlib.suppress(OSError, DamagedFile, ValueError):
                 memory = Memory(self._room / "parameters")
-                if not memory.words[shared.CLOSED] and shared.is_owned(self._room):
+                if not memory.words[shm_server.CLOSED] and shm_server.is_owned(self._room):
                     self._memory = memory
                     return memory
             left = until - time.monotonic()
@@ -150,7 +150,7 @@ class SharedLine:
             self._seat = None
         for bell in self._bells or ():
             bell.close()
-            (self._room / f"bell-{shared.seat_name(self._number)}").unlink(missing_ok=True)
+            (self._room / f"bell-{shm_server.seat_name(self._number)}").unlink(missing_ok=True)
         self._bells = None
         if self._held is not None:
             os.close(self._held)

@@ -1,7 +1,7 @@
 """A parameter server in shared memory, for the processes of one machine: the serving side, and the memory that both map.
 
     <room>/owner        locked by the server while it lives
-    <room>/parameters   page 0: words (CLOSED …); then the description (core/codec.py); then three rows of parameters
+    <room>/parameters   page 0: words (CLOSED …); then the description (core/io/codec.py); then three rows of parameters
     <room>/bell         a FIFO: a seat's number in it says that a question lies in that seat
     <room>/seat-N       of one client. Page 0: words (STATE …); then question and answer (msgpack); then a row for an update
     <room>/bell-N       wakes that client
@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from steppe.core.codec import pack, unpack
-from steppe.core.errors import Conflict, DamagedFile, SteppeError, UsageError
-from steppe.core.rooms import Bell, fence, make_room, map_file, remove_room
-from steppe.core.weights import Weights
-from steppe.params.pushing import Push
-from steppe.params.space import Refusal, Space
+from steppe.core.contracts.errors import Conflict, DamagedFile, SteppeError, UsageError
+from steppe.core.contracts.weights import Weights
+from steppe.core.io.codec import pack, unpack
+from steppe.core.system.shared_dir import Bell, fence, make_room, map_file, remove_room
+from steppe.params.parameter_layout import Refusal, Space
+from steppe.params.push_api import Push
 
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steppe.core.config import RunConfig
-from steppe.records.spent import TimeTotals
+from steppe.core.config.run import RunConfig
+from steppe.records.phase_times import TimeTotals
 from steppe.records.view import RunView, time_shares_of
 
 LEAST_S = 2.0  # of measured time; starting up is most of what is shorter

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from steppe.records.sampling import WAITING, Stack
-from steppe.records.svg import svg_document
+from steppe.records.profiling.sampler import WAITING, Stack
+from steppe.records.profiling.svg import svg_document
 
 WIDTH, _LEFT, _TOP, _ROW, _BOTTOM = 1200, 10, 34, 18, 34
 _NARROWEST = 0.4  # pixels; what is narrower is left out

@@ -1,6 +1,6 @@
 """A profiled run's pictures and tables, made from what its roles sampled and reported.
 
-profile/ROLE.txt   collapsed stacks in microseconds, written by the role itself (sampling.py)
+profile/ROLE.txt   collapsed stacks in microseconds, written by the role itself (sampler.py)
 profile/ROLE.svg   its flame graph
 profile/phases.md  every role's phases in seconds and shares, and the functions that took most
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from steppe.core.durable import write_atomic
-from steppe.records.flame import busiest, flame_svg
-from steppe.records.sampling import WAITING, Stack, read_stacks
-from steppe.records.spent import role_order
+from steppe.core.io.atomic_files import write_atomic
+from steppe.records.phase_times import role_order
+from steppe.records.profiling.flamegraph import busiest, flame_svg
+from steppe.records.profiling.sampler import WAITING, Stack, read_stacks
 from steppe.records.view import RunView, shares_of
 
 MOST_FUNCTIONS = 8

@@ -2,7 +2,7 @@
 
 A timer's signal looks at the stack about every 5 ms and charges the time since the last look to what it finds. A thread that
 looks on from outside would only see its subject where that lets go of the interpreter's lock, which hides plain Python.
-Drawing is left to flame.py. Nothing here is touched by a run that is not profiled.
+Drawing is left to flamegraph.py. Nothing here is touched by a run that is not profiled.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple, Self
 
-from steppe.core.durable import write_atomic
-from steppe.core.errors import UsageError
-from steppe.core.links import Role
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.transport import Role
+from steppe.core.io.atomic_files import write_atomic
 
 INTERVAL_S = 0.005
 WRITE_EVERY_S = 10.0  # what a kill -9 may cost

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from steppe.core.links import EVENTS, Board
-from steppe.core.reports import EventReport
-from steppe.records.spent import role_order
-from steppe.records.svg import round_step, svg_document
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS, Board
+from steppe.records.phase_times import role_order
+from steppe.records.profiling.svg import round_step, svg_document
 
 # Colour only repeats what the words on a bar, its tooltip and the legend say.
 PHASES = {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from steppe.core.reports import ActorReport, EvaluationReport, TrainingReport
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, TrainingReport
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TextIO
 
-from steppe.core.errors import UsageError
-from steppe.core.links import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
-from steppe.core.reports import ActorReport, EvaluationReport, Report, TrainingReport
-from steppe.records.exposition import Sample, of_actor, of_evaluation, of_learner, text
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, Report, TrainingReport
+from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
+from steppe.records.telemetry.prometheus import Sample, of_actor, of_evaluation, of_learner, text
 
 HANG_S = 120.0  # a role that has not moved for so long is no longer healthy
 _KINDS: dict[str, tuple[type[Report], Callable[[Any], Any]]] = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steppe.core.errors import ConfigError, MissingExtra
+from steppe.core.contracts.errors import ConfigError, MissingExtra
 
 Take = Callable[[str, float, Mapping[str, object]], None]  # what was done, how many seconds until now, and about what
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
-from steppe.replay import plain
+from steppe.replay.kernels import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMPILATION_OFF = bool(getattr(config, "DISABLE_JIT", False))

@@ -1,4 +1,4 @@
-"""The instructions of kernels.py in plain Python, for a process in which numba's compilation is off (NUMBA_DISABLE_JIT=1).
+"""The instructions of copy.py in plain Python, for a process in which numba's compilation is off (NUMBA_DISABLE_JIT=1).
 
 They are slow and give the same numbers: kernels can be debugged, measured for coverage and tested as Python.
 """

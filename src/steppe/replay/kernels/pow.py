@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from steppe.replay.kernels import compiled
+from steppe.replay.kernels.copy import compiled
 
 _MANTISSA = (1 << 52) - 1
 _BIAS = 1023

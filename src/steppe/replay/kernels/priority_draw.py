@@ -1,14 +1,14 @@
 """Compiled: a batch by priority, and new priorities, each in one call. What a call of compiled code costs with all its arrays
-is a tenth of what a batch of 256 takes; what is done here is said in sumtree.py, ringing.py and kernels.py.
+is a tenth of what a batch of 256 takes; what is done here is said in sumtree.py, ring_index.py and copy.py.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from steppe.replay.kernels import compiled, gather
-from steppe.replay.ringing import describe, prepare
-from steppe.replay.sumtree import assign, descend, settle
+from steppe.replay.kernels.copy import compiled, gather
+from steppe.replay.kernels.ring_index import describe, prepare
+from steppe.replay.kernels.sumtree import assign, descend, settle
 
 
 @compiled

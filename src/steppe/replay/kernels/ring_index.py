@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from steppe.replay.kernels import compiled, prefetch
-from steppe.replay.powers import power
+from steppe.replay.kernels.copy import compiled, prefetch
+from steppe.replay.kernels.pow import power
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # a positive priority never becomes a leaf of 0
 LARGEST = float(np.finfo(np.float32).max)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.replay.kernels import block_sum, compiled, group_sum, load_float32, load_float64, num_passed, prefetch
-from steppe.replay.mapped import zeros
+from steppe.replay.kernels.copy import block_sum, compiled, group_sum, load_float32, load_float64, num_passed, prefetch
+from steppe.replay.store.disk_columns import zeros
 
 BLOCK = 16
 FAN = 8

@@ -1,7 +1,7 @@
 """A pool whose buffers lie elsewhere, one in each replay role, seen from the learner: same writes, same draws, same bits.
 
     learner   routes rows to shelves · draws numbers, and by the shelves' sums whose they are · puts the batch together
-    shelf     owns the rows of one buffer and their tree (shelf.py) · finds what lies so far into its sum · writes it down
+    shelf     owns the rows of one buffer and their tree (server.py) · finds what lies so far into its sum · writes it down
 
 The learner alone asks, each shelf answers in the order it was asked, and says with every answer how large its sum is. So all
 that a draw depends on is known here, and a batch is the one that a ReplayBufferPool of as many buffers would have given,
@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import codec
-from steppe.core.agent import Tree
-from steppe.core.errors import DamagedFile, DiskFull, RunFailed, UsageError
-from steppe.core.experience import Batch
-from steppe.core.links import Line
-from steppe.core.rings import Elsewhere
-from steppe.core.specs import FieldSpec
-from steppe.replay.gathering import Gathering, Tray
-from steppe.replay.ringing import SIZE, spread, weigh
-from steppe.replay.sumtree import NOTHING, choose_parts
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import DamagedFile, DiskFull, RunFailed, UsageError
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import FieldSpec
+from steppe.core.contracts.transport import Line
+from steppe.core.io import codec
+from steppe.core.io.rings import Elsewhere
+from steppe.replay.kernels.ring_index import SIZE, spread, weigh
+from steppe.replay.kernels.sumtree import NOTHING, choose_parts
+from steppe.replay.store.gather import Gathering, Tray
 
 MOST = 2  # questions to one shelf that wait for their answers
 ERRORS: dict[str, Callable[[str], Exception]] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.core.experience import Batch
-from steppe.replay.far import FarStore
-from steppe.replay.sequences import SequenceReplay, Windows
+from steppe.core.contracts.segment import Batch
+from steppe.replay.remote.client import FarStore
+from steppe.replay.sequence_windows import SequenceReplay, Windows
 
 
 class FarSequences(SequenceReplay):

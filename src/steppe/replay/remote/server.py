@@ -1,4 +1,4 @@
-"""A shelf: one buffer of a pool, in a role of its own, that does what the learner's FarPool (far.py) asks in messages."""
+"""A shelf: one buffer of a pool, in a role of its own, that does what the learner's FarPool (client.py) asks in messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core import codec
-from steppe.core.agent import Tree
 from steppe.core.array_checks import as_column, require_below, require_finite, require_shape
-from steppe.core.durable import noticing_full_disk
-from steppe.core.errors import SteppeError
-from steppe.replay.files import FORMAT, Description, read_save, write_save
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import SteppeError
+from steppe.core.io import codec
+from steppe.core.io.atomic_files import noticing_full_disk
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.sequences import SequenceReplay
+from steppe.replay.sequence_windows import SequenceReplay
+from steppe.replay.store.files import FORMAT, Description, read_save, write_save
 
 
 class Shelf:

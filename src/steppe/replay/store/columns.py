@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.specs import FieldSpec
-from steppe.replay.frames import stacks_of
-from steppe.replay.mapped import zeros
+from steppe.core.contracts.specs import FieldSpec
+from steppe.replay.store.disk_columns import zeros
+from steppe.replay.store.frames import stacks_of
 
 
 def make_columns(

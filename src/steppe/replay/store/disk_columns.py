@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.durable import is_full
-from steppe.core.errors import ConfigError, DiskFull
+from steppe.core.contracts.errors import ConfigError, DiskFull
+from steppe.core.io.atomic_files import is_full
 
 # Bytes that come from memory at once: a row no longer than that never needs two of them for want of alignment.
 LINE = 64

@@ -1,9 +1,9 @@
 """Saved buffers: a bundle per save, whole or absent, whose big columns are shared with the save before as far as they can be.
 
-    DIR/save-<n>/manifest.json    written by core/durable.py: size and SHA-256 of each of the files that follow
+    DIR/save-<n>/manifest.json    written by core/io/atomic_files.py: size and SHA-256 of each of the files that follow
     DIR/save-<n>/pool.json        format, number of buffers, capacity, kind
-    DIR/save-<n>/state.bin        counters, cursors, random streams (core/codec.py)
-    DIR/save-<n>/rows.json        which column's rows lie where, and their SHA-256 (core/chunks.py); the rows are in *.rows
+    DIR/save-<n>/state.bin        counters, cursors, random streams (core/io/codec.py)
+    DIR/save-<n>/rows.json        which column's rows lie where, and their SHA-256 (core/io/row_chunks.py); the rows are in *.rows
 
 docs/replay-format.md has the details, and those of format 1, which is still read. Nothing is pickled.
 """
@@ -20,11 +20,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from steppe.core import chunks, codec
-from steppe.core.agent import Tree
-from steppe.core.durable import is_full, read_bundle, sweep, write_bundle
-from steppe.core.errors import DamagedFile, DiskFull, UsageError
-from steppe.core.rings import ROWS, Ring
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import DamagedFile, DiskFull, UsageError
+from steppe.core.io import codec, row_chunks
+from steppe.core.io.atomic_files import is_full, read_bundle, sweep, write_bundle
+from steppe.core.io.rings import ROWS, Ring
 
 FORMAT = 2
 POOL, STATE = "pool.json", "state.bin"
@@ -78,9 +78,9 @@ def save_state(directory: Path, state: Tree, description: Description) -> None:
 def write_save(save: Path, state: Tree, description: Description, before: Path | None) -> None:
     """Write one save; rows that have not changed since the one before are shared with it."""
     rings: list[Ring] = []
-    plain = chunks.take_out(state, rings)
+    plain = row_chunks.take_out(state, rings)
     files = {POOL: msgspec.json.encode(description), STATE: codec.pack(plain)}
-    write_bundle(save, files, lambda aside: chunks.write_rows(aside, rings, before))
+    write_bundle(save, files, lambda aside: row_chunks.write_rows(aside, rings, before))
 
 
 def load_state(directory: Path) -> tuple[Tree, Description]:
@@ -105,7 +105,7 @@ def read_save(save: Path) -> tuple[Tree, Description]:
         tree = codec.unpack(files[STATE])
     except DamagedFile as error:
         raise DamagedFile(f"{save / STATE}: {error}") from None
-    return chunks.put_back(tree, chunks.read_rows(save, files[ROWS])), description
+    return row_chunks.put_back(tree, row_chunks.read_rows(save, files[ROWS])), description
 
 
 def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, Description]:

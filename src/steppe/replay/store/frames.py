@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.rings import History
-from steppe.core.specs import FieldSpec
-from steppe.replay.kernels import compiled, copy_bytes
-from steppe.replay.mapped import zeros
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.specs import FieldSpec
+from steppe.core.io.rings import History
+from steppe.replay.kernels.copy import compiled, copy_bytes
+from steppe.replay.store.disk_columns import zeros
 
 SLACK = 2048  # frames beyond two for each row: what streams and a block under way hold besides
 TABLE = 1 << 18  # places for recent frames; a frame that takes another's costs memory, never content

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.specs import FieldSpec
-from steppe.replay.frames import FrameStore
-from steppe.replay.kernels import gather, gather_stacks
-from steppe.replay.mapped import LINE
+from steppe.core.contracts.specs import FieldSpec
+from steppe.replay.kernels.copy import gather, gather_stacks
+from steppe.replay.store.disk_columns import LINE
+from steppe.replay.store.frames import FrameStore
 
 REUSED_BYTES = 1 << 17  # from here on new memory is new pages, which take longer than the copy into them
 MOST_SPARE = 3

@@ -1,6 +1,6 @@
 """A store as rings that can be written down where they lie, and back: what is saved of it, and how it is checked when read.
 
-Which bytes go into which file is for core/chunks.py; what else belongs to a save is for files.py and for checkpoints.
+Which bytes go into which file is for core/io/row_chunks.py; what else belongs to a save is for files.py and for checkpoints.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steppe.core.agent import Tree
-from steppe.core.chunks import SavedRing
-from steppe.core.errors import DamagedFile
-from steppe.core.rings import Ring
-from steppe.core.specs import FieldSpec
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.specs import FieldSpec
+from steppe.core.io.rings import Ring
+from steppe.core.io.row_chunks import SavedRing
 
 if TYPE_CHECKING:
-    from steppe.replay.storage import Store
+    from steppe.replay.store.store import Store
 
 MOST_ROWS = 1 << 62  # ever written: far from where numbers of rows would overflow
 

@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.agent import Tree
 from steppe.core.array_checks import as_column
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.experience import Batch
-from steppe.core.rings import History
-from steppe.core.specs import FieldSpec
-from steppe.replay import keeping
-from steppe.replay.columns import make_columns
-from steppe.replay.drawing import revise, take
-from steppe.replay.frames import FrameStore, frame_shape, stacks_of
-from steppe.replay.gathering import Gathering, Tray
-from steppe.replay.ringing import describe, prepare, spread
-from steppe.replay.sumtree import SumTree
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.specs import FieldSpec
+from steppe.core.io.rings import History
+from steppe.replay.kernels.priority_draw import revise, take
+from steppe.replay.kernels.ring_index import describe, prepare, spread
+from steppe.replay.kernels.sumtree import SumTree
+from steppe.replay.store import snapshot
+from steppe.replay.store.columns import make_columns
+from steppe.replay.store.frames import FrameStore, frame_shape, stacks_of
+from steppe.replay.store.gather import Gathering, Tray
 
 Block = Mapping[str, np.ndarray]  # columns of several rows
 Numbers = Any  # one for each row: an array, a list or a tensor
@@ -352,7 +352,7 @@ class Store:
     def live_state(self) -> Tree:
         """As `state`, but the rows are not copied: to be written down before the next one is written."""
         with self.lock:
-            return keeping.live_state(self)
+            return snapshot.live_state(self)
 
     def restore(self, state: Tree) -> None:
         """Take over what `state` returned, or `live_state` by way of a disk; the columns must be those of this store, if any.
@@ -360,7 +360,7 @@ class Store:
         What was saved and is damaged changes nothing.
         """
         if "rings" in state:
-            self._restore_saved(keeping.SavedStore(state))
+            self._restore_saved(snapshot.SavedStore(state))
             return
         columns: dict[str, np.ndarray] = state["columns"]
         fields = tuple(_field(name, rows, state.get("frames")) for name, rows in columns.items())
@@ -388,7 +388,7 @@ class Store:
             self.lap[...] = state.get("lap", np.maximum(self.added, self.size) // self.capacity)
             self.set_max_priority(float(state["max_priority"]))
 
-    def _restore_saved(self, saved: keeping.SavedStore) -> None:
+    def _restore_saved(self, saved: snapshot.SavedStore) -> None:
         fits = len(saved.rings) == self.num_parts and saved.capacity == self.capacity
         self._require_like(saved.fields(), fits=fits, prioritized=saved.leaves is not None)
         with self.lock:
@@ -396,7 +396,7 @@ class Store:
                 saved.check()
             self.clear()
             saved.read_into(self)
-            keeping.take_over(self, saved)
+            snapshot.take_over(self, saved)
             self._filled = int(self.size.sum())
             self.set_max_priority(saved.max_priority)
 

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.cluster import ClusterConfig
-from steppe.core.errors import ConfigError, Unreachable, UsageError
-from steppe.params.calls import answer
-from steppe.params.clustering import Step, server_for
-from steppe.params.packed_line import PackedLine, settled
-from steppe.transport.mpi import library
+from steppe.core.config.cluster import ClusterConfig
+from steppe.core.contracts.errors import ConfigError, Unreachable, UsageError
+from steppe.params.from_cluster import Step, server_for
+from steppe.params.rpc.calls import answer
+from steppe.params.rpc.packed_client import PackedLine, settled
+from steppe.transport.mpi.links import library
 
 QUESTION, ANSWER = 7101, 7102
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.002

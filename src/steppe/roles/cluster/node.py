@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from steppe.core.agent import Agent, Learned, trainable
-from steppe.core.cluster import ClusterConfig
-from steppe.core.errors import ConfigError, RunFailed, Unreachable
-from steppe.core.experience import Batch
-from steppe.core.validating import read_toml
-from steppe.core.weights import Weights
+from steppe.core.config.cluster import ClusterConfig
+from steppe.core.config.validation import read_toml
+from steppe.core.contracts.algorithm import Agent, Learned, trainable
+from steppe.core.contracts.errors import ConfigError, RunFailed, Unreachable
+from steppe.core.contracts.segment import Batch
+from steppe.core.contracts.weights import Weights
 from steppe.params.client import ParameterClient
 from steppe.roles.learner import Learner
 
 if TYPE_CHECKING:
-    from steppe.params.clustering import Step
+    from steppe.params.from_cluster import Step
 
 CLUSTER_END = "cluster_end"  # the event with what the cluster has come to
 LATE_S = 2.0  # what a round's deadline is waited for beyond
@@ -255,11 +255,11 @@ class NodeLearner(Learner):
 def connect(config: ClusterConfig) -> ParameterClient:
     """A client of the cluster's server, with this node's token where the file of the tokens is on this machine."""
     if config.backend == "ray":
-        from steppe.roles.cluster_ray import RayLine
+        from steppe.roles.cluster.ray import RayLine
 
         return ParameterClient.over(RayLine(config), config.url)
     if config.backend == "mpi":
-        from steppe.roles.cluster_mpi import MpiLine
+        from steppe.roles.cluster.mpi import MpiLine
 
         return ParameterClient.over(MpiLine(config), config.url)
     ca = config.tls.ca if config.tls is not None else None
@@ -285,10 +285,10 @@ class Host(Protocol):
 def bring_up(config: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> Host:
     """The server of a cluster that meets in Ray or in an MPI world."""
     if config.backend == "ray":
-        from steppe.roles.cluster_ray import RayHost
+        from steppe.roles.cluster.ray import RayHost
 
         return RayHost(config, params, step)
-    from steppe.roles.cluster_mpi import MpiHost
+    from steppe.roles.cluster.mpi import MpiHost
 
     return MpiHost(config, params, step)
 

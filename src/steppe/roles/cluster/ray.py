@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steppe.core.cluster import ClusterConfig, read_cluster
-from steppe.core.codec import pack, unpack
-from steppe.core.errors import Conflict, Unreachable
-from steppe.params.calls import Answer, answer
-from steppe.params.clustering import Step, server_for
-from steppe.params.packed_line import PackedLine, settled
-from steppe.transport.ray import library
+from steppe.core.config.cluster import ClusterConfig, read_cluster
+from steppe.core.contracts.errors import Conflict, Unreachable
+from steppe.core.io.codec import pack, unpack
+from steppe.params.from_cluster import Step, server_for
+from steppe.params.rpc.calls import Answer, answer
+from steppe.params.rpc.packed_client import PackedLine, settled
+from steppe.transport.ray.links import library
 
 NAMESPACE = "steppe"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -32,7 +32,7 @@ class Keeper:
         self._server = server_for(read_cluster(tree["cluster"]), tree["parameters"], step)
 
     def answer(self, method: str, data: np.ndarray) -> Answer:
-        """What a call comes to (params/calls.py)."""
+        """What a call comes to (params/rpc/calls.py)."""
         kind, found, number = answer(self._server, method, data.tobytes())
         return kind, np.frombuffer(found, np.uint8) if kind == "ok" else found, number
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.agent import Agent, Learned, Tree, trainable
-from steppe.core.errors import ConfigError, UsageError
-from steppe.core.experience import Segment
-from steppe.core.specs import PushSpec
-from steppe.core.weights import Weights
+from steppe.core.contracts.algorithm import Agent, Learned, Tree, trainable
+from steppe.core.contracts.errors import ConfigError, UsageError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import PushSpec
+from steppe.core.contracts.weights import Weights
 from steppe.params.client import ParameterClient
 from steppe.params.rounds import Receipt
 from steppe.params.server import ParameterServer
 from steppe.roles.context import POLICY
-from steppe.roles.store import Store
+from steppe.roles.gradients.learner import Store
 
 Server = ParameterServer | ParameterClient
 LOOK_S = 0.1  # between looks at whether the run is to end, while a round waits for workers elsewhere

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.agent import Agent, Learned, Progress, Tree, trainable
-from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, RunFailed, UsageError
-from steppe.core.experience import Batch, Segment
-from steppe.core.specs import PushSpec, SegmentSpec
-from steppe.core.weights import Weights
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.algorithm import Agent, Learned, Progress, Tree, trainable
+from steppe.core.contracts.errors import ConfigError, RunFailed, UsageError
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import PushSpec, SegmentSpec
+from steppe.core.contracts.weights import Weights
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
 from steppe.params.server import ParameterServer
 from steppe.roles.context import Context
-from steppe.roles.gates import Intake
 from steppe.roles.learner import Learner, Limits, Save
+from steppe.roles.scheduling import Intake
 from steppe.roles.tuning import SETTINGS
 
 NOTHING = Batch({})

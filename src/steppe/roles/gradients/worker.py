@@ -1,6 +1,6 @@
 """The worker that pushes gradients: it acts like any actor, computes the gradient of what it saw itself, and sends only that.
 
-What it acts with comes back as weights. Where gradients become weights is store.py.
+What it acts with comes back as weights. Where gradients become weights is learner.py.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from steppe.core.agent import Agent, Learned, Memory, Progress, trainable
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import SegmentSpec
-from steppe.core.timing import Phases
-from steppe.core.weights import Weights
-from steppe.core.world import ResumeKind, World
+from steppe.core.contracts.algorithm import Agent, Learned, Memory, Progress, trainable
+from steppe.core.contracts.env import ResumeKind, World
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.system.timing import Phases
+from steppe.roles.action_log import KeepFault
 from steppe.roles.actor import Actor
 from steppe.roles.context import Context
-from steppe.roles.gates import Gate, Lockstep
-from steppe.roles.trail import KeepFault
+from steppe.roles.scheduling import Gate, Lockstep
 from steppe.roles.tuning import SETTINGS, adopt_settings
 
 

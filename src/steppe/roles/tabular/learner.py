@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from steppe.agents.tabular.agent import TabularAgent
-from steppe.core.agent import Progress, Tree
-from steppe.core.errors import DiskFull
-from steppe.core.links import SET, TRAINING, Table, Totals
-from steppe.core.process import rss_bytes
-from steppe.core.reports import TrainingReport
-from steppe.core.timing import Phases
-from steppe.core.weights import Weights
+from steppe.algorithms.tabular.agent import TabularAgent
+from steppe.core.contracts.algorithm import Progress, Tree
+from steppe.core.contracts.errors import DiskFull
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import SET, TRAINING, Table, Totals
+from steppe.core.contracts.weights import Weights
+from steppe.core.system.process import rss_bytes
+from steppe.core.system.timing import Phases
 from steppe.roles.context import POLICY, Context
 from steppe.roles.learner import LISTEN_EVERY_S, REPORT_EVERY_S, Limits, Save
 from steppe.roles.tuning import Tuning

@@ -13,18 +13,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from steppe.agents.tabular.agent import TabularAgent
-from steppe.agents.tabular.q_learning import OptimalQLearning
-from steppe.agents.tabular.table import TableAlgorithm
-from steppe.agents.tabular.trainer import GameTrainer
-from steppe.core.agent import Progress
-from steppe.core.config import EnvConfig
-from steppe.core.experience import Batch, Segment
-from steppe.core.links import Totals
-from steppe.core.specs import SegmentSpec
-from steppe.core.world import World, masks_of
-from steppe.envs.finite import require_finite
-from steppe.envs.making import compiled_game
+from steppe.algorithms.tabular.agent import TabularAgent
+from steppe.algorithms.tabular.game_trainer import GameTrainer
+from steppe.algorithms.tabular.q_learning import OptimalQLearning
+from steppe.algorithms.tabular.table import TableAlgorithm
+from steppe.core.config.run import EnvConfig
+from steppe.core.contracts.algorithm import Progress
+from steppe.core.contracts.env import World, masks_of
+from steppe.core.contracts.segment import Batch, Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.transport import Totals
+from steppe.envs.factory import compiled_game
+from steppe.envs.vector.finite import require_finite
 from steppe.roles.quota import EpisodeClaims
 
 ESTIMATE_EVERY = 16  # runs
@@ -45,7 +45,7 @@ class Taken:
 
 class Crew(Protocol):
     """`agent.table` is where it learns. `candidates` are the rows that it may have changed in the last run; none: any.
-    `kept` is how much of a value from before it is left there, by the number of updates (core/merging.py)."""
+    `kept` is how much of a value from before it is left there, by the number of updates (core/table_merge.py)."""
 
     agent: TabularAgent
     candidates: np.ndarray

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from steppe.core.links import ACTORS, Change, Table
-from steppe.core.process import rss_bytes
-from steppe.core.reports import ActorReport
-from steppe.core.timing import Phases
+from steppe.core.contracts.reports import ActorReport
+from steppe.core.contracts.transport import ACTORS, Change, Table
+from steppe.core.system.process import rss_bytes
+from steppe.core.system.timing import Phases
 from steppe.roles.context import PAUSE, Context
-from steppe.roles.crews import Crew
+from steppe.roles.tabular.rollouts import Crew
 
 REPORT_EVERY_S = 0.5
 SHOWN = 1_000  # episodes of one report that are listed, the newest

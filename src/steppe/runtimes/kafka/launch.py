@@ -13,14 +13,15 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.checking import checked
-from steppe.core.errors import ConfigError, DamagedFile, MissingExtra, RunFailed, Unreachable
-from steppe.core.links import COMMANDS, EVENTS, SCALE, TOPICS
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import ConfigError, DamagedFile, MissingExtra, RunFailed, Unreachable
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS, SCALE, TOPICS
+from steppe.core.io.record_validation import checked
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH
-from steppe.runtimes import kafka_seat
-from steppe.runtimes.kafka_charter import (
+from steppe.runtimes.handle import Fault
+from steppe.runtimes.kafka import worker
+from steppe.runtimes.kafka.manifest import (
     CHARTER,
     PLAN,
     WORDS,
@@ -33,13 +34,21 @@ from steppe.runtimes.kafka_charter import (
     wire_name,
 )
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.processes import ProcessHandle, warm_up
-from steppe.runtimes.resuming import prime
-from steppe.runtimes.turns import Fault
-from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import Connection, Feed, Message, ends, ensure_topics, headers_of, partitions_of, reading
-from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_links import Primer
+from steppe.runtimes.processes.supervisor import ProcessHandle, warm_up
+from steppe.runtimes.resume import prime
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.channel import Primer
+from steppe.transport.kafka.client import (
+    Connection,
+    Feed,
+    Message,
+    ends,
+    ensure_topics,
+    headers_of,
+    partitions_of,
+    reading,
+)
+from steppe.transport.kafka.dead_letters import DeadLetters
 from steppe.transport.shm import Control
 
 SUPERVISOR = "supervisor"
@@ -73,7 +82,7 @@ def launch(plan: Plan, directory: RunDirectory) -> KafkaHandle:
 class KafkaHandle(ProcessHandle):
     """The processes of a run, and the copy of what they say on Kafka."""
 
-    _work = staticmethod(kafka_seat.work)
+    _work = staticmethod(worker.work)
 
     def _open(self, plan: Plan) -> None:
         self._places = plan.places()

@@ -13,19 +13,21 @@ from typing import Any
 
 import msgspec
 
-from steppe.core import factory
 from steppe.core.algorithms import AgentConfig
-from steppe.core.checking import checked
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import ConfigError, DamagedFile
-from steppe.core.links import COMMANDS, SCALE, SET, START
-from steppe.core.tuning import checked_changes
+from steppe.core.config import references
+from steppe.core.config.run import KafkaConfig
+from steppe.core.config.tunables import checked_changes
+from steppe.core.contracts.errors import ConfigError, DamagedFile
+from steppe.core.contracts.transport import COMMANDS, SCALE, SET, START
+from steppe.core.io.record_validation import checked
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP
-from steppe.runtimes.order import KINDS, Order
+from steppe.runtimes.launch_spec import KINDS, Order
 from steppe.runtimes.plan import Plan
-from steppe.transport.kafka import (
+from steppe.transport.kafka.board import KafkaBoard, Refuse
+from steppe.transport.kafka.channel import Marks, beginning
+from steppe.transport.kafka.client import (
     EXPERIENCES,
     PROGRESS,
     UPDATES,
@@ -39,8 +41,6 @@ from steppe.transport.kafka import (
     require_allowed,
     topic_id,
 )
-from steppe.transport.kafka_board import KafkaBoard, Refuse
-from steppe.transport.kafka_links import Marks, beginning
 
 CHARTER = "charter"  # the command that says what a run is
 PLAN = "plan"  # the one that says who is in the rounds of mode sync from one of them on
@@ -67,7 +67,7 @@ class Charter(msgspec.Struct, frozen=True):
         """For a new run, which begins now."""
         connection = Connection(plan.config.kafka, wire_name(directory))
         marks = beginning(connection, partitions_of(connection))
-        order = Order.of(plan, directory, factory.main_script()).stamped()
+        order = Order.of(plan, directory, references.main_script()).stamped()
         rows = [(number, low, done) for number, (low, done) in marks.items()]
         with reading(connection) as consumer:
             since = [(name, ends(consumer, connection.topic(name))[1]) for name in (PROGRESS, UPDATES)]
@@ -82,7 +82,7 @@ class Charter(msgspec.Struct, frozen=True):
 
     def renewed(self, plan: Plan, directory: RunDirectory) -> Charter:
         """The same run with what may have changed since: steps, addresses, the checkpoint to go on from."""
-        order = Order.of(plan, directory, factory.main_script()).stamped()
+        order = Order.of(plan, directory, references.main_script()).stamped()
         return msgspec.structs.replace(self, order=order, time_s=time.time(), generation=self.generation + 1)
 
     def here(self) -> Order:

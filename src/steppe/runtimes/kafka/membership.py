@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from steppe.core.errors import Unreachable
-from steppe.core.links import ACTORS, COMMANDS, Role
+from steppe.core.contracts.errors import Unreachable
+from steppe.core.contracts.transport import ACTORS, COMMANDS, Role
 from steppe.roles.context import PAUSE
-from steppe.roles.gates import Rounds
 from steppe.roles.learner import Learner
-from steppe.runtimes.kafka_charter import PLAN, command
-from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_links import KafkaInlet
+from steppe.roles.scheduling import Rounds
+from steppe.runtimes.kafka.manifest import PLAN, command
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.channel import KafkaInlet
 
 MISSED_S = 30.0  # how long a round waits for a member before that is told
 LISTEN_S = 2.0  # between looks at who shows life, while somebody is missing

@@ -16,25 +16,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from steppe.core import factory
-from steppe.core.config import KafkaConfig, Resolved, flatten, unflatten
-from steppe.core.errors import ConfigError, Conflict, Overtaken, RunFailed, RunNotFound, Unreachable
-from steppe.core.links import ACTORS, COMMANDS, EVENTS
-from steppe.core.reports import EventReport
-from steppe.core.validating import validated
+from steppe.core.config import references
+from steppe.core.config.run import KafkaConfig, Resolved, flatten, unflatten
+from steppe.core.config.validation import validated
+from steppe.core.contracts.errors import ConfigError, Conflict, Overtaken, RunFailed, RunNotFound, Unreachable
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS
 from steppe.envs import probe
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory, runs_root
-from steppe.records.showing import Showing
+from steppe.records.run_directory import RunDirectory, runs_root
+from steppe.records.telemetry.role_endpoint import Showing
 from steppe.roles.context import STOP
-from steppe.runtimes import kafka
-from steppe.runtimes.kafka_charter import Charter, command, find_charter, wire_name
-from steppe.runtimes.kafka_seat import Stay
+from steppe.runtimes.handle import Fault, Turns, prepare_torch
+from steppe.runtimes.kafka import launch as kafka
+from steppe.runtimes.kafka.manifest import Charter, command, find_charter, wire_name
+from steppe.runtimes.kafka.worker import Stay
 from steppe.runtimes.memory_need import require_memory
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.turns import Fault, Turns, prepare_torch
-from steppe.transport.kafka import Connection, ensure_topics, troubled
-from steppe.transport.kafka_board import KafkaBoard
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.client import Connection, ensure_topics, troubled
 
 LOOK_S = 0.5  # between looks for a charter
 RECENT = 5_000  # records among which everybody who is alive is found
@@ -115,7 +115,7 @@ def _sought(config: KafkaConfig, run: str, signals: Signals) -> Charter | None:
 class _Alone:
     def __init__(self, kind: str, config: KafkaConfig, charter: Charter, signals: Signals, showing: Showing) -> None:
         self._kind, self._charter, self._signals, self._showing = kind, charter, signals, showing
-        factory.adopt_main(charter.order.script)
+        references.adopt_main(charter.order.script)
         plan = charter.order.plan()
         own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in OWN})
         self._plan = replace(plan, config=plan.config.model_copy(update={"kafka": own}))

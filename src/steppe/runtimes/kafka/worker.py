@@ -1,5 +1,5 @@
-"""The life of one place over Kafka: links, roles, turns. In a process that the supervisor started (kafka.py), or alone, in a
-container or on another machine (kafka_alone.py)."""
+"""The life of one place over Kafka: links, roles, turns. In a process that the supervisor started (launch.py), or alone, in a
+container or on another machine (standalone.py)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.errors import Unreachable
-from steppe.core.links import COMMANDS, EVENTS, Board, Channel, Role
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
-from steppe.records.sampling import sampled
+from steppe.core.contracts.errors import Unreachable
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import COMMANDS, EVENTS, Board, Channel, Role
+from steppe.records.profiling.sampler import sampled
+from steppe.records.run_directory import RunDirectory
 from steppe.records.store import HEARTBEAT_S
 from steppe.roles.actor import Actor
 from steppe.roles.context import FINISH, POLICY, STOP
 from steppe.roles.learner import Learner
-from steppe.runtimes.kafka_charter import Charter, Commands
-from steppe.runtimes.kafka_members import Members
-from steppe.runtimes.order import build_roles
-from steppe.runtimes.place import Order
+from steppe.runtimes.handle import Turns, prepare_torch
+from steppe.runtimes.kafka.manifest import Charter, Commands
+from steppe.runtimes.kafka.membership import Members
+from steppe.runtimes.launch_spec import build_roles
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.turns import Turns, prepare_torch
-from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import Feed, ends, partitions_of, reading
-from steppe.transport.kafka_board import KafkaBoard
-from steppe.transport.kafka_links import KafkaInlet, KafkaOutlet
-from steppe.transport.kafka_weights import KafkaWeights, Press
+from steppe.runtimes.processes.worker import Order
+from steppe.transport.kafka.board import KafkaBoard
+from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet
+from steppe.transport.kafka.client import Feed, ends, partitions_of, reading
+from steppe.transport.kafka.dead_letters import DeadLetters
+from steppe.transport.kafka.weights import KafkaWeights, Press
 from steppe.transport.local import LocalChannel
 from steppe.transport.shm import Control
 
@@ -108,7 +108,7 @@ class Links:
         if any(role.kind == "actor" for role in plan.places()["learner"]):
             self.channel = LocalChannel(plan.segment, actors, slots)
             if plan.resume is not None:
-                from steppe.runtimes.resuming import prime
+                from steppe.runtimes.resume import prime
 
                 prime(self.channel, plan, directory)
             return None

@@ -1,6 +1,6 @@
 """The `mpi` runtime: one rank per place. Under mpiexec the ranks are there already; otherwise it is started from here.
 
-`mpiexec -n 4 steppe train …`: the first rank supervises and learns (mpi_world.py). `steppe train …`: this process
+`mpiexec -n 4 steppe train …`: the first rank supervises and learns (root.py). `steppe train …`: this process
 supervises, never joins the world, and outlives it. When a rank is killed, mpiexec kills the others: the run has failed,
 and what MPI left in shared memory is removed here.
 """
@@ -19,20 +19,18 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from steppe.core.config import FlowConfig
-from steppe.core.errors import ConfigError, MissingExtra
-from steppe.core.process import in_mib, oom_kills
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.distant import Distant
-from steppe.runtimes.mpi_rank import SHM, seats
-from steppe.runtimes.order import Order, import_path
+from steppe.core.config.run import FlowConfig
+from steppe.core.contracts.errors import ConfigError, MissingExtra
+from steppe.core.system.process import in_mib, oom_kills
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.handle import Fault, Handle
+from steppe.runtimes.launch_spec import Order, import_path
+from steppe.runtimes.mpi.rank import SHM, seats
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.turns import Fault, Handle
+from steppe.runtimes.subprocess_driver.parent import Distant
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # of MPICH and its relatives, PMIx, Open MPI
-BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes import mpi_world; mpi_world.main()"
-)
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes.mpi import root; root.main()"
 STALE_S = 60.0  # files of MPI that nobody has mapped after so long were left by processes that were killed
 
 
@@ -45,9 +43,9 @@ def join(runtime: object) -> None:
     """Under mpiexec, for this runtime: let every rank but the first serve the first, from here to the end of the program."""
     if runtime == "mpi" and under_mpiexec():
         require_library()
-        from steppe.runtimes import mpi_world
+        from steppe.runtimes.mpi import root
 
-        mpi_world.join()
+        root.join()
 
 
 def require_library() -> None:
@@ -67,9 +65,9 @@ def require(plan: Plan) -> None:
             "flow.max_restarts is not for runtime 'mpi', where the run ends with any rank: use --restarts"
         )
     if under_mpiexec():
-        from steppe.runtimes import mpi_world
+        from steppe.runtimes.mpi import root
 
-        mpi_world.require_size(plan)
+        root.require_size(plan)
     else:
         mpiexec()
 
@@ -88,9 +86,9 @@ def launch(plan: Plan, directory: RunDirectory) -> Handle:
     require(plan)
     sweep()
     if under_mpiexec():
-        from steppe.runtimes import mpi_world
+        from steppe.runtimes.mpi import root
 
-        return mpi_world.WorldHandle(Order.of(plan, directory, None), directory, mpi_world.world())
+        return root.WorldHandle(Order.of(plan, directory, None), directory, root.world())
     return MpiexecHandle(plan, directory)
 
 

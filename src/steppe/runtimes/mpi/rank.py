@@ -1,7 +1,7 @@
 """The life of one rank of an MPI world: build the roles of one place, let them take turns, end.
 
-The first rank learns and directs the others (mpi_world.py), the second is the manager, the rest are actors. Where workers
-share a table, every rank is one, and the first is the rest besides. Between them are messages (transport/mpi.py) and the run's directory, which all of them must see.
+The first rank learns and directs the others (root.py), the second is the manager, the rest are actors. Where workers
+share a table, every rank is one, and the first is the rest besides. Between them are messages (transport/mpi/links.py) and the run's directory, which all of them must see.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import numpy as np
 
-from steppe.core import factory
-from steppe.core.links import Role
-from steppe.core.specs import SegmentSpec
-from steppe.records.directory import RunDirectory
-from steppe.records.sampling import sampled
+from steppe.core.config import references
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.transport import Role
+from steppe.records.profiling.sampler import sampled
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH
-from steppe.runtimes.order import KINDS, Order, build_roles, open_directory, tell_faults
-from steppe.runtimes.place import FAULT_EXIT, end_unless_asked
+from steppe.runtimes.handle import Fault, Turns
+from steppe.runtimes.launch_spec import KINDS, Order, build_roles, open_directory, tell_faults
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.turns import Fault, Turns
-from steppe.transport.mpi import Comm, MpiChannel, MpiWeights, MpiWords, library
+from steppe.runtimes.processes.worker import FAULT_EXIT, end_unless_asked
+from steppe.transport.mpi.links import Comm, MpiChannel, MpiWeights, MpiWords, library
 
 if TYPE_CHECKING:
-    from steppe.transport.mpi_tables import MpiTable
+    from steppe.transport.mpi.tables import MpiTable
 
 BEGIN, END = "begin", "end"  # words besides those for kinds: build the roles; let go, everything is over
 ORDER = 1  # the tag of orders, in the world's own communicator; an empty one is farewell
@@ -100,7 +100,7 @@ class Seat:
         self._looked_s = self._beat_s = 0.0
 
     def _make_table(self, world: Comm, places: list[str]) -> MpiTable:
-        from steppe.transport.mpi_tables import MpiTable  # compiled parts, which only these runs need
+        from steppe.transport.mpi.tables import MpiTable  # compiled parts, which only these runs need
 
         return MpiTable(world, [places.index(role.place) for role in self.plan.roles if role.kind == "worker"])
 
@@ -178,7 +178,7 @@ def _link(plan: Plan) -> SegmentSpec:
     """What goes through the channel; only for gradients must there be an agent to say."""
     if not plan.config.by_gradients:
         return plan.segment
-    from steppe.runtimes.wiring import link_spec
+    from steppe.runtimes.builder import link_spec
 
     return link_spec(plan)
 
@@ -213,7 +213,7 @@ def _next_order(world: Comm) -> Order | None:
 
 
 def _carry_out(world: Comm, order: Order) -> None:
-    factory.adopt_main(order.script)
+    references.adopt_main(order.script)
     seat = Seat(world, order)
     seat.words.tell(whereabouts())
     _until(seat, lambda: bool(seat.words.get(BEGIN)))

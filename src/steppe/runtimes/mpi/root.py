@@ -1,6 +1,6 @@
 """The first rank of an MPI world: the learner's place, and word to and from all others.
 
-Where the user started mpiexec, the first rank also supervises, with a WorldHandle. Where Steppe started it (mpi.py), the
+Where the user started mpiexec, the first rank also supervises, with a WorldHandle. Where Steppe started it (launch.py), the
 supervisor is another process: `main` passes on what it asks, and tells it what becomes of the roles.
 """
 
@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from steppe.core.errors import UsageError
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import UsageError
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import STOP
-from steppe.runtimes.mpi_rank import (
+from steppe.runtimes.handle import Fault
+from steppe.runtimes.launch_spec import KINDS, Order
+from steppe.runtimes.mpi.rank import (
     BEGIN,
     END,
     ORDER,
@@ -29,13 +31,11 @@ from steppe.runtimes.mpi_rank import (
     serve,
     whereabouts,
 )
-from steppe.runtimes.order import KINDS, Order
-from steppe.runtimes.place import FAULT_EXIT, WHERE_SIGNAL
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.relay import Lines, answer, answers_only, relay
-from steppe.runtimes.resuming import prime
-from steppe.runtimes.turns import Fault
-from steppe.transport.mpi import Comm, library
+from steppe.runtimes.processes.worker import FAULT_EXIT, WHERE_SIGNAL
+from steppe.runtimes.resume import prime
+from steppe.runtimes.subprocess_driver.child import Lines, answer, answers_only, relay
+from steppe.transport.mpi.links import Comm, library
 
 START_S = 120.0  # how long a rank may take to its first sign of life: imports on a busy machine
 LOOK_S = 0.5  # between looks for hung ranks

@@ -7,17 +7,17 @@ import contextlib
 import time
 from contextlib import nullcontext
 
-from steppe.core.links import COMMANDS
-from steppe.core.rooms import Bell
-from steppe.core.timing import RunClock
-from steppe.records.directory import RunDirectory
-from steppe.records.sampling import Sampler
+from steppe.core.contracts.transport import COMMANDS
+from steppe.core.system.shared_dir import Bell
+from steppe.core.system.timing import RunClock
+from steppe.records.profiling.sampler import Sampler
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import STOP, Context
-from steppe.runtimes.place import IDLE_S, gradient_channel
+from steppe.runtimes.builder import Parts, build_role
+from steppe.runtimes.handle import Fault, Turns, borrowed_torch
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.processes import ProcessHandle
-from steppe.runtimes.turns import Fault, Turns, borrowed_torch
-from steppe.runtimes.wiring import Parts, build_role
+from steppe.runtimes.processes.supervisor import ProcessHandle
+from steppe.runtimes.processes.worker import IDLE_S, gradient_channel
 
 LEARNER = "learner"
 

@@ -1,7 +1,7 @@
 """One process per place, linked by shared memory, started from a preloaded fork server.
 
 The supervisor (this process) never imports torch: it starts the processes, watches them, starts actors, workers and the
-manager again when they are killed or hang, and tells all of them when to end. Their side is place.py.
+manager again when they are killed or hang, and tells all of them when to end. Their side is worker.py.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from steppe.core import factory
-from steppe.core.config import flatten
-from steppe.core.links import EVENTS
-from steppe.core.process import in_mib, oom_kills, rss_bytes
-from steppe.core.reports import EventReport
-from steppe.core.rooms import Bell, make_room, remove_room
-from steppe.records.directory import RunDirectory
+from steppe.core.config import references
+from steppe.core.config.run import flatten
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS
+from steppe.core.system.process import in_mib, oom_kills, rss_bytes
+from steppe.core.system.shared_dir import Bell, make_room, remove_room
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
-from steppe.runtimes.place import STOP_SIGNALS, WHERE_SIGNAL, Order, Work, fault_file, live, table_in
+from steppe.runtimes.handle import Fault
 from steppe.runtimes.plan import REPLAY, Plan
-from steppe.runtimes.resuming import prime
-from steppe.runtimes.turns import Fault
+from steppe.runtimes.processes.worker import STOP_SIGNALS, WHERE_SIGNAL, Order, Work, fault_file, live, table_in
+from steppe.runtimes.resume import prime
 from steppe.transport.shm import Control, ShmChannel, ShmWeights
 
 WEIGHTS_BYTES = 64 << 20  # room to keep free for weights, whose size only the learner knows
@@ -54,7 +54,7 @@ def warm_up(*, torch: bool = True) -> None:
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
-    _context().set_forkserver_preload(["steppe.runtimes.preload" if torch else "steppe.runtimes.preload_tables"])
+    _context().set_forkserver_preload(["steppe.runtimes.preload" if torch else "steppe.runtimes.preload_tabular"])
     resource_tracker.ensure_running()  # here already: starting it unblocks the signals that are blocked below
     # Stop signals reach the whole group. The server inherits this mask: it must outlive the end it helps to bring about,
     # and while it imports it has no handlers of its own yet.
@@ -122,7 +122,7 @@ class ProcessHandle:
             epoch=self._epochs[place],
             room=str(self._room),
             directory=str(self._directory.path.resolve()),
-            surroundings=(dict(os.environ), factory.main_script()),
+            surroundings=(dict(os.environ), references.main_script()),
         )
         process = _context().Process(target=live, args=(order, self._work), name=f"steppe-{place}", daemon=True)
         self._control.dismiss(order.number, dismissed=False)

@@ -1,6 +1,6 @@
 """The life of one process of the `processes` runtime: build the roles of one place, let them take turns, end.
 
-The supervisor's side is processes.py. What crosses between them at the start is an Order; after that, shared memory.
+The supervisor's side is supervisor.py. What crosses between them at the start is an Order; after that, shared memory.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steppe.core import factory
-from steppe.core.agent import Agent
-from steppe.core.config import unflatten
-from steppe.core.durable import is_full
-from steppe.core.errors import DiskFull
-from steppe.core.links import COMMANDS, EVENTS
-from steppe.core.reports import EventReport
-from steppe.core.rooms import Bell
-from steppe.core.specs import EnvSpec
-from steppe.core.timing import RunClock
-from steppe.records.directory import RunDirectory
-from steppe.records.sampling import sampled
+from steppe.core.config import references
+from steppe.core.config.run import unflatten
+from steppe.core.contracts.algorithm import Agent
+from steppe.core.contracts.errors import DiskFull
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.transport import COMMANDS, EVENTS
+from steppe.core.io.atomic_files import is_full
+from steppe.core.system.shared_dir import Bell
+from steppe.core.system.timing import RunClock
+from steppe.records.profiling.sampler import sampled
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, STOP, Context
+from steppe.runtimes.handle import Fault, Turns, prepare_torch
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.resuming import prime
-from steppe.runtimes.turns import Fault, Turns, prepare_torch
+from steppe.runtimes.resume import prime
 from steppe.transport.shm import Control, ShmChannel, ShmWeights
-from steppe.transport.sockets import SocketDesk, SocketLine
+from steppe.transport.unix_socket import SocketDesk, SocketLine
 
 if TYPE_CHECKING:
-    from steppe.transport.tables import ShmTable
+    from steppe.transport.tables.shared import ShmTable
 
 IDLE_S = {
     "actor": 0.2,
@@ -69,7 +69,7 @@ class Order:
     epoch: int
     room: str
     directory: str
-    surroundings: tuple[dict[str, str], factory.Script | None]  # environment variables, user's script
+    surroundings: tuple[dict[str, str], references.Script | None]  # environment variables, user's script
 
 
 Work = Callable[[Order, RunDirectory, Turns], None]
@@ -126,7 +126,7 @@ def _work(order: Order, run: RunDirectory, turns: Turns) -> None:
 
 
 def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Control) -> list[Any]:
-    from steppe.runtimes.wiring import build_role
+    from steppe.runtimes.builder import build_role
 
     channel = _channel(plan, order.place, room, run)
     weights, clock, table = ShmWeights(room, plan.readers), RunClock(), table_in(room, plan)
@@ -161,7 +161,7 @@ def _channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChanne
         return ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
     if place == "learner":
         return gradient_channel(plan, room, run)
-    from steppe.runtimes.wiring import link_spec
+    from steppe.runtimes.builder import link_spec
 
     about = (room, link_spec(plan), run.id, plan.num_writers, plan.slots_per_actor)
     return ShmChannel(*about, writer="worker")
@@ -169,7 +169,7 @@ def _channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChanne
 
 def gradient_channel(plan: Plan, room: Path, run: RunDirectory, agent: Agent | None = None) -> ShmChannel:
     """Make the channel for gradients, of an agent's size, and show it to the workers when it is complete."""
-    from steppe.runtimes.wiring import link_spec
+    from steppe.runtimes.builder import link_spec
 
     about = (room, link_spec(plan, agent), run.id, plan.num_writers, plan.slots_per_actor)
     channel = ShmChannel(*about, create=True, hidden=True, writer="worker")
@@ -202,7 +202,7 @@ def table_in(room: Path, plan: Plan) -> ShmTable | None:
     """What workers learn together; nothing in other modes."""
     if plan.config.mode != "workers" or plan.config.by_gradients:
         return None
-    from steppe.transport.tables import ShmTable  # compiled parts, which only these runs need
+    from steppe.transport.tables.shared import ShmTable  # compiled parts, which only these runs need
 
     return ShmTable(room)
 
@@ -211,11 +211,11 @@ def _asker(control: Control, kind: str, place: int) -> Callable[[], int]:
     return lambda: STOP if control.dismissed(place) else control.get(kind)
 
 
-def _settle(environ: dict[str, str], script: factory.Script | None) -> None:
+def _settle(environ: dict[str, str], script: references.Script | None) -> None:
     """Take over what may have changed since the fork server started, besides what multiprocessing carries."""
     os.environ.clear()
     os.environ.update(environ)
-    factory.adopt_main(script)
+    references.adopt_main(script)
 
 
 def end_unless_asked(number: int, frame: types.FrameType | None) -> None:

@@ -1,6 +1,6 @@
 """The life of one Ray actor: build the roles of one place, let them take turns, end, and do it again when asked to.
 
-`live` is one long call. Meanwhile other threads of the actor answer: the driver (ray_world.py), which asks and looks after
+`live` is one long call. Meanwhile other threads of the actor answer: the driver (driver.py), which asks and looks after
 it, the learner, which takes an actor's segments, and the one who publishes weights. Runs are numbered, so that a call which
 belongs to an earlier run does nothing in a later one.
 """
@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from steppe.core import factory
-from steppe.core.links import Channel
-from steppe.core.process import rss_bytes
-from steppe.records.directory import RunDirectory
-from steppe.records.sampling import sampled
+from steppe.core.config import references
+from steppe.core.contracts.transport import Channel
+from steppe.core.system.process import rss_bytes
+from steppe.records.profiling.sampler import sampled
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import RUN
-from steppe.runtimes.order import KINDS, Order, build_roles, open_directory, tell_faults
-from steppe.runtimes.place import IDLE_S
+from steppe.runtimes.handle import Fault, Turns
+from steppe.runtimes.launch_spec import KINDS, Order, build_roles, open_directory, tell_faults
 from steppe.runtimes.plan import REPLAY, WRITERS, Plan
-from steppe.runtimes.turns import Fault, Turns
+from steppe.runtimes.processes.worker import IDLE_S
 from steppe.transport.local import LocalChannel
-from steppe.transport.ray import NOTHING, Last, RayDesk, RayInlet, RayLine, RayOutlet, RayWeights
+from steppe.transport.ray.links import NOTHING, Last, RayDesk, RayInlet, RayLine, RayOutlet, RayWeights
 
 if TYPE_CHECKING:
-    from steppe.transport.ray_tables import RayTable
+    from steppe.transport.ray.tables import RayTable
 
 START_S = 120.0  # how long roles may take to their first step: imports on a busy machine
 DELIVER_S = 10.0  # how long the last weights may take to those who judge them
@@ -66,7 +66,7 @@ class Seat:
 
     def hello(self) -> dict[str, Any]:
         """Where this process is."""
-        from steppe.transport.ray import library
+        from steppe.transport.ray.links import library
 
         node = library().get_runtime_context().get_node_id()
         return {"pid": os.getpid(), "host": socket.gethostname(), "node": node}
@@ -248,7 +248,7 @@ def _channel(plan: Plan, ticket: Ticket, last: Mapping[int, Last], ring: Callabl
     actors, slots = plan.config.actors, plan.slots_per_actor
     if kind in ("manager", REPLAY):
         return RayOutlet(plan.segment, 0, ring)
-    from steppe.runtimes.wiring import link_spec
+    from steppe.runtimes.builder import link_spec
 
     spec = link_spec(plan)
     if kind in WRITERS:
@@ -266,14 +266,14 @@ def _table(plan: Plan, place: str, ring: Callable[[], None]) -> RayTable | None:
     """A place's end of what workers learn together; nothing in other modes, and for the manager."""
     if not plan.by_table or place == "manager":
         return None
-    from steppe.transport.ray_tables import RayTable  # compiled parts, which only these runs need
+    from steppe.transport.ray.tables import RayTable  # compiled parts, which only these runs need
 
     return RayTable(ring, keeps=place == "learner")
 
 
 def _settle(ticket: Ticket) -> None:
     """Find modules and files where the driver finds them, as far as they are on this host."""
-    factory.adopt_main(ticket.order.script)
+    references.adopt_main(ticket.order.script)
     here = [entry for entry in ticket.path if os.path.exists(entry)]
     sys.path[:] = here + [entry for entry in sys.path if entry not in here]
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """The driver of a run on a Ray cluster: takes seats for its places, watches them, and takes others when they die.
 
-Where Steppe was asked to run by a process that knows nothing of Ray, that process supervises (ray.py) and this one is
+Where Steppe was asked to run by a process that knows nothing of Ray, that process supervises (launch.py) and this one is
 started for the run alone: Ray may end its driver at any time, the supervisor never. In a program that has called `ray.init`
 itself, the driver is that program.
 """
@@ -16,22 +16,22 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from steppe.core.errors import UsageError
-from steppe.core.links import EVENTS
-from steppe.core.process import in_mib, oom_kills
-from steppe.core.reports import EventReport
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.reports import EventReport
+from steppe.core.contracts.transport import EVENTS
+from steppe.core.system.process import in_mib, oom_kills
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
-from steppe.runtimes.order import KINDS, Order, import_path
-from steppe.runtimes.place import FAULT_EXIT
+from steppe.runtimes.handle import Fault
+from steppe.runtimes.launch_spec import KINDS, Order, import_path
 from steppe.runtimes.plan import REPLAY, WRITERS
-from steppe.runtimes.ray_cluster import Cluster
-from steppe.runtimes.ray_seat import START_S, Ticket
-from steppe.runtimes.relay import Lines, answer, answers_only, relay
-from steppe.runtimes.resuming import prime
-from steppe.runtimes.turns import Fault
+from steppe.runtimes.processes.worker import FAULT_EXIT
+from steppe.runtimes.ray.actor import START_S, Ticket
+from steppe.runtimes.ray.placement import Cluster
+from steppe.runtimes.resume import prime
+from steppe.runtimes.subprocess_driver.child import Lines, answer, answers_only, relay
 from steppe.transport.local import LocalChannel
-from steppe.transport.ray import Last, library
+from steppe.transport.ray.links import Last, library
 
 LOOK_S = 1.0  # between looks at who is alive
 WHERE_S = 2.0  # how long a hung one has to say where it hangs

@@ -1,6 +1,6 @@
 """The `ray` runtime: one Ray actor per place, on a cluster of our own or on one that is running.
 
-This process supervises and knows nothing of Ray: a driver of its own (ray_world.py) joins the cluster, and whatever becomes
+This process supervises and knows nothing of Ray: a driver of its own (driver.py) joins the cluster, and whatever becomes
 of it and of the cluster, the run's end is written down here. A program that has called `ray.init` is its own driver.
 """
 
@@ -14,17 +14,15 @@ import socket
 import sys
 from pathlib import Path
 
-from steppe.core.errors import ConfigError, MissingExtra, UsageError
-from steppe.core.rooms import make_room, remove_room
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.distant import Distant
-from steppe.runtimes.order import Order, import_path
+from steppe.core.contracts.errors import ConfigError, MissingExtra, UsageError
+from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.handle import Fault, Handle
+from steppe.runtimes.launch_spec import Order, import_path
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.turns import Fault, Handle
+from steppe.runtimes.subprocess_driver.parent import Distant
 
-BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes import ray_world; ray_world.main()"
-)
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes.ray import driver; driver.main()"
 REACH_S = 5.0
 
 
@@ -61,11 +59,11 @@ def launch(plan: Plan, directory: RunDirectory) -> Handle:
     """Take seats on the cluster and let the roles begin."""
     require(plan)
     if in_program():
-        from steppe.core import factory
-        from steppe.runtimes.ray_cluster import Cluster
-        from steppe.runtimes.ray_world import WorldHandle
+        from steppe.core.config import references
+        from steppe.runtimes.ray.driver import WorldHandle
+        from steppe.runtimes.ray.placement import Cluster
 
-        return WorldHandle(Order.of(plan, directory, factory.main_script()), directory, Cluster(plan))
+        return WorldHandle(Order.of(plan, directory, references.main_script()), directory, Cluster(plan))
     return RayHandle(plan, directory)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.core.config import RayConfig, RunConfig
-from steppe.core.errors import UsageError
+from steppe.core.config.run import RayConfig, RunConfig
+from steppe.core.contracts.errors import UsageError
 from steppe.runtimes.plan import WRITERS, Plan
-from steppe.runtimes.ray_seat import Seat
-from steppe.transport.ray import library
+from steppe.runtimes.ray.actor import Seat
+from steppe.transport.ray.links import library
 
 CALLS = 8  # threads of a seat besides those that wait for segments
 STORE_BYTES = 256 << 20  # of an object store besides four times the segments under way: for weights

@@ -1,6 +1,6 @@
 """The inner side of a pair of pipes: words from the supervisor come in, what becomes of the roles goes out.
 
-The outer side is distant.py. Words and answers are lines of JSON.
+The outer side is parent.py. Words and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from steppe.core import factory
-from steppe.records.directory import RunDirectory
-from steppe.runtimes.order import Order
-from steppe.runtimes.place import redirect_output
-from steppe.runtimes.turns import Handle
+from steppe.core.config import references
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.handle import Handle
+from steppe.runtimes.launch_spec import Order
+from steppe.runtimes.processes.worker import redirect_output
 
 RELAY_S = 0.05  # between looks for words from the supervisor
 
@@ -38,7 +38,7 @@ def answers_only() -> int:
 def relay(words: Lines, answers: int, log: str, launch: Callable[[Order, RunDirectory], Told]) -> None:
     """Launch what the supervisor orders, and pass on what is said until it says that this is the end."""
     order = msgspec.json.decode(words.first(), type=Order)
-    factory.adopt_main(order.script)
+    references.adopt_main(order.script)
     directory = RunDirectory.open(Path(order.directory))
     redirect_output(directory.path / "logs" / log)
     handle = launch(order, directory)

@@ -1,4 +1,4 @@
-"""A run whose roles are directed by another process, at the other end of two pipes (relay.py): mpiexec's first rank, or
+"""A run whose roles are directed by another process, at the other end of two pipes (child.py): mpiexec's first rank, or
 the driver of a Ray cluster. This process supervises, joins nothing itself, and outlives whatever happens there."""
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from steppe.core import factory
-from steppe.core.process import oom_kills, rss_bytes
-from steppe.records.directory import RunDirectory
+from steppe.core.config import references
+from steppe.core.system.process import oom_kills, rss_bytes
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import STOP
-from steppe.runtimes.order import KINDS, Order
+from steppe.runtimes.handle import Fault
+from steppe.runtimes.launch_spec import KINDS, Order
 from steppe.runtimes.plan import REPLAY, Plan
-from steppe.runtimes.turns import Fault
 
 REAP_S = 2.0  # how long the other process has to bring down what is left
 
@@ -47,7 +47,7 @@ class Distant:
         self._process = self._start(command)
         assert self._process.stdout is not None
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        self._say(msgspec.to_builtins(Order.of(plan, directory, factory.main_script())))
+        self._say(msgspec.to_builtins(Order.of(plan, directory, references.main_script())))
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         logs = self._directory.path / "logs"

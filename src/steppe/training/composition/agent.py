@@ -1,6 +1,6 @@
 """DistributedAgent: an algorithm with its settings; the agent itself is built when it meets a world.
 
-Dictionaries in and out here, batches and flat weights beneath (batches.py, weights.py). Building the agent imports torch;
+Dictionaries in and out here, batches and flat weights beneath (batches.py, named_weights.py). Building the agent imports torch;
 describing it does not, so the process that supervises a run never needs it.
 """
 
@@ -14,23 +14,23 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from steppe.core import seeding
-from steppe.core.agent import Agent, Learned, Progress
 from steppe.core.algorithms import AgentConfig
-from steppe.core.checked import checked
-from steppe.core.config import RunConfig
-from steppe.core.errors import ConfigError, RunNotFound, UsageError
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import EnvSpec, SegmentSpec
-from steppe.loops.batches import columns_of, segment_of, sequences, transitions
-from steppe.loops.collecting import Recipe
-from steppe.loops.environment import DistributedEnvironment
-from steppe.loops.settings import algorithm_name, choose_device, decide
-from steppe.loops.weights import flat_gradient, named_gradient, with_arrays
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.algorithm import Agent, Learned, Progress
+from steppe.core.contracts.errors import ConfigError, RunNotFound, UsageError
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import EnvSpec, SegmentSpec
+from steppe.core.system import seeding
+from steppe.core.system.typecheck import checked
 from steppe.records.checkpoints import Checkpoints
-from steppe.records.directory import RunDirectory
+from steppe.records.run_directory import RunDirectory
+from steppe.runtimes.handle import borrowed_torch
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.turns import borrowed_torch
+from steppe.training.composition.batches import columns_of, segment_of, sequences, transitions
+from steppe.training.composition.collector import Recipe
+from steppe.training.composition.environment import DistributedEnvironment
+from steppe.training.composition.named_weights import flat_gradient, named_gradient, with_arrays
+from steppe.training.composition.settings import algorithm_name, choose_device, decide
 
 _COUNTERS = ("env_steps", "paid_steps", "shuffles")
 THREADS = 1  # as in a run (flow.threads): more would change results bitwise
@@ -149,7 +149,7 @@ class DistributedAgent:
     def agent(self) -> Agent:
         """The agent itself, in this process; built here if it was not, with the weights of the last run if there was one."""
         if self._agent is None:
-            from steppe.agents import make_agent
+            from steppe.algorithms import make_agent
 
             spec, world = self.spec, self._world
             workers = (
@@ -158,7 +158,7 @@ class DistributedAgent:
             self.config, _ = self.config.fitted(spec, *workers)
             seed, device = seeding.integer(self.seed or 0, "agent"), self.device
             if not self.config.in_table:
-                from steppe.agents import resolve_device
+                from steppe.algorithms import resolve_device
 
                 device = resolve_device(device)
             self._agent = make_agent(self.algo, self.config, spec, seed=seed, device=device)
@@ -237,7 +237,7 @@ class DistributedAgent:
 
     def evaluate_policy(self, num_episodes: int = 10, *, seed: int = 0, explore: bool = False) -> dict[str, Any]:
         """Play whole episodes in fresh environments, with a copy of the policy: learning goes on undisturbed."""
-        from steppe.loops.evaluation import judge_weights, verdict
+        from steppe.training.evaluate import judge_weights, verdict
 
         if num_episodes < 1:
             raise ConfigError(f"num_episodes={num_episodes}: must be at least 1")
@@ -395,7 +395,7 @@ def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:
 
 def _teach(agent: Agent, run: RunDirectory) -> None:
     """Give an agent what a run ended with: the weights it is judged by, or else its newest checkpoint with all its state."""
-    from steppe.loops.evaluation import result_weights
+    from steppe.training.evaluate import result_weights
 
     weights = result_weights(run)
     newest = Checkpoints(run.checkpoints, run=run.key).latest(whole=False)

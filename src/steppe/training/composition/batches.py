@@ -9,9 +9,9 @@ import numpy as np
 
 from steppe.core.array_checks import as_column, require_segment, require_shape, require_values
 from steppe.core.arrays import as_array
-from steppe.core.errors import UsageError
-from steppe.core.experience import Batch, Segment, SegmentHeader
-from steppe.core.specs import EnvSpec, FieldSpec, SegmentSpec
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
+from steppe.core.contracts.specs import EnvSpec, FieldSpec, SegmentSpec
 
 Columns = dict[str, np.ndarray]
 _OF_ROLLOUTS = ("valid", "final_obs")  # what tells a [T, B] batch from flat transitions
@@ -58,7 +58,7 @@ def transitions(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -> Batch:
 
 
 def sequences(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Batch:
-    """A batch for agents that remember, from windows of time [R, N, …] as replay/sequences.py lays them. Values are checked.
+    """A batch for agents that remember, from windows of time [R, N, …] as replay/sequence_windows.py lays them. Values are checked.
 
     With several agents each column has an axis of them after the first two, and `live` (everybody, if absent) says who is
     there. `hidden` has no axis of time: it is what was remembered at the first row of each window.

@@ -17,17 +17,17 @@ import numpy as np
 
 from steppe.core.algorithms import AgentConfig
 from steppe.core.array_checks import require_segment
-from steppe.core.config import RunConfig
-from steppe.core.errors import FactoryError
-from steppe.core.experience import Segment
-from steppe.core.specs import EnvSpec
-from steppe.core.weights import Weights
-from steppe.loops.result import error_of
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.errors import FactoryError
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.weights import Weights
+from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import POLICY, RESTART, RUN
-from steppe.roles.gates import Rounds
+from steppe.roles.scheduling import Rounds
+from steppe.runtimes.handle import Reading
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.turns import Reading
+from steppe.training.result import error_of
 
 ROUND_STEPS = 32
 WAIT_S = 0.1  # between looks at whether the workers are still alive
@@ -120,7 +120,7 @@ def _launch(plan: Plan, directory: RunDirectory) -> Reading:
         from steppe.runtimes import inline
 
         return inline.launch(plan, directory)
-    from steppe.runtimes import processes
+    from steppe.runtimes.processes import supervisor as processes
 
     return processes.launch(plan, directory)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steppe.core import factory
-from steppe.core.config import Resolved, RunConfig, flatten, resolve
-from steppe.core.errors import ConfigError
+from steppe.core.config import references
+from steppe.core.config.run import Resolved, RunConfig, flatten, resolve
+from steppe.core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from steppe.core.specs import EnvSpec
-    from steppe.loops.agent import DistributedAgent
-    from steppe.loops.environment import DistributedEnvironment
+    from steppe.core.contracts.specs import EnvSpec
     from steppe.replay.pool import ReplayBufferPool
+    from steppe.training.composition.agent import DistributedAgent
+    from steppe.training.composition.environment import DistributedEnvironment
 
 NEVER = 10**15  # steps between evaluations where episodes are what counts; the most that a setting may be
 DEFAULTS = {"runtime": "inline"}  # where parts of the caller's are at work, they work in his process
@@ -55,7 +55,7 @@ def compose(
     if isinstance(given, RunConfig):
         resolved = Resolved(given, {})
     else:
-        names = {key: factory.reference(value) if callable(value) else value for key, value in (given or {}).items()}
+        names = {key: references.reference(value) if callable(value) else value for key, value in (given or {}).items()}
         resolved = resolve(*layers, ("config", names))
     together = flatten(resolved.config)
     for key, (whose, _) in parts.items():

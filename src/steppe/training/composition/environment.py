@@ -15,18 +15,20 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from steppe.core import factory, seeding
-from steppe.core.agent import Agent
 from steppe.core.algorithms import AgentConfig
 from steppe.core.arrays import as_array
-from steppe.core.checked import checked
-from steppe.core.components import ParameterSource
-from steppe.core.config import EnvConfig, FlowConfig, RunConfig
-from steppe.core.errors import ConfigError
-from steppe.core.specs import EnvSpec
-from steppe.core.weights import Weights
+from steppe.core.config import references
+from steppe.core.config.run import EnvConfig, FlowConfig, RunConfig
+from steppe.core.contracts.algorithm import Agent
+from steppe.core.contracts.components import ParameterSource
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import EnvSpec
+from steppe.core.contracts.weights import Weights
+from steppe.core.system import seeding
+from steppe.core.system.typecheck import checked
 from steppe.envs import probe
-from steppe.loops.collecting import (
+from steppe.roles.context import POLICY
+from steppe.training.composition.collector import (
     ROUND_STEPS,
     Collector,
     Cook,
@@ -35,9 +37,8 @@ from steppe.loops.collecting import (
     gather_episodes,
     gather_steps,
 )
-from steppe.loops.settings import algorithm_name, choose_device, decide
-from steppe.loops.weights import with_arrays
-from steppe.roles.context import POLICY
+from steppe.training.composition.named_weights import with_arrays
+from steppe.training.composition.settings import algorithm_name, choose_device, decide
 
 WORKERS = "environment"  # how a server knows the workers together
 RECENT = 100  # episodes that return_mean and length_mean look back on
@@ -97,7 +98,7 @@ class DistributedEnvironment:
             raise ConfigError(
                 f"there must be at least one worker with one environment, not {num_workers=}, {envs_per_worker=}"
             )
-        self.env = factory.reference(env_factory)
+        self.env = references.reference(env_factory)
         self.num_workers, self.envs_per_worker = num_workers, envs_per_worker
         self.device = choose_device(device, use_gpu=use_gpu)
         self.config = config or EnvConfig()
@@ -226,7 +227,7 @@ class DistributedEnvironment:
         self.shutdown()
 
     def _recipe(self, policy: Cook | Agent) -> Recipe:
-        factory.stop_if_loading_main()
+        references.stop_if_loading_main()
         if isinstance(policy, Cook):
             return policy.recipe(self)
         config, _ = decide(policy, {}, None)

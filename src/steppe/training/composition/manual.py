@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
-from steppe.core.errors import ConfigError
-from steppe.loops.agent import DistributedAgent
-from steppe.loops.batches import columns_of
-from steppe.loops.parameters import LOOP
-from steppe.loops.settings import DEFAULTS
-from steppe.records.directory import runs_root
+from steppe.core.contracts.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
+from steppe.core.contracts.errors import ConfigError
+from steppe.records.run_directory import runs_root
+from steppe.training.composition.agent import DistributedAgent
+from steppe.training.composition.batches import columns_of
+from steppe.training.composition.parameter_server import LOOP
+from steppe.training.composition.settings import DEFAULTS
 
 Steps = list[dict[str, Any]]
 
@@ -83,7 +83,7 @@ class ByHand:
         return self._push(columns_of(steps), len(steps))
 
     def _learn_from_replay(self, steps: Steps) -> dict[str, Any]:
-        """Store one-step transitions, then as many updates as they pay for (see replay/memory.py)."""
+        """Store one-step transitions, then as many updates as they pay for (see replay/transition_memory.py)."""
         pool, pace = self._pool(), Pace.of(self.agent)
         pool.add_experiences(self._block(steps))
         if pool.get_total_experiences() < pace.starts:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from steppe.core.array_checks import as_array, as_column, require_finite
-from steppe.core.errors import ConfigError, UsageError, nearest
-from steppe.core.weights import Entry, Weights
+from steppe.core.contracts.errors import ConfigError, UsageError, nearest
+from steppe.core.contracts.weights import Entry, Weights
 
 
 def with_arrays(weights: Weights, arrays: Mapping[str, Any]) -> Weights:

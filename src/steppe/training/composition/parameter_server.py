@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.core.errors import ConfigError
-from steppe.loops.weights import with_arrays
+from steppe.core.contracts.errors import ConfigError
+from steppe.training.composition.named_weights import with_arrays
 
 if TYPE_CHECKING:  # compiled parts, which only loops with a server need
-    from steppe.core.agent import Agent
+    from steppe.core.contracts.algorithm import Agent
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
 

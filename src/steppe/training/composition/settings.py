@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steppe.core import factory
-from steppe.core.agent import Agent
 from steppe.core.algorithms import ALGORITHMS, AgentConfig, config_class
-from steppe.core.config import known_device
-from steppe.core.errors import ConfigError, UsageError, nearest
-from steppe.core.validating import validated
+from steppe.core.config import references
+from steppe.core.config.run import known_device
+from steppe.core.config.validation import validated
+from steppe.core.contracts.algorithm import Agent
+from steppe.core.contracts.errors import ConfigError, UsageError, nearest
 
 DEFAULTS = {"learning_rate": 0.001, "batch_size": 32, "update_frequency": 4, "target_update_frequency": 100}
 
@@ -19,7 +19,7 @@ def algorithm_name(algorithm: str | type | Agent) -> str:
     """The text that names an algorithm: `ppo`, `module:Class`, or `local:N` for a class that only this process knows."""
     if isinstance(algorithm, str):
         return algorithm
-    text = factory.reference(algorithm if isinstance(algorithm, type) else type(algorithm))
+    text = references.reference(algorithm if isinstance(algorithm, type) else type(algorithm))
     return next((name for name, config in ALGORITHMS.items() if config.implementation == text), text)
 
 
@@ -47,7 +47,7 @@ def decide(
             raise ConfigError(f"{name} has no setting {key!r}.{nearest(key, kind.model_fields)}")
         if key in decided and decided[key] != value:
             raise ConfigError(f"{key} is given twice: {decided[key]} by the arguments and {value} in config")
-        decided[key] = factory.reference(value) if callable(value) else value
+        decided[key] = references.reference(value) if callable(value) else value
     return validated(kind, decided, "agent."), decided
 
 
@@ -93,7 +93,7 @@ def choose_device(device: str | None, *, use_gpu: bool) -> str:
     if use_gpu and device == "cpu":
         raise ConfigError("use_gpu=True and device='cpu' contradict each other: leave one out")
     if use_gpu or device.startswith("cuda"):
-        from steppe.agents.device import resolve_device
+        from steppe.algorithms.nn.device import resolve_device
 
         if not resolve_device("cuda" if device == "auto" else device).startswith("cuda"):
             raise ConfigError(f"use_gpu=True, but {device!r} is no GPU")

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from steppe.core.checking import checked, parsed
-from steppe.core.errors import DamagedFile, RunFailed
-from steppe.transport.kafka import Connection, Message, denied, ends, headers_of, library, said, span, writing
+from steppe.core.contracts.errors import DamagedFile, RunFailed
+from steppe.core.io.record_validation import checked, parsed
+from steppe.transport.kafka.client import Connection, Message, denied, ends, headers_of, library, said, span, writing
 
 POLL_S = 0.05
 POST_S = 5.0  # how long a post waits to hear its number

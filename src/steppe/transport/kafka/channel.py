@@ -1,4 +1,4 @@
-"""Segments through Kafka. Weights are in kafka_weights.py.
+"""Segments through Kafka. Weights are in weights.py.
 
     actor ── begin ─ segment 0 ─ segment 1 ─ …  ▶ experiences[home of the actor] ▶ learner
     actor ◀ experiences.progress: the learner has read up to n, and still holds these ◀ learner
@@ -22,18 +22,17 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.agent import Tree
-from steppe.core.codec import (
+from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.errors import DamagedFile, Overtaken, RunFailed, Unreachable
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.io.codec import (
     SEGMENT_SCHEMA,
     decode_segment,
     encode_segment,
     segment_header,
 )
-from steppe.core.errors import DamagedFile, Overtaken, RunFailed, Unreachable
-from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
-from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import (
+from steppe.transport.kafka.client import (
     AGAIN_S,
     EXPERIENCES,
     PROGRESS,
@@ -55,6 +54,7 @@ from steppe.transport.kafka import (
     troubled,
     writing,
 )
+from steppe.transport.kafka.dead_letters import DeadLetters
 
 SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
 ACK_S = 30.0  # how long a message that must arrive before anything else may take

@@ -4,9 +4,9 @@
     experiences.progress  1, compacted    key run/actor    how far the learner has read each actor: the actor's credit
     dead_letters          1               records that failed validation, with the reason (dead_letters.py)
     model_updates         1, compacted    key run/policy   weights; written in transactions with the offsets behind them
-    metrics.* events commands.control     1 partition each: a Board (kafka_board.py)
+    metrics.* events commands.control     1 partition each: a Board (board.py)
 
-Segments are in kafka_links.py, weights in kafka_weights.py. Nothing here subscribes: every reader says itself which offsets it is at.
+Segments are in channel.py, weights in weights.py. Nothing here subscribes: every reader says itself which offsets it is at.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from steppe.core.config import KafkaConfig
-from steppe.core.errors import ConfigError, MissingExtra, RunFailed, Unreachable
-from steppe.core.links import TOPICS
+from steppe.core.config.run import KafkaConfig
+from steppe.core.contracts.errors import ConfigError, MissingExtra, RunFailed, Unreachable
+from steppe.core.contracts.transport import TOPICS
 
 EXPERIENCES, PROGRESS, DEAD_LETTERS = "experiences", "experiences.progress", "dead_letters"
 UPDATES = "model_updates"

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from steppe.core.errors import SteppeError
-from steppe.transport.kafka import DEAD_LETTERS, WORD, Connection, Message, headers_of, library, log
+from steppe.core.contracts.errors import SteppeError
+from steppe.transport.kafka.client import DEAD_LETTERS, WORD, Connection, Message, headers_of, library, log
 
 KEPT_BYTES = 4 << 10  # of a record's value
 TELL_S = 1.0  # between two sums

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import msgspec
 
-from steppe.core.durable import write_atomic
-from steppe.core.errors import DamagedFile, Unreachable, UsageError
+from steppe.core.contracts.errors import DamagedFile, Unreachable, UsageError
+from steppe.core.io.atomic_files import write_atomic
 
 VERSION = "4.1.0"
 COORDINATES = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.core.codec import WEIGHTS_SCHEMA, decode_weights, encode_weights
-from steppe.core.durable import write_atomic
-from steppe.core.errors import DamagedFile, Overtaken, RunFailed, Unreachable
-from steppe.core.weights import Layout, Weights
-from steppe.transport.dead_letters import DeadLetters
-from steppe.transport.kafka import (
+from steppe.core.contracts.errors import DamagedFile, Overtaken, RunFailed, Unreachable
+from steppe.core.contracts.weights import Layout, Weights
+from steppe.core.io.atomic_files import write_atomic
+from steppe.core.io.codec import WEIGHTS_SCHEMA, decode_weights, encode_weights
+from steppe.transport.kafka.channel import KafkaInlet
+from steppe.transport.kafka.client import (
     AGAIN_S,
     UPDATES,
     WORD,
@@ -38,7 +38,7 @@ from steppe.transport.kafka import (
     said,
     transient,
 )
-from steppe.transport.kafka_links import KafkaInlet
+from steppe.transport.kafka.dead_letters import DeadLetters
 
 UNREADABLE_S = 30.0  # how long a reader without any weights tries to read some
 KEPT_CLAIMS = 4  # files of weights that are left for readers who are late

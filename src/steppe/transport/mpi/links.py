@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from steppe.core.errors import MissingExtra
-from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
-from steppe.core.weights import Layout, Weights
-from steppe.transport.framing import Letter, SegmentFrame, read_about
+from steppe.core.contracts.errors import MissingExtra
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.weights import Layout, Weights
+from steppe.transport.frames import Letter, SegmentFrame, read_about
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm as Comm

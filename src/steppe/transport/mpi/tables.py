@@ -2,7 +2,7 @@
 
     tag 5 · worker + what    BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the first rank      ANSWER → the worker's rank
 
-Nothing is done by all ranks at once, so it does not matter who comes to an end when. What is said is in message_tables.py.
+Nothing is done by all ranks at once, so it does not matter who comes to an end when. What is said is in transport/tables/messages.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steppe.transport.message_tables import ANSWER, MessageTable
-from steppe.transport.mpi import Comm, Outbox, Status, library
+from steppe.transport.mpi.links import Comm, Outbox, Status, library
+from steppe.transport.tables.messages import ANSWER, MessageTable
 
 _KINDS = 5
 

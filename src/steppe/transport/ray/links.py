@@ -6,7 +6,7 @@
     weights    the writer puts a version into the object store once and hands the reference to every reader, to each only
                when it has taken the one before. Readers on one node share the memory. Small weights go with the call.
 
-Both are flat arrays of bytes (framing.py), which Ray stores as they are, beside the object's header. Ray calls back in
+Both are flat arrays of bytes (transport/frames.py), which Ray stores as they are, beside the object's header. Ray calls back in
 threads of its own: everything here is guarded by a lock, and `ring` is how the role's thread is woken.
 """
 
@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.errors import MissingExtra, RoleDied
-from steppe.core.experience import Segment
-from steppe.core.specs import SegmentSpec
-from steppe.core.weights import Layout, Weights
-from steppe.transport.framing import HEAD, Letter, SegmentFrame, read_about
+from steppe.core.contracts.errors import MissingExtra, RoleDied
+from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.specs import SegmentSpec
+from steppe.core.contracts.weights import Layout, Weights
+from steppe.transport.frames import HEAD, Letter, SegmentFrame, read_about
 
 NOTHING = np.zeros(0, np.uint8)  # what a writer that has ended answers
 SMALL = 64 << 10  # bytes of weights: a call carries that much sooner than it finds it in the store

@@ -1,6 +1,6 @@
 """A table that workers on a Ray cluster learn together: it lies with its keeper, whom workers call.
 
-A call carries one message (message_tables.py) and brings the answer, or nothing. A worker makes its calls one after the other,
+A call carries one message (transport/tables/messages.py) and brings the answer, or nothing. A worker makes its calls one after the other,
 so its messages arrive in order. Ray calls in threads of its own; what they bring waits for `progress`, in the role's thread.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.transport.message_tables import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MessageTable
-from steppe.transport.ray import NOTHING, Ring, is_loss
+from steppe.transport.ray.links import NOTHING, Ring, is_loss
+from steppe.transport.tables.messages import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MessageTable
 
 Message = tuple[int, int, np.ndarray]  # worker, what, words
 _QUESTIONS = (BEGIN, CLAIM, CLAIM_EPISODES)

@@ -5,7 +5,7 @@
 Nothing here blocks. A worker sends as many merges as it was given steps for, then asks for more; the answer brings what
 others have learned since. While it waits for that it learns nothing, so its copy can be overwritten. A question also says
 what the worker still has to take of what it was given: the rest of what the keeper misses was in damaged messages, and is
-given out again. How messages travel is for mpi_tables.py and ray_tables.py; those of one worker arrive in order.
+given out again. How messages travel is for transport/mpi/tables.py and transport/ray/tables.py; those of one worker arrive in order.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections import Counter
 
 import numpy as np
 
-from steppe.core.errors import DamagedFile
-from steppe.core.links import Change, Totals
-from steppe.core.merging import changed_rows
-from steppe.transport.tables import LocalTable
+from steppe.core.contracts.errors import DamagedFile
+from steppe.core.contracts.transport import Change, Totals
+from steppe.core.table_merge import changed_rows
+from steppe.transport.tables.shared import LocalTable
 
 BEGIN, MERGE, CLAIM, CLAIM_EPISODES, ANSWER = range(5)
 # Before rows and values: given steps (episodes) or wanted, rows, steps, episodes (in a question those that are left to take),

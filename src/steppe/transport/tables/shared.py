@@ -1,7 +1,7 @@
 """A table that the workers of one machine learn together: in this process's memory, or in a file that all of them map.
 
     <room>/table        page 0…  words (see _WORDS), then four words per worker: steps given out, merged, episodes merged, given out
-                        then     the log of changed rows, one word each (core/merging.py), then the table itself
+                        then     the log of changed rows, one word each (core/table_merge.py), then the table itself
     <room>/table-lock   held while a worker merges; the system lets go of it when its holder is killed
 
 A worker that is killed while it merges leaves part of what it learned in the table, and steps and episodes that it was
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steppe.core.errors import UsageError
-from steppe.core.links import Change, Totals
-from steppe.core.merging import changed_rows, merge_rows, put_rows
-from steppe.core.rooms import map_file
+from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.transport import Change, Totals
+from steppe.core.system.shared_dir import map_file
+from steppe.core.table_merge import changed_rows, merge_rows, put_rows
 
 LOG_ROWS = 1 << 17
 _HEAD = 32  # words before those of the workers

@@ -18,13 +18,13 @@ from types import ModuleType
 import httpx
 import pytest
 
-from steppe.control import page_files
-from steppe.control.api import make_app
-from steppe.control.auth import Gate, Keys
+from steppe.control.http import static
+from steppe.control.http.app import make_app
+from steppe.control.http.auth import Gate, Keys
 from steppe.control.service import Service
-from steppe.core.links import EVALUATIONS
-from steppe.core.reports import EvaluationReport
-from steppe.records.directory import RunDirectory
+from steppe.core.contracts.reports import EvaluationReport
+from steppe.core.contracts.transport import EVALUATIONS
+from steppe.records.run_directory import RunDirectory
 from tests.support.browser import ROOT
 from tests.support.service import Served
 
@@ -39,19 +39,19 @@ def test_files_are_served_by_name_and_nothing_else_is(api: httpx.Client):
     again = api.get("/page/app.js", headers={"If-None-Match": script.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert api.get("/").headers["content-type"].startswith("text/html")
-    for name in ("nothing.js", "../page_files.py", "..%2fpage_files.py", "%2e%2e/api.py", "vendor/.uplot", ""):
+    for name in ("nothing.js", "../static.py", "..%2fstatic.py", "%2e%2e/app.py", "vendor/.uplot", ""):
         assert api.get(f"/page/{name}").status_code == 404, name
 
 
 @pytest.mark.unit
 def test_the_page_asks_for_every_module_at_once():
     """What a module imports would otherwise be found out only when that module has come."""
-    page = (page_files.FOLDER / "index.html").read_text()
+    page = (static.FOLDER / "index.html").read_text()
     asked = set(re.findall(r'<(?:script|link)[^>]* (?:src|href)="/page/([^"]+\.js)"', page))
-    written = {str(path.relative_to(page_files.FOLDER)) for path in page_files.FOLDER.glob("*.js")}
-    assert asked == written | {name for name in page_files.PARTS if name.endswith(".js")}
+    written = {str(path.relative_to(static.FOLDER)) for path in static.FOLDER.glob("*.js")}
+    assert asked == written | {name for name in static.PARTS if name.endswith(".js")}
     assert 'src="/page/live.js" async' in page, "the stream is opened before the rest has come"
-    assert "import " not in (page_files.FOLDER / "live.js").read_text(), "it waits for no other module"
+    assert "import " not in (static.FOLDER / "live.js").read_text(), "it waits for no other module"
 
 
 @pytest.mark.slow
@@ -75,9 +75,9 @@ def test_films_are_those_of_the_run_alone(api: httpx.Client, house: Served, ende
 
 @pytest.mark.unit
 def test_a_service_without_the_parts_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(page_files, "FOLDER", tmp_path)
+    monkeypatch.setattr(static, "FOLDER", tmp_path)
     (tmp_path / "index.html").write_text("<p>page</p>")
-    assert not page_files.is_complete()
+    assert not static.is_complete()
     service, keys = Service(), Keys(tmp_path / "tokens.json")
 
     async def ask() -> httpx.Response:

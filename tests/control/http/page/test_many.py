@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Response, expect
 
-from steppe.core.config import RunConfig
-from steppe.core.links import TRAINING
-from steppe.core.reports import TrainingReport
-from steppe.records.directory import RunDirectory
+from steppe.core.config.run import RunConfig
+from steppe.core.contracts.reports import TrainingReport
+from steppe.core.contracts.transport import TRAINING
+from steppe.records.run_directory import RunDirectory
 from tests.support.browser import opened
 from tests.support.service import Served, bring_down
 

@@ -1,5 +1,5 @@
 """A recurrent cell with linear heads on it, NumPy in and out. On the CPU compiled kernels carry the state through time and
-gradients back; elsewhere torch's graph does. What comes before the cell is recurrent.py's business.
+gradients back; elsewhere torch's graph does. What comes before the cell is network.py's business.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.agents import recurrence_kernels as kernels
-from steppe.agents.perceptrons import Head, Layer
+from steppe.algorithms.nn.mlp_kernels import Head, Layer
+from steppe.algorithms.nn.rnn import kernels
 
 Cell = Literal["lstm", "gru"]
 ROOMS = 8  # shapes of sequences whose memory is kept

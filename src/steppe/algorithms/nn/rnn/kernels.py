@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from steppe.agents.perceptrons import tanh_of
+from steppe.algorithms.nn.mlp_kernels import tanh_of
 
 _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.agents.flat import as_tensor
-from steppe.agents.networks import build_torso
-from steppe.agents.normalizers import ObsNormalizer
-from steppe.agents.perceptrons import Head, Perceptrons
-from steppe.agents.recurrence import Recurrence, Unrolled
+from steppe.algorithms.nn.flat_module import as_tensor
+from steppe.algorithms.nn.mlp_kernels import Head, Perceptrons
+from steppe.algorithms.nn.normalizers import ObsNormalizer
+from steppe.algorithms.nn.rnn.cell import Recurrence, Unrolled
+from steppe.algorithms.nn.torsos import build_torso
 from steppe.core.algorithms import ActorCriticConfig, R2D2Config, fitting_cell
-from steppe.core.errors import ConfigError
-from steppe.core.specs import EnvSpec
+from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.specs import EnvSpec
 
 
 class RecurrentNetwork(nn.Module):
