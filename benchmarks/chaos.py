@@ -28,7 +28,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, TRAINING  # noqa: E402
 from steppe.core.system.process import rss_bytes  # noqa: E402
-from steppe.core.system.shared_dir import make_room, remove_room  # noqa: E402
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir  # noqa: E402
 from steppe.records.run_directory import RunDirectory  # noqa: E402
 from steppe.training.resume import resume  # noqa: E402
 from tests.support.chaos import (  # noqa: E402
@@ -238,7 +238,7 @@ def hosting() -> Iterator[Host]:
 
 def rooms() -> list[str]:
     """What runs of ours have left in shared memory; the next run that is made would sweep the rooms of killed ones."""
-    remove_room(make_room("sweep", 1))
+    remove_shared_dir(make_shared_dir("sweep", 1))
     return sorted(path.name for path in Path("/dev/shm").glob(f"steppe-{MARK}*"))
 
 

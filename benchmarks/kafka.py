@@ -16,24 +16,24 @@ from suite.ours import Figures, Finished, steps_per_s, train, workload
 from suite.report import Part
 from suite.running import Effort, benchmark
 
-from steppe.transport.kafka.dev_broker import Broker, Running, fetch_jars
+from steppe.transport.kafka.dev_broker import BrokerProcess, DevBroker, fetch_jars
 
 SIZES = {"64 KB": 64 << 10, "256 KB": 256 << 10, "1 MB": 1 << 20}
 PROCESSES, KAFKA, INLINE = "Steppe, processes", "Steppe, kafka", "Steppe, inline"
 
 
 @contextmanager
-def broker() -> Iterator[Running]:
+def broker() -> Iterator[BrokerProcess]:
     """A broker for one part."""
     with tempfile.TemporaryDirectory(prefix="steppe-kafka-") as home:
-        one = Broker(Path(home), fetch_jars(Broker.usual().jars), heap_mb=512)
+        one = DevBroker(Path(home), fetch_jars(DevBroker.default().jars), heap_mb=512)
         try:
             yield one.up(0)
         finally:
             one.down()
 
 
-def served(case: Case, by: Running) -> Case:
+def served(case: Case, by: BrokerProcess) -> Case:
     """The case with what the broker did for it counted as its own."""
     path, tick_s = Path(f"/proc/{by.pid}/stat"), 1.0 / os.sysconf("SC_CLK_TCK")
 

@@ -15,19 +15,21 @@ from steppe.envs.pathfinding.parallel import parallel_env
 from steppe.envs.pathfinding.worlds import greedy_walk
 from steppe.records.run_directory import RunDirectory
 from steppe.records.video import save_gif
-from steppe.training.load_multi_agent import LoadedTeam
+from steppe.training.load_multi_agent import LoadedMultiAgentPolicy
 
 FRESH, TRIES, TRAIL = 10**6, 200, 16
 
 
-def team(run: str, env: Any, kwargs: dict[str, Any]) -> LoadedTeam:
+def team(run: str, env: Any, kwargs: dict[str, Any]) -> LoadedMultiAgentPolicy:
     """What a run learned, for as many agents as there are here."""
     config = RunDirectory.open(run).config()
     world = config.environment.model_copy(update={"kwargs": kwargs})
-    return LoadedTeam(config.model_copy(update={"environment": world}), steppe.load(run).weights, env, seed=FRESH)
+    return LoadedMultiAgentPolicy(
+        config.model_copy(update={"environment": world}), steppe.load(run).weights, env, seed=FRESH
+    )
 
 
-def frames(env: Any, policy: LoadedTeam | None, seed: int) -> list[np.ndarray]:
+def frames(env: Any, policy: LoadedMultiAgentPolicy | None, seed: int) -> list[np.ndarray]:
     """One map from beginning to end; nothing if some never arrive."""
     stream, worlds, ways, masks, arrived = np.random.default_rng(seed), env.worlds, [], [], {}
     seen, infos = env.reset(seed=seed)

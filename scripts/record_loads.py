@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import steppe
-from steppe.control.autoscale.policy import Stretches
+from steppe.control.autoscale.policy import LoadWindows
 from steppe.records.view import RunView
 
 SECONDS = 10.0
@@ -27,7 +27,7 @@ SCENES: dict[str, dict[str, Any]] = {
 
 def record(settings: dict[str, Any], actors: int, home: Path) -> dict[str, Any]:
     """Train for a while; the loads of each look, and steps per second."""
-    stretches, loads, until = Stretches(), [], time.monotonic() + SECONDS
+    stretches, loads, until = LoadWindows(), [], time.monotonic() + SECONDS
 
     def look(view: RunView) -> bool:
         load = stretches.next(view, actors, least_s=LOOK_S)

@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 from steppe.control.http.app import make_app
-from steppe.control.http.auth import Gate, Keys
+from steppe.control.http.auth import AccessControl, TokenStore
 from steppe.control.service import Service
 
 with tempfile.TemporaryDirectory() as scratch:
     os.environ["STEPPE_RUNS"] = scratch
     service = Service()
-    schema = make_app(service, Gate(Keys(service.private / "tokens.json"))).openapi()
+    schema = make_app(service, AccessControl(TokenStore(service.private / "tokens.json"))).openapi()
     service.close()
 target = Path(__file__).parents[1] / "docs" / "openapi.json"
 target.write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n")

@@ -40,9 +40,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Test no kernel that still contains the code of yesterday; once, before workers begin."""
     gc.disable()  # hardly anything that collecting tests makes is garbage
     if not hasattr(session.config, "workerinput"):
-        from steppe.cli.commands.warm import PACKAGE, forget_stale
+        from steppe.cli.commands.warm import PACKAGE, delete_stale_kernels
 
-        forget_stale(PACKAGE)
+        delete_stale_kernels(PACKAGE)
 
 
 def pytest_collection_finish() -> None:
@@ -211,7 +211,7 @@ def _own_rooms(rooms: set[Path], tmp_path: Path) -> list[Path]:
 
     runs = [path.parent.name[:40] for path in tmp_path.rglob("run.json")]
     named = [room for room in rooms if any(room.name.startswith(f"steppe-{run}-") for run in runs)]
-    return [room for room in rooms if room in shared.owners or (room in named and _abandoned(room))]
+    return [room for room in rooms if room in shared.owned_dirs or (room in named and _abandoned(room))]
 
 
 def _abandoned(room: Path) -> bool:

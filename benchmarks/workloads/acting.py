@@ -21,15 +21,15 @@ def walk(agents: int, worlds: int, channels: int, calls: int, start: Any, second
     from steppe.core.algorithms import DHCConfig
     from steppe.core.config.run import EnvConfig
     from steppe.core.contracts.segment import Segment
-    from steppe.envs import make_world
-    from steppe.roles.evaluation import acted
+    from steppe.envs import make_segment_env
+    from steppe.roles.evaluation import act_in_env
     from steppe.runtimes.plan import segment_spec
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     kwargs = {"num_agents": agents, "size": SIZE, "density": DENSITY}
-    world = make_world("steppe/Pathfinding-v0", EnvConfig(kwargs=kwargs), worlds, np.random.SeedSequence(0))
-    config = DHCConfig(channels=channels, segment_steps=SEGMENT_STEPS).fitted(world.spec, 1, worlds)[0]
+    world = make_segment_env("steppe/Pathfinding-v0", EnvConfig(kwargs=kwargs), worlds, np.random.SeedSequence(0))
+    config = DHCConfig(channels=channels, segment_steps=SEGMENT_STEPS).resolve_defaults(world.spec, 1, worlds)[0]
     policy = make_agent("dhc", config, world.spec, seed=0)
     policy.begin(worlds * agents, np.random.default_rng(0))
     segment = Segment.blank(segment_spec(config, world.spec, worlds))
@@ -42,7 +42,7 @@ def walk(agents: int, worlds: int, channels: int, calls: int, start: Any, second
         if t == 0 and call:
             segment["obs"][0] = segment["obs"][-1]
         segment["comm_mask"][t] = world.comm_mask
-        segment.write(t, acted(policy, world, segment["obs"][t]))
+        segment.write(t, act_in_env(policy, world, segment["obs"][t]))
         world.step(segment["action"][t], segment, t)
     seconds.put(time.perf_counter() - began)
 

@@ -19,7 +19,7 @@ import steppe
 from steppe import DistributedAgent, DistributedEnvironment, ReplayBufferPool
 from steppe.core.array_checks import require_segment
 from steppe.roles import actor, learner
-from steppe.training.composition.batches import segment_of, transitions
+from steppe.training.composition.batches import to_segment, to_transition_batch
 
 Work = Callable[[], object]
 AT_ONCE = 20  # calls between two looks at the clock
@@ -95,13 +95,13 @@ def learning(algo: str, rows: int) -> tuple[Work, Work]:
         seen = stream.random((rows + 1, 4), np.float32)
         batch = {"obs": seen[:-1].copy(), "next_obs": seen[1:].copy(), "action": stream.integers(2, size=rows)}
         batch |= {"reward": np.ones(rows, np.float32), "terminated": np.zeros(rows, bool)}
-        return lambda: agent.learn_from_batch(batch), lambda: transitions(batch, spec, 0.99)
+        return lambda: agent.learn_from_batch(batch), lambda: to_transition_batch(batch, spec, 0.99)
     shape = (rows // 8, 8)
     rollout = {name: np.zeros(shape, bool) for name in ("terminated", "truncated")} | {"valid": np.ones(shape, bool)}
     rollout |= {name: np.full(shape, -0.7, np.float32) for name in ("logp", "value", "reward")}
     rollout |= {"obs": stream.random((shape[0] + 1, 8, 4), np.float32), "final_obs": np.zeros((*shape, 4), np.float32)}
     rollout |= {"action": stream.integers(2, size=shape)}
-    segment = segment_of(rollout, spec, agent.config.columns(spec))
+    segment = to_segment(rollout, spec, agent.config.columns(spec))
     return lambda: agent.learn_from_batch(rollout), lambda: require_segment(segment)
 
 

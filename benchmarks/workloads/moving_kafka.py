@@ -20,8 +20,8 @@ from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.io.codec import encode_segment
-from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet, beginning
-from steppe.transport.kafka.client import Connection, Feed, ensure_topics, home_of, library
+from steppe.transport.kafka.channel import KafkaReader, KafkaWriter, marks_at_end
+from steppe.transport.kafka.client import KafkaConnection, PartitionReader, ensure_topics, import_kafka, partition_of
 
 SLOTS, PARTITIONS, WARM_UPS = 256, 1, 16
 Spoken = Callable[[], object]  # called when messages may come
@@ -41,15 +41,15 @@ def filled(spec: SegmentSpec, run: str) -> Segment:
     return segment
 
 
-def headers(connection: Connection) -> list[tuple[str, bytes]]:
+def headers(connection: KafkaConnection) -> list[tuple[str, bytes]]:
     """Those of a segment."""
     numbers = ("schema", "actor", "epoch", "sequence", "version", "life")
     return [("kind", b"segment"), ("run", connection.run.encode()), *((name, bytes(8)) for name in numbers)]
 
 
-def send_bare(connection: Connection, spec: SegmentSpec, count: int) -> None:
+def send_bare(connection: KafkaConnection, spec: SegmentSpec, count: int) -> None:
     producer, value = connection.producer(), encode_segment(filled(spec, connection.name))
-    topic, home = connection.topic("experiences"), home_of(connection.run, 0, PARTITIONS)
+    topic, home = connection.topic("experiences"), partition_of(connection.run, 0, PARTITIONS)
     key, about = connection.key(0), headers(connection)
     for _ in range(count):
         while True:
@@ -63,9 +63,9 @@ def send_bare(connection: Connection, spec: SegmentSpec, count: int) -> None:
 
 
 def receive_bare(
-    connection: Connection, spec: SegmentSpec, count: int, begun: dict, ready: Spoken
+    connection: KafkaConnection, spec: SegmentSpec, count: int, begun: dict, ready: Spoken
 ) -> tuple[float, float]:
-    consumer, kafka = connection.consumer(), library()
+    consumer, kafka = connection.consumer(), import_kafka()
     topic = connection.topic("experiences")
     consumer.assign([kafka.TopicPartition(topic, number, low) for number, (low, _) in begun.items()])
     times = []
@@ -79,9 +79,9 @@ def receive_bare(
     return times[WARM_UPS - 1], times[-1]
 
 
-def send_ours(connection: Connection, spec: SegmentSpec, count: int) -> None:
-    feed = Feed(connection)
-    channel = KafkaOutlet(connection, feed, spec, 0, SLOTS, PARTITIONS)
+def send_ours(connection: KafkaConnection, spec: SegmentSpec, count: int) -> None:
+    feed = PartitionReader(connection)
+    channel = KafkaWriter(connection, feed, spec, 0, SLOTS, PARTITIONS)
     source = filled(spec, connection.name)
     for sequence in range(count):
         while (segment := channel.blank(0)) is None:
@@ -97,10 +97,10 @@ def send_ours(connection: Connection, spec: SegmentSpec, count: int) -> None:
 
 
 def receive_ours(
-    connection: Connection, spec: SegmentSpec, count: int, begun: dict, ready: Spoken
+    connection: KafkaConnection, spec: SegmentSpec, count: int, begun: dict, ready: Spoken
 ) -> tuple[float, float]:
-    feed = Feed(connection)
-    channel = KafkaInlet(connection, feed, spec, 1, SLOTS, begun)
+    feed = PartitionReader(connection)
+    channel = KafkaReader(connection, feed, spec, 1, SLOTS, begun)
     times: list[float] = []
     ready()
     while len(times) < count:
@@ -120,9 +120,9 @@ SENDING, RECEIVING = {"bare": send_bare, "ours": send_ours}, {"bare": receive_ba
 
 def spell(config: KafkaConfig, spec: SegmentSpec, count: int, who: str, sender: subprocess.Popen[str]) -> float:
     """Megabytes per second of one turn."""
-    connection = Connection(config, f"moving~{uuid.uuid4().hex[:8]}")
+    connection = KafkaConnection(config, f"moving~{uuid.uuid4().hex[:8]}")
     assert sender.stdin is not None
-    begun = beginning(connection, PARTITIONS)
+    begun = marks_at_end(connection, PARTITIONS)
     line = f"{who} {connection.run} {count} {begun[0][0]}\n"
 
     def ready() -> None:
@@ -138,7 +138,7 @@ def send_as_told(config: KafkaConfig, spec: SegmentSpec) -> None:
     for line in sys.stdin:
         who, run, count, begun = line.split()
         since = ((config.prefix + "experiences", 0, int(begun)),)  # what a run's charter says
-        SENDING[who](Connection(config, run, since), spec, int(count))
+        SENDING[who](KafkaConnection(config, run, since), spec, int(count))
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def main() -> None:
     spec = spec_of(given.nbytes)
     if given.sending:
         return send_as_told(config, spec)
-    connection = Connection(config, "moving")
+    connection = KafkaConnection(config, "moving")
     ensure_topics(connection)
     words = [sys.executable, *sys.argv, "--prefix", given.prefix, "--sending"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as sender:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from steppe.core.contracts.weights import Weights
-from steppe.core.system.shared_dir import Bell, make_room, remove_room
+from steppe.core.system.shared_dir import Wakeup, make_shared_dir, remove_shared_dir
 from steppe.transport.shm import ShmWeights
 
 POLICY = "policy"
@@ -22,7 +22,7 @@ WARM_UPS = 3
 
 def read(room: Path, name: str, times: int, answers: Connection) -> None:
     """Wake at each publication, fetch it, and answer with the moment at which it was there."""
-    bell, store = Bell(room / f"bell-{name}"), ShmWeights(room)
+    bell, store = Wakeup(room / f"bell-{name}"), ShmWeights(room)
     answers.send((-1, 0))
     version = -1
     while version < times - 1:
@@ -37,7 +37,7 @@ def read(room: Path, name: str, times: int, answers: Connection) -> None:
 
 def publish(nbytes: int, readers: int, times: int, pause_s: float) -> dict[str, list[float]]:
     """Milliseconds of each publication: until it returned, and until each reader had it."""
-    room = make_room("bench", 4 * nbytes + (1 << 20))
+    room = make_shared_dir("bench", 4 * nbytes + (1 << 20))
     names = tuple(f"actor-{index}" for index in range(readers))
     context = mp.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in names]
@@ -67,7 +67,7 @@ def publish(nbytes: int, readers: int, times: int, pause_s: float) -> dict[str, 
     for process in processes:
         process.join()
     store.close()
-    remove_room(room)
+    remove_shared_dir(room)
     return found
 
 

@@ -16,16 +16,16 @@ import numpy as np
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.weights import Weights
 from steppe.testing.channel import SPEC
-from steppe.transport.kafka.channel import KafkaInlet, beginning
-from steppe.transport.kafka.client import Connection, Feed, ensure_topics
-from steppe.transport.kafka.weights import KafkaWeights, Press
+from steppe.transport.kafka.channel import KafkaReader, marks_at_end
+from steppe.transport.kafka.client import KafkaConnection, PartitionReader, ensure_topics
+from steppe.transport.kafka.weights import KafkaWeights, WeightPublisher
 
 POLICY, WARM_UPS = "policy", 10
 
 
-def watch(connection: Connection, times: int) -> None:
+def watch(connection: KafkaConnection, times: int) -> None:
     """Print when each version was here."""
-    feed = Feed(connection)
+    feed = PartitionReader(connection)
     store = KafkaWeights(connection, feed, Path("/nowhere"))
     print("ready", flush=True)
     last = -1
@@ -46,14 +46,14 @@ def main() -> None:
     parser.add_argument("--run", default=f"publishing~{uuid.uuid4().hex[:8]}")
     parser.add_argument("--watching", action="store_true")
     given = parser.parse_args()
-    connection = Connection(KafkaConfig(address=given.kafka), given.run)
+    connection = KafkaConnection(KafkaConfig(address=given.kafka), given.run)
     times = given.times + WARM_UPS
     if given.watching:
         return watch(connection, times)
     ensure_topics(connection)
-    feed = Feed(connection, group=f"steppe-{given.run}")
-    inlet = KafkaInlet(connection, feed, SPEC, 1, 1, beginning(connection, 16))
-    press = Press(connection, inlet, Path("/nowhere"))
+    feed = PartitionReader(connection, group=f"steppe-{given.run}")
+    inlet = KafkaReader(connection, feed, SPEC, 1, 1, marks_at_end(connection, 16))
+    press = WeightPublisher(connection, inlet, Path("/nowhere"))
     store = KafkaWeights(connection, None, Path("/nowhere"), press)
     other = subprocess.Popen(
         [sys.executable, *sys.argv, "--run", given.run, "--watching"], stdout=subprocess.PIPE, text=True

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from steppe.core.contracts.weights import Weights
-from steppe.transport.ray.links import RayWeights, library
+from steppe.transport.ray.links import RayWeights, import_ray
 
 POLICY = "policy"
 WARM_UPS = 5
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--pause-s", type=float, default=0.05)
     given = parser.parse_args()
-    ray = library()
+    ray = import_ray()
     options = {"address": "local", "num_cpus": 2, "object_store_memory": 256 << 20, "include_dashboard": False}
     ray.init(**options, log_to_driver=False, logging_level="ERROR")
     found = publish(ray, given.nbytes, given.readers, given.times + WARM_UPS, given.pause_s)

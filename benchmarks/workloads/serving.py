@@ -83,7 +83,7 @@ def main() -> None:
         service.terminate()
         service.wait(30)
         if (root / "trained").is_dir():
-            process_host.kill(RunDirectory(root / "trained").store.status())
+            process_host.kill_run_processes(RunDirectory(root / "trained").store.status())
 
 
 def measure(given: argparse.Namespace, root: Path, address: str, service: int) -> dict[str, object]:

@@ -156,8 +156,8 @@ def test_the_target_network_follows_environment_steps_and_stays_within_a_block()
 
 def test_an_actor_builds_neither_optimizer_nor_target(monkeypatch):
     agent, twins = make(), []
-    twin = FlatModule.twin
-    monkeypatch.setattr(FlatModule, "twin", lambda flat: twins.append(flat) or twin(flat))
+    twin = FlatModule.clone
+    monkeypatch.setattr(FlatModule, "clone", lambda flat: twins.append(flat) or twin(flat))
     agent.act(np.zeros((4, 3), np.float32), np.zeros(4, bool))
     agent.load(agent.weights().copy())
     assert twins == []

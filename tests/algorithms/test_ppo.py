@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.algorithms.nn.forward_backward import nearly_equal_parts
+from steppe.algorithms.nn.forward_backward import split_evenly
 from steppe.algorithms.ppo.ppo import PPO
 from steppe.core.algorithms import PPOConfig
 from steppe.core.contracts.algorithm import Progress
@@ -174,7 +174,7 @@ def test_the_first_ratio_is_one_even_while_observations_are_normalized():
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 8), (7, 8), (8, 8), (9, 8), (4001, 512), (100, 1)])
 def test_minibatches_hold_every_row_once_in_nearly_equal_parts(rows, size):
-    parts = list(nearly_equal_parts(np.random.default_rng(0).permutation(rows), size))
+    parts = list(split_evenly(np.random.default_rng(0).permutation(rows), size))
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
     lengths = [len(part) for part in parts]
     assert max(lengths) <= size

@@ -13,7 +13,7 @@ from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.core.io import codec
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.replay import make_memory
 from tests.support.recurrent_oracles import leaves_of, unrolled
 
@@ -31,7 +31,7 @@ class Walk:
 
     def __init__(self, agent, env="steppe/Counting-v0", vector="loop", num_steps=9, seed=0):
         self.agent = agent
-        self.world = make_world(env, EnvConfig(vector=vector), NUM_ENVS, np.random.SeedSequence(seed))
+        self.world = make_segment_env(env, EnvConfig(vector=vector), NUM_ENVS, np.random.SeedSequence(seed))
         spec = self.world.spec
         columns = agent.config.columns(spec)
         self.spec = SegmentSpec(num_steps, NUM_ENVS, spec.obs, spec.action.field, columns)
@@ -216,8 +216,8 @@ def test_an_actor_explores_by_its_place_on_the_ladder():
 
 def test_an_actor_builds_neither_optimizer_nor_target(monkeypatch):
     agent, twins = make(), []
-    twin = FlatModule.twin
-    monkeypatch.setattr(FlatModule, "twin", lambda flat: twins.append(flat) or twin(flat))
+    twin = FlatModule.clone
+    monkeypatch.setattr(FlatModule, "clone", lambda flat: twins.append(flat) or twin(flat))
     Walk(agent).segment()
     assert twins == []
     assert agent.state()["adam"] == {}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.algorithms.nn.forward_backward import Rollout, SequencePass
-from steppe.algorithms.nn.rnn.cell import Recurrence
+from steppe.algorithms.nn.forward_backward import RecurrentPass, RolloutTargets
+from steppe.algorithms.nn.rnn.cell import RecurrentCell
 from steppe.algorithms.ppo.ppo import PPO
 from steppe.core.algorithms import PPOConfig
 from steppe.core.config.run import EnvConfig
@@ -13,7 +13,7 @@ from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.core.io import codec
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from tests.support.recurrent_oracles import leaves_of, unrolled
 
 pytestmark = pytest.mark.unit
@@ -27,7 +27,7 @@ NUM_ENVS, NUM_STEPS = 4, 11
 
 def make(env="steppe/Counting-v0", vector="loop", cell="lstm", **values):
     """An agent in a world, and a function that collects the next segment."""
-    world = make_world(env, EnvConfig(vector=vector), NUM_ENVS, np.random.SeedSequence(3))
+    world = make_segment_env(env, EnvConfig(vector=vector), NUM_ENVS, np.random.SeedSequence(3))
     given = {"hidden": (7,), "cell_size": 6, "minibatch_size": 32, "segment_steps": NUM_STEPS, "gae_lambda": 0.0}
     agent = PPO(PPOConfig(recurrent=True, cell=cell, **{**given, **values}), world.spec, seed=1)
     if "Counting" in env:
@@ -73,7 +73,7 @@ def by_torch(agent, leaves, segment, env, first, until, then=None):
 def rollout_of(segment):
     """What the passes read of a rollout; the advantages are for the loss alone."""
     batch, none = Batch(segment.columns), np.zeros(NUM_STEPS * NUM_ENVS)
-    return Rollout(
+    return RolloutTargets(
         batch=batch,
         rows=np.flatnonzero(batch["valid"]),
         action=batch["action"].reshape(NUM_STEPS * NUM_ENVS, *batch["action"].shape[2:]),
@@ -130,7 +130,7 @@ def test_nothing_has_moved_before_the_first_update(env, vector, cell):
     """The learner comes to the same probabilities as the actor did, in any minibatch of whole environments."""
     agent, collect = make(env, vector, cell)
     for _ in range(3):
-        rollout, through = rollout_of(collect()), SequencePass(agent.network)
+        rollout, through = rollout_of(collect()), RecurrentPass(agent.network)
         for rows in through.minibatches(rollout, 2 * NUM_STEPS, np.random.default_rng(0)):
             outputs, _ = through.trace(rollout, rows)
             logp = agent.choices.evaluate(outputs, rollout.action[rows])[0]
@@ -144,7 +144,7 @@ def test_values_after_a_cut_remember_what_was_before_it(cell):
     leaves, cuts = leaves_of(agent.network), 0
     for _ in range(4):
         segment = collect()
-        last_value, final_value = SequencePass(agent.network).bootstrap(Batch(segment.columns))
+        last_value, final_value = RecurrentPass(agent.network).bootstrap(Batch(segment.columns))
         for b in range(NUM_ENVS):
             for first, until in stretches(segment, b):
                 then = observation_after(segment, b, until)
@@ -193,7 +193,7 @@ def test_gradients_are_those_of_the_formula(env, vector, cell):
 def test_minibatches_are_whole_environments():
     agent, collect = make()
     rollout = rollout_of(collect())
-    parts = list(SequencePass(agent.network).minibatches(rollout, 2 * NUM_STEPS, np.random.default_rng(0)))
+    parts = list(RecurrentPass(agent.network).minibatches(rollout, 2 * NUM_STEPS, np.random.default_rng(0)))
     assert len(parts) == 2
     assert sorted(np.concatenate(parts)) == rollout.rows.tolist()
     envs = [set(rows % NUM_ENVS) for rows in parts]
@@ -234,7 +234,7 @@ def test_other_actions_are_learned_from_as_well(monkeypatch, kind):
         segment.write(t, agent.act(segment["obs"][t], np.zeros(2, bool)))
     batch = Batch(segment.columns)
     compiled = agent.gradients(batch)
-    monkeypatch.setattr(Recurrence, "bound", False)
+    monkeypatch.setattr(RecurrentCell, "bound", False)
     np.testing.assert_allclose(agent.gradients(batch), compiled, rtol=1e-3, atol=1e-5)
     assert np.abs(compiled).max() > 0
 
@@ -245,10 +245,10 @@ def test_options_that_do_not_go_together_are_refused():
             PPOConfig(**{name: value})
     spec = EnvSpec("invented", FieldSpec("obs", (3,), "float32"), ActionSpec("discrete", (2,)))
     with pytest.raises(ConfigError, match="minibatch_size=16 holds no whole sequence of 32 steps"):
-        PPOConfig(recurrent=True, minibatch_size=16, segment_steps=32).fitted(spec, 1, 8)
-    fitted, _ = PPOConfig(recurrent=True, segment_steps=1000).fitted(spec, 1, 8)
+        PPOConfig(recurrent=True, minibatch_size=16, segment_steps=32).resolve_defaults(spec, 1, 8)
+    fitted, _ = PPOConfig(recurrent=True, segment_steps=1000).resolve_defaults(spec, 1, 8)
     assert fitted.minibatch_size >= 1000
-    assert fitted.fitted(spec, 1, 8)[0] == fitted
+    assert fitted.resolve_defaults(spec, 1, 8)[0] == fitted
 
 
 def test_without_the_option_nothing_is_remembered():

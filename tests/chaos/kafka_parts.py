@@ -18,24 +18,24 @@ from steppe.core.contracts.segment import SegmentHeader
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.contracts.weights import Weights
 from steppe.core.io.atomic_files import read_json, write_json
-from steppe.roles.scheduling import Window
-from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet, beginning
-from steppe.transport.kafka.client import Connection, Feed, partitions_of
-from steppe.transport.kafka.weights import KafkaWeights, Press
+from steppe.roles.scheduling import WindowBatchPolicy
+from steppe.transport.kafka.channel import KafkaReader, KafkaWriter, marks_at_end
+from steppe.transport.kafka.client import KafkaConnection, PartitionReader, count_partitions
+from steppe.transport.kafka.weights import KafkaWeights, WeightPublisher
 
 SPEC = SegmentSpec(4, 2, FieldSpec("obs", (16,), "float32"), FieldSpec("action", (), "int64"))
 SLOTS, ACTORS, SAVE_EVERY = 2, 2, 5
 
 
-def connection(words: dict) -> Connection:
-    return Connection(KafkaConfig(**words["config"]), words["run"])
+def connection(words: dict) -> KafkaConnection:
+    return KafkaConnection(KafkaConfig(**words["config"]), words["run"])
 
 
 def write(words: dict, actor: int) -> None:
     """Send segments until a file asks for the end; then say how many there are."""
     link = connection(words)
-    feed, room = Feed(link), Path(words["room"])
-    channel = KafkaOutlet(link, feed, SPEC, actor, SLOTS, partitions_of(link))
+    feed, room = PartitionReader(link), Path(words["room"])
+    channel = KafkaWriter(link, feed, SPEC, actor, SLOTS, count_partitions(link))
     last = channel.recall(actor)
     sequence = 0 if last is None else last[0] + 1
     assert last is None or last[1] == b"%d" % last[0], "a state of another segment"
@@ -61,14 +61,14 @@ def read(words: dict) -> None:
     saved = room / "learned.json"
     known = read_json(saved) if saved.exists() else {"learned": [], "expected": {}, "dropped": {}, "version": -1}
     marks = {int(n): (low, done) for n, low, done in known.get("marks") or words["marks"]}
-    feed = Feed(link, group=f"steppe-{link.run}")
-    inlet = KafkaInlet(link, feed, SPEC, ACTORS, SLOTS, marks)
-    press = Press(link, inlet, room)
+    feed = PartitionReader(link, group=f"steppe-{link.run}")
+    inlet = KafkaReader(link, feed, SPEC, ACTORS, SLOTS, marks)
+    press = WeightPublisher(link, inlet, room)
     store = KafkaWeights(link, None, room, press)
-    window = Window(inlet, ACTORS, 0.0, 10**9, time.monotonic)
+    window = WindowBatchPolicy(inlet, ACTORS, 0.0, 10**9, time.monotonic)
     window.ledger.expected = {int(actor): n for actor, n in known["expected"].items()}
     window.ledger.dropped.update(known["dropped"])
-    learned, version = known["learned"], max(known["version"], store.earlier("policy")) + 1
+    learned, version = known["learned"], max(known["version"], store.last_published_version("policy")) + 1
     weights = Weights.from_arrays({"count": np.zeros(1, np.int64)})
     takes = 0
     while not complete(room, window.ledger.expected):
@@ -95,7 +95,7 @@ def read(words: dict) -> None:
     feed.close()
 
 
-def save(path: Path, learned: list, window: Window, inlet: KafkaInlet, version: int) -> None:
+def save(path: Path, learned: list, window: WindowBatchPolicy, inlet: KafkaReader, version: int) -> None:
     expected = {str(actor): n for actor, n in window.ledger.expected.items()}
     dropped = dict(window.ledger.dropped)
     write_json(
@@ -112,9 +112,9 @@ def complete(room: Path, expected: dict) -> bool:
     return all(expected.get(actor, 0) >= read_json(path) for actor, path in sent.items())
 
 
-def begin(link: Connection, room: Path) -> dict:
+def begin(link: KafkaConnection, room: Path) -> dict:
     """The words for both programs."""
-    marks = [[n, low, done] for n, (low, done) in beginning(link, partitions_of(link)).items()]
+    marks = [[n, low, done] for n, (low, done) in marks_at_end(link, count_partitions(link)).items()]
     return {"config": link.config.model_dump(mode="json"), "run": link.run, "room": str(room), "marks": marks}
 
 

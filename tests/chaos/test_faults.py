@@ -10,13 +10,13 @@ import gymnasium as gym
 import pytest
 
 from steppe.core.config import references
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import EnvironmentFault, FactoryError, NotFinite, RoleDied
 from steppe.core.contracts.transport import EVENTS
 from steppe.envs.toy.builtin import CountingEnv
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.processes.worker import FAULT_EXIT
+from steppe.runtimes.processes.worker import FAULT_EXIT_CODE
 from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
@@ -27,7 +27,7 @@ both = pytest.mark.parametrize("runtime", ["inline", "processes"])
 
 def run(env, tmp_path, observers=(), **settings):
     layer = {**SMALL, "env": env, "run_dir": tmp_path / "run", "steps": 10**9, **settings}
-    return run_experiment(resolve(("call", layer)), observers=observers)
+    return run_experiment(resolve_config(("call", layer)), observers=observers)
 
 
 @both
@@ -102,7 +102,7 @@ def test_what_environments_print_stays_out_of_the_way(tmp_path, capfd):
 
 
 def test_a_lambda_is_refused_before_anything_is_made(tmp_path):
-    env = references.reference(lambda: CountingEnv())
+    env = references.make_reference(lambda: CountingEnv())
     with pytest.raises(FactoryError):
         run(env, tmp_path, runtime="processes")
     assert not (tmp_path / "run").exists()
@@ -157,7 +157,7 @@ def test_a_role_that_exits_by_itself_is_told_by_its_code(tmp_path):
     result = run("tests.chaos.test_faults:LeavingEnv", tmp_path, runtime="processes")
     assert (result.state, result.reason) == ("FAILED", "role_died")
     assert "ended with exit code 3" in result.message
-    assert FAULT_EXIT != 3
+    assert FAULT_EXIT_CODE != 3
 
 
 def LeavingEnv():

@@ -18,7 +18,15 @@ from pathlib import Path
 import pytest
 
 from steppe.core.contracts.errors import Unreachable
-from steppe.transport.kafka.client import Connection, ends, ensure_topics, headers_of, library, newest, span
+from steppe.transport.kafka.client import (
+    KafkaConnection,
+    decode_headers,
+    ensure_topics,
+    find_newest,
+    get_watermarks,
+    import_kafka,
+    read_range,
+)
 from tests.chaos.kafka_parts import ACTORS, begin
 from tests.support.debian import from_debian
 from tests.support.kafka import PATIENCE_S, connected, own_broker, settings, wait_until
@@ -92,18 +100,18 @@ class Troupe:
         assert "missing" not in told["dropped"], told["dropped"]
         topic = self.connection.topic("experiences")
         group = self.connection.consumer(f"steppe-{self.connection.run}")
-        places = [library().TopicPartition(topic, number) for number, _, _ in told["marks"]]
+        places = [import_kafka().TopicPartition(topic, number) for number, _, _ in told["marks"]]
         committed = {place.partition: place.offset for place in group.committed(places, timeout=60)}
-        assert all(low == ends(group, topic, number)[1] for number, low, _ in told["marks"])
+        assert all(low == get_watermarks(group, topic, number)[1] for number, low, _ in told["marks"])
         for number, low, _ in told["marks"]:  # behind the last transaction there is nothing to learn from
-            behind = span(group, topic, number, committed[number], low) if committed[number] < low else []
-            assert {headers_of(message)["kind"] for message in behind} <= {b"begin"}
+            behind = read_range(group, topic, number, committed[number], low) if committed[number] < low else []
+            assert {decode_headers(message)["kind"] for message in behind} <= {b"begin"}
         group.close()
         wait_until(lambda: self.published() == told["version"] - 1, "the last version")
 
     def published(self):
-        last, _ = newest(self.connection, self.connection.topic("model_updates"), 0, lambda message: True)
-        return int.from_bytes(headers_of(last).get("version", b""), "little")
+        last, _ = find_newest(self.connection, self.connection.topic("model_updates"), 0, lambda message: True)
+        return int.from_bytes(decode_headers(last).get("version", b""), "little")
 
 
 @pytest.fixture
@@ -143,7 +151,7 @@ def broker(kafka, tmp_path):
 
 @contextmanager
 def performing(broker, room):
-    connection = Connection(settings(broker.up(0).address), "chaos~1")
+    connection = KafkaConnection(settings(broker.up(0).address), "chaos~1")
     ensure_topics(connection)
     with accounted(Troupe(connection, room)) as troupe:
         yield troupe
@@ -172,7 +180,7 @@ def test_the_broker_is_killed_again_and_again_and_then_away(broker, tmp_path):
         some_time(stream, troupe)
         broker.down()
         with pytest.raises(Unreachable, match="no Kafka broker answers"):
-            troupe.connection.reach(1.0)
+            troupe.connection.fetch_metadata(1.0)
         sizes = {name: _size(process.pid) for name, process in troupe.processes.items()}
         time.sleep(AWAY_S)  # nothing else can be waited for
         troupe.require_alive()
@@ -196,7 +204,7 @@ def test_a_broker_whose_disk_is_full(broker, tmp_path):
                 while file.write(bytes(1 << 16)):
                     pass
             wait_until(lambda: broker.running() is None, "the broker's end")
-            assert "No space left on device" in broker.last_words()
+            assert "No space left on device" in broker.describe_last_error()
             filler.unlink()
             broker.up(0)
             troupe.revive("a message could not be written to")

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.core.config.run import KafkaConfig, resolve
+from steppe.core.config.run import KafkaConfig, resolve_config
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.core.io.atomic_files import read_json
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import ENDED
 from steppe.runtimes.kafka.manifest import wire_name
 from steppe.training.train import run_experiment
-from steppe.transport.kafka.client import Connection, ends, headers_of, reading
+from steppe.transport.kafka.client import KafkaConnection, decode_headers, get_watermarks, open_consumer
 from tests.support.kafka import dead_letters
 from tests.support.kafka_garbage import EVERY, Maker
 from tests.support.service import Served, bring_down, make, run_of
@@ -70,7 +70,7 @@ def trained_inline(tmp_path, steps):
     flat = {key: value for key, value in RUN.items() if not isinstance(value, dict)}
     flat |= {f"{part}.{key}": value for part in ("agent", "evaluation") for key, value in RUN[part].items()}
     given = {**flat, "steps": steps, "runtime": "inline", "run_dir": tmp_path / "inline"}
-    return run_experiment(resolve(("call", given))).summary["weights_sha256"]
+    return run_experiment(resolve_config(("call", given))).summary["weights_sha256"]
 
 
 def flood(connection, count, seed):
@@ -101,7 +101,7 @@ def test_garbage_on_every_topic_changes_nothing(served, tmp_path, count):
         awaited(lambda: run_of(api, run)["progress"]["updates"] > 0, "the run learns")
         directory = RunDirectory(served.root / "runs" / run)
         config = KafkaConfig(address=served.options[1], prefix=served.environ["STEPPE_KAFKA__PREFIX"], partitions=2)
-        connection = Connection(config, wire_name(directory))
+        connection = KafkaConnection(config, wire_name(directory))
         with asking(served, run) as wrong:
             # While it is paused too, so that on whichever machine much of the garbage comes before most of the training.
             for word, state in (("pause", "PAUSED"), ("resume", "RUNNING")):
@@ -112,12 +112,12 @@ def test_garbage_on_every_topic_changes_nothing(served, tmp_path, count):
             assert run_of(api, run)["state"] == "SUCCEEDED", run_of(api, run)
         assert wrong == []
         heard = served.root / "runs" / ".control" / "heard.json"
-        with reading(connection) as consumer:
-            end = ends(consumer, connection.topic(COMMANDS))[1]
+        with open_consumer(connection) as consumer:
+            end = get_watermarks(consumer, connection.topic(COMMANDS))[1]
         awaited(lambda: read_json(heard)[connection.topic(COMMANDS)] >= end, "the service has passed over all of it")
     parked = dead_letters(connection)
     assert max(len(message.value() or b"") for message in parked) <= 4096
-    assert {headers_of(message)["topic"].decode() for message in parked} == set(EVERY)
+    assert {decode_headers(message)["topic"].decode() for message in parked} == set(EVERY)
     told = Counter()
     for _, event in directory.store.read(EVENTS, limit=1 << 40):
         told.update(event["details"].get("refused", {}) if event["kind"] == "warning" else {})

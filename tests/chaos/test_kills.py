@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir
 from steppe.training.resume import resume
 from tests.support.cases import rest_slow
 from tests.support.chaos import (
@@ -66,7 +66,7 @@ def test_all_killed_again_and_again_then_resumed(algo, ahead, runtime, host, has
         assert host.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
         if (path / "run.json").exists():
             order = {"resume": str(path)}
-    remove_room(make_room("sweep", 1))  # the rooms of the killed runs go with the next one that is made
+    remove_shared_dir(make_shared_dir("sweep", 1))  # the rooms of the killed runs go with the next one that is made
     result = resume(path)
     assert result.state == "SUCCEEDED", result.message
     assert result.resume == "exact"

@@ -16,7 +16,7 @@ import pytest
 
 from steppe.core.contracts.errors import SteppeError
 from steppe.core.contracts.transport import COMMANDS, TRAINING
-from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from tests.support import chaos_run
@@ -212,6 +212,6 @@ def test_a_killed_supervisor_takes_its_processes_along(tmp_path):
         wait_until(lambda: not session(process.pid))
     found = status(tmp_path)
     assert (found.state, found.reason) == ("LOST", "process_dead")
-    next_room = make_room("next", 1)  # as the next run would
+    next_room = make_shared_dir("next", 1)  # as the next run would
     assert not left.exists()
-    remove_room(next_room)
+    remove_shared_dir(next_room)

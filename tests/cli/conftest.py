@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.records.run_directory import RunDirectory
@@ -25,7 +25,7 @@ Steppe = Callable[..., subprocess.CompletedProcess[str]]
 def live_run(tmp_path: Path) -> Iterator[RunDirectory]:
     """A run that this process owns and says is RUNNING, half-way through, under `tmp_path`/runs/pole."""
     flags = {"env": "CartPole-v1", "actors": 2, "envs": 64, "mode": "async", "steps": 1_000_000, "target_return": 475}
-    resolved = resolve(("flag", {**flags, "run_dir": str(tmp_path / "runs" / "pole")}))
+    resolved = resolve_config(("flag", {**flags, "run_dir": str(tmp_path / "runs" / "pole")}))
     directory = RunDirectory.create(resolved.config, resolved.sources)
     directory.store.set_status("RUNNING")
     for report in _reports(directory.id):

@@ -81,7 +81,7 @@ def check(directory: Path, summaries: list[dict]) -> None:
 def test_every_rank_of_an_mpi_world_is_a_node(tmp_path: Path) -> None:
     """By gradients; the nodes in Ray exchange deltas."""
     path = described(tmp_path, "mpi", 'exchange = "gradients"', "a2c")
-    command = [mpi.mpiexec(), "-n", "2", STEPPE, "node", "--cluster", path, "--json"]
+    command = [mpi.find_mpiexec(), "-n", "2", STEPPE, "node", "--cluster", path, "--json"]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     check(tmp_path, [json.loads(line) for line in done.stdout.splitlines()])
@@ -98,7 +98,7 @@ def test_every_rank_of_an_mpi_world_is_a_node(tmp_path: Path) -> None:
 )
 def test_worlds_that_are_no_cluster(tmp_path: Path, words: list[str], ranks: int, said: str) -> None:
     path = described(tmp_path, "mpi")
-    command = [mpi.mpiexec(), "-n", str(ranks), STEPPE, *words, "--cluster", path]
+    command = [mpi.find_mpiexec(), "-n", str(ranks), STEPPE, *words, "--cluster", path]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode != 0
     assert said in done.stderr

@@ -34,9 +34,9 @@ benchmark(__file__, {"one": part}, ["--quick", "--into", sys.argv[1]])
 """
 _ROLE = """
 import os, signal, sys, time
-from steppe.runtimes.kafka.standalone import Signals
-signals = Signals()
-signals.nothing_to_lose = sys.argv[1] == "begins"
+from steppe.runtimes.kafka.standalone import StopSignals
+signals = StopSignals()
+signals.exit_immediately = sys.argv[1] == "begins"
 os.kill(os.getpid(), signal.SIGTERM)
 print("went on", signals.stopped)
 """

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from steppe.cli.commands.train import exit_code
-from steppe.cli.live_view import STATES, PlainLines, plain_line, render, showing
+from steppe.cli.live_view import STATES, PlainLines, live_view, plain_line, render
 from steppe.cli.summary import summary_text
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import EVENTS
@@ -127,10 +127,10 @@ def test_only_the_terminals_own_colours_are_used(view):
 
 
 def test_a_run_that_has_said_nothing_yet_can_be_drawn(tmp_path):
-    from steppe.core.config.run import resolve
+    from steppe.core.config.run import resolve_config
     from steppe.records.run_directory import RunDirectory
 
-    resolved = resolve(("flag", {"env": "CartPole-v1", "episodes": 10, "run_dir": str(tmp_path / "new")}))
+    resolved = resolve_config(("flag", {"env": "CartPole-v1", "episodes": 10, "run_dir": str(tmp_path / "new")}))
     view = RunView(RunDirectory.create(resolved.config, resolved.sources))
     view.refresh()
     assert "PENDING" in drawn(view, 80)
@@ -161,7 +161,7 @@ def test_plain_lines_come_every_few_seconds_and_with_each_state(live_run, view):
 
 def test_what_is_no_terminal_gets_no_escape_codes(view):
     stream = io.StringIO()
-    with showing(stream) as show:
+    with live_view(stream) as show:
         show(view)
     assert "\x1b" not in stream.getvalue()
     assert "RUNNING" in stream.getvalue()

@@ -70,4 +70,4 @@ def test_numbers_in_words():
     assert text_charts.duration(42.4) == "42 s"
     assert text_charts.duration(185) == "3:05"
     assert text_charts.duration(7385) == "2:03:05"
-    assert text_charts.shares_in_words({"env": 0.2, "policy": 0.7, "blocked": 0.001}) == "policy 70 %  env 20 %"
+    assert text_charts.format_shares({"env": 0.2, "policy": 0.7, "blocked": 0.001}) == "policy 70 %  env 20 %"

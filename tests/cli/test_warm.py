@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steppe.cli.commands import warm as warming
-from steppe.cli.commands.warm import forget_stale
+from steppe.cli.commands.warm import delete_stale_kernels
 
 pytestmark = pytest.mark.integration
 STEPPE = Path(sys.executable).with_name("steppe")
@@ -92,7 +92,7 @@ def test_after_it_default_runs_compile_nothing(tmp_path):
 def test_what_it_compiled_is_counted_and_found_again(tmp_path, monkeypatch, capsys):
     """With a cache of its own, as far as the workers' tables go."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
-    monkeypatch.setattr(warming, "LANES", (("workers",),))
+    monkeypatch.setattr(warming, "PARALLEL_GROUPS", (("workers",),))
     warming.warm(as_json=True)
     compiled = json.loads(capsys.readouterr().out)["compiled"]
     assert compiled == len(set((tmp_path / "kernels").rglob("*.nbc"))) > 1
@@ -122,6 +122,6 @@ def test_kernels_older_than_any_source_of_kernels_are_forgotten(tmp_path):
     for name, at in times.items():
         (tmp_path / name).write_text("import numba" if name in ("a.py", "b.py") else "")
         os.utime(tmp_path / name, (at, at))
-    assert forget_stale(tmp_path) == 2
+    assert delete_stale_kernels(tmp_path) == 2
     assert [path.name for path in cache.iterdir()] == ["a.g-1.py311.nbi"]
-    assert forget_stale(tmp_path) == 0
+    assert delete_stale_kernels(tmp_path) == 0

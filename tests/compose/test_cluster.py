@@ -17,9 +17,9 @@ from steppe import (
     ParameterClient,
     ParameterServer,
 )
-from steppe.compose.cluster import cluster_server
+from steppe.compose.cluster import make_cluster_server
 from steppe.core.config.cluster import read_cluster
-from steppe.core.config.run import RunConfig, resolve
+from steppe.core.config.run import RunConfig, resolve_config
 from steppe.core.contracts.errors import ConfigError
 from steppe.params.rpc.protocol import TOKEN_VARIABLE
 from steppe.records.run_directory import RunDirectory
@@ -43,7 +43,7 @@ def loop_of(name: str, cluster: dict, seed: int = 0, server=None, **more) -> Dis
 
 
 def make_server(cluster: dict) -> ParameterServer:
-    return cluster_server(read_cluster(cluster), resolve(("call", RUN)))
+    return make_cluster_server(read_cluster(cluster), resolve_config(("call", RUN)))
 
 
 class Liar(threading.Thread):

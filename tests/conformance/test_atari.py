@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from steppe.core.config.run import EnvConfig
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.testing.env import WorldConformance
 
 pytestmark = pytest.mark.integration
@@ -15,7 +15,7 @@ class _Atari(WorldConformance):
     config = EnvConfig()
 
     def make_world(self, num_envs, seed):
-        return make_world(self.env, self.config, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env(self.env, self.config, num_envs, np.random.SeedSequence(seed))
 
     def test_it_resumes_exactly(self):
         world = self.make_world(1, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.records.store import Store
+from steppe.records.store import RunStore
 from steppe.testing.board import BoardConformance
 from steppe.transport.local import LocalBoard
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 class TestStore(BoardConformance):
     @pytest.fixture
     def board(self, tmp_path):
-        store = Store(tmp_path / "run.sqlite")
+        store = RunStore(tmp_path / "run.sqlite")
         yield store
         store.close()
 

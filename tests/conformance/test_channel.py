@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir
 from steppe.testing.channel import ChannelConformance
 from steppe.transport.local import LocalChannel
 from steppe.transport.shm import ShmChannel
@@ -23,7 +23,7 @@ class TestShmChannel(ChannelConformance):
 
     @contextmanager
     def make(self, num_actors, slots_per_actor):
-        room = make_room(self.run, 1)
+        room = make_shared_dir(self.run, 1)
         self.opened, self.sizes = [], (room, self.spec, self.run, num_actors, slots_per_actor)
         try:
             self.opened.append(ShmChannel(*self.sizes, create=True))
@@ -31,7 +31,7 @@ class TestShmChannel(ChannelConformance):
         finally:
             for channel in self.opened:
                 channel.close()
-            remove_room(room)
+            remove_shared_dir(room)
 
     def beside(self, channel):
         self.opened.append(ShmChannel(*self.sizes))

@@ -4,9 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from steppe.core.config.references import reference
+from steppe.core.config.references import make_reference
 from steppe.core.config.run import EnvConfig
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.testing.env import WorldConformance, collect
 
 pytestmark = pytest.mark.integration
@@ -65,7 +65,7 @@ class _LoopConformance(WorldConformance):
     config = EnvConfig(vector="loop")
 
     def make_world(self, num_envs, seed):
-        return make_world(self.env, self.config, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env(self.env, self.config, num_envs, np.random.SeedSequence(seed))
 
     def make_plain(self):
         return gym.make(self.env)
@@ -119,12 +119,12 @@ class TestTruncatedChain(_LoopConformance):
 
 
 class TestDictAndMultiDiscrete(_LoopConformance):
-    env = reference(_Coins)
+    env = make_reference(_Coins)
     make_plain = _Coins
 
 
 class TestImages(_LoopConformance):
-    env = reference(_Pictures)
+    env = make_reference(_Pictures)
     make_plain = _Pictures
 
     def row_of(self, space, raw):
@@ -135,7 +135,7 @@ class TestNativeCartPole(WorldConformance):
     num_rows = 150
 
     def make_world(self, num_envs, seed):
-        return make_world("CartPole-v1", EnvConfig(vector="native"), num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("CartPole-v1", EnvConfig(vector="native"), num_envs, np.random.SeedSequence(seed))
 
     def test_it_resets_on_the_next_step(self):
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
@@ -177,7 +177,7 @@ class TestNativeCartPole(WorldConformance):
 class TestNativeTimeLimit(WorldConformance):
     def make_world(self, num_envs, seed):
         config = EnvConfig(vector="native", time_limit=8)
-        return make_world("CartPole-v1", config, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("CartPole-v1", config, num_envs, np.random.SeedSequence(seed))
 
     def test_episodes_are_truncated_at_the_limit(self):
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
@@ -190,13 +190,15 @@ class TestNativeFrames(WorldConformance):
 
     def make_world(self, num_envs, seed):
         config = EnvConfig(vector="native", frame_stack=3)
-        return make_world("CartPole-v1", config, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("CartPole-v1", config, num_envs, np.random.SeedSequence(seed))
 
     def test_frames_are_the_newest_observations_of_the_episode(self):
         plain = EnvConfig(vector="native")
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
         single = collect(
-            make_world("CartPole-v1", plain, self.num_envs, np.random.SeedSequence(0)), self.num_rows, self.num_rows
+            make_segment_env("CartPole-v1", plain, self.num_envs, np.random.SeedSequence(0)),
+            self.num_rows,
+            self.num_rows,
         )
         for index in range(self.num_envs):
             began = 0
@@ -212,4 +214,4 @@ class TestRecall(_LoopConformance):
 
 class TestNativeRecall(WorldConformance):
     def make_world(self, num_envs, seed):
-        return make_world("steppe/Recall-v0", EnvConfig(vector="native"), num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("steppe/Recall-v0", EnvConfig(vector="native"), num_envs, np.random.SeedSequence(seed))

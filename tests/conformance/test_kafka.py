@@ -14,9 +14,9 @@ from steppe.testing.channel import ChannelConformance
 from steppe.testing.runtime import RuntimeConformance
 from steppe.testing.weights import WeightStoreConformance
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet, beginning
-from steppe.transport.kafka.client import Feed, partitions_of
-from steppe.transport.kafka.weights import KafkaWeights, Press
+from steppe.transport.kafka.channel import KafkaReader, KafkaWriter, marks_at_end
+from steppe.transport.kafka.client import PartitionReader, count_partitions
+from steppe.transport.kafka.weights import KafkaWeights, WeightPublisher
 from tests.support.kafka import PATIENCE_S, connected, settings, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -41,9 +41,9 @@ class TestKafkaBoard(BoardConformance):
             board.close()
 
 
-class PatientInlet(KafkaInlet):
+class PatientInlet(KafkaReader):
     def poll(self):
-        assert self._feed.catch_up(PATIENCE_S)
+        assert self._partition_reader.catch_up(PATIENCE_S)
         return super().poll()
 
     def release(self, segment):
@@ -51,9 +51,9 @@ class PatientInlet(KafkaInlet):
         assert self.close(PATIENCE_S)
 
 
-class PatientOutlet(KafkaOutlet):
+class PatientOutlet(KafkaWriter):
     def blank(self, actor):
-        assert self._feed.catch_up(PATIENCE_S)
+        assert self._partition_reader.catch_up(PATIENCE_S)
         return super().blank(actor)
 
     def offer(self, segment):
@@ -71,8 +71,10 @@ class Writers:
     def end(self, actor):
         connection, spec, slots = self.about
         if actor not in self.ends:
-            self.feeds.append(Feed(connection))
-            self.ends[actor] = PatientOutlet(connection, self.feeds[-1], spec, actor, slots, partitions_of(connection))
+            self.feeds.append(PartitionReader(connection))
+            self.ends[actor] = PatientOutlet(
+                connection, self.feeds[-1], spec, actor, slots, count_partitions(connection)
+            )
         return self.ends[actor]
 
     def blank(self, actor):
@@ -101,8 +103,8 @@ class TestKafkaChannel(ChannelConformance):
     @contextmanager
     def make(self, num_actors, slots_per_actor):
         self.connection, self.slots = connected(self.address, self.run), slots_per_actor
-        self.feeds = [Feed(self.connection)]
-        marks = beginning(self.connection, 2)
+        self.feeds = [PartitionReader(self.connection)]
+        marks = marks_at_end(self.connection, 2)
         try:
             yield PatientInlet(self.connection, self.feeds[0], self.spec, num_actors, slots_per_actor, marks)
         finally:
@@ -152,7 +154,7 @@ class TestKafkaWeights(WeightStoreConformance):
     @contextmanager
     def make(self):
         self.connection, self.feeds = connected(self.address, claim_mb=self.claim_mb), []
-        self.press = Press(self.connection, None, self.claims)
+        self.press = WeightPublisher(self.connection, None, self.claims)
         try:
             yield CountingWeights(self.connection, self.claims, self.press)
         finally:
@@ -161,7 +163,7 @@ class TestKafkaWeights(WeightStoreConformance):
                 feed.close()
 
     def beside(self, store):
-        self.feeds.append(Feed(self.connection))
+        self.feeds.append(PartitionReader(self.connection))
         return PatientWeights(self.connection, self.feeds[-1], self.claims, store)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steppe.replay import Draws, ReplayBufferPool, ReplayMemory, Rollout
+from steppe.replay import ReplayBufferPool, ReplayMemory, RolloutBuffer, SamplingConfig
 from steppe.testing.memory import MemoryConformance
 
 pytestmark = pytest.mark.unit
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 class TestRollout(MemoryConformance):
     def make(self):
-        return Rollout(self.spec)
+        return RolloutBuffer(self.spec)
 
 
 class TestReplay(MemoryConformance):
@@ -21,7 +21,7 @@ class TestReplay(MemoryConformance):
 
     def make(self):
         pool = ReplayBufferPool(self.num_buffers, 120 // self.num_buffers, use_prioritized=self.prioritized)
-        draws = Draws(16, learning_starts=20, samples_per_insert=2.0, n_step=self.n_step, total_steps=300)
+        draws = SamplingConfig(16, learning_starts=20, samples_per_insert=2.0, n_step=self.n_step, total_steps=300)
         return ReplayMemory(self.spec, pool, draws, stream=np.random.default_rng(5))
 
 

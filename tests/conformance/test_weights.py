@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir
 from steppe.testing.weights import WeightStoreConformance
 from steppe.transport.local import LocalWeights
 from steppe.transport.shm import ShmWeights
@@ -24,13 +24,13 @@ class TestLocalWeights(WeightStoreConformance):
 class TestShmWeights(WeightStoreConformance):
     @contextmanager
     def make(self):
-        self.room = make_room("conformance", 1)
+        self.room = make_shared_dir("conformance", 1)
         store = ShmWeights(self.room, readers=("actor-0", "actor-1"))
         try:
             yield store
         finally:
             store.close()
-            remove_room(self.room)
+            remove_shared_dir(self.room)
 
     def beside(self, store):
         return ShmWeights(self.room)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from steppe.control.autoscale.loop import Tending
-from steppe.control.autoscale.policy import Autoscaler, Load, Policy, advise
+from steppe.control.autoscale.loop import AutoscaleLoop
+from steppe.control.autoscale.policy import Autoscaler, RunLoad, ScalingPolicy, decide_scaling
 from steppe.control.models import RunRequest
 from steppe.control.service import Service
 from tests.support.service import LONG, until
 
-POLICY = Policy(least=1, most=16, looks=3, rest_s=60.0)
+POLICY = ScalingPolicy(least=1, most=16, looks=3, rest_s=60.0)
 REPORTS = Path(__file__).resolve().parents[2] / "benchmarks" / "reports"
 RECORDED = json.loads((Path(__file__).parent / "recorded_loads.json").read_text())
 
@@ -23,26 +23,26 @@ RECORDED = json.loads((Path(__file__).parent / "recorded_loads.json").read_text(
 @pytest.mark.parametrize(
     ("load", "wanted", "reason"),
     [
-        (Load(4, waits=0.10, blocked=0.10), 4, "balanced"),
-        (Load(4, waits=0.40, blocked=0.0), 6, "starving"),  # 4 x 0.9 / 0.6
-        (Load(4, waits=0.95, blocked=0.0), 8, "starving"),  # 72 would fit, twice as many at most
-        (Load(12, waits=0.60, blocked=0.0), 16, "starving"),  # 27 would fit, 16 is the limit
-        (Load(10, waits=0.0, blocked=0.64), 4, "flooded"),  # 10 x 0.36 / 0.9
-        (Load(10, waits=0.02, blocked=0.1, dropped=0.3), 7, "dropped"),
-        (Load(1, waits=0.0, blocked=0.99), 1, "flooded"),
-        (Load(6, waits=0.5, blocked=0.5), 6, "both"),
-        (Load(8, waits=0.0, blocked=0.0, samples_per_insert=2.0, samples_wanted=8.0), 2, "behind"),
+        (RunLoad(4, waits=0.10, blocked=0.10), 4, "balanced"),
+        (RunLoad(4, waits=0.40, blocked=0.0), 6, "starving"),  # 4 x 0.9 / 0.6
+        (RunLoad(4, waits=0.95, blocked=0.0), 8, "starving"),  # 72 would fit, twice as many at most
+        (RunLoad(12, waits=0.60, blocked=0.0), 16, "starving"),  # 27 would fit, 16 is the limit
+        (RunLoad(10, waits=0.0, blocked=0.64), 4, "flooded"),  # 10 x 0.36 / 0.9
+        (RunLoad(10, waits=0.02, blocked=0.1, dropped=0.3), 7, "dropped"),
+        (RunLoad(1, waits=0.0, blocked=0.99), 1, "flooded"),
+        (RunLoad(6, waits=0.5, blocked=0.5), 6, "both"),
+        (RunLoad(8, waits=0.0, blocked=0.0, samples_per_insert=2.0, samples_wanted=8.0), 2, "behind"),
     ],
 )
 def test_one_stretch(load, wanted, reason):
-    advice = advise(load, POLICY)
+    advice = decide_scaling(load, POLICY)
     assert (advice.wanted, advice.reason) == (wanted, reason)
     assert str(wanted) in advice.words
 
 
 @pytest.mark.unit
 def test_nothing_changes_before_several_looks_agree_nor_soon_after_a_change():
-    scaler, starving = Autoscaler(POLICY), Load(2, waits=0.6, blocked=0.0)
+    scaler, starving = Autoscaler(POLICY), RunLoad(2, waits=0.6, blocked=0.0)
     acts = [scaler.look(starving, 10.0 * look).act for look in range(3)]
     assert acts == [False, False, True]
     grown = replace(starving, actors=4)
@@ -53,19 +53,19 @@ def test_nothing_changes_before_several_looks_agree_nor_soon_after_a_change():
 @pytest.mark.unit
 def test_looks_that_disagree_change_nothing():
     scaler = Autoscaler(POLICY)
-    up, down = Load(4, waits=0.6, blocked=0.0), Load(4, waits=0.0, blocked=0.6)
+    up, down = RunLoad(4, waits=0.6, blocked=0.0), RunLoad(4, waits=0.0, blocked=0.6)
     assert not any(scaler.look((up, down)[look % 2], 10.0 * look).act for look in range(40))
 
 
 @pytest.mark.unit
 def test_the_most_cautious_of_the_agreeing_numbers_is_taken():
     scaler = Autoscaler(POLICY)
-    advised = [scaler.look(Load(4, waits=waits, blocked=0.0), look) for look, waits in enumerate((0.55, 0.3, 0.5))]
+    advised = [scaler.look(RunLoad(4, waits=waits, blocked=0.0), look) for look, waits in enumerate((0.55, 0.3, 0.5))]
     assert advised[-1].act
-    assert advised[-1].wanted == advise(Load(4, waits=0.3, blocked=0.0), POLICY).wanted
+    assert advised[-1].wanted == decide_scaling(RunLoad(4, waits=0.3, blocked=0.0), POLICY).wanted
 
 
-def simulated(recorded: dict[int, list[Load]], begin: int) -> list[int]:
+def simulated(recorded: dict[int, list[RunLoad]], begin: int) -> list[int]:
     """The numbers that the policy goes through when each one's recorded stretches are what it sees."""
     scaler, path, now_s = Autoscaler(replace(POLICY, most=max(recorded))), [begin], 0.0
     for _ in range(10):
@@ -85,7 +85,7 @@ def test_on_recorded_runs_of_a_slow_environment_it_goes_where_they_were_fastest(
     rates = {row["settings"]["actors"]: row["median"] for row in rows}
     recorded = {
         row["settings"]["actors"]: [
-            Load(1, waits=row["shares"]["learner"]["wait"], blocked=row["shares"]["actor"]["blocked"])
+            RunLoad(1, waits=row["shares"]["learner"]["wait"], blocked=row["shares"]["actor"]["blocked"])
         ]
         for row in rows
     }
@@ -96,7 +96,7 @@ def test_on_recorded_runs_of_a_slow_environment_it_goes_where_they_were_fastest(
 @pytest.mark.unit
 @pytest.mark.parametrize("begin", [2, 4])
 def test_on_recorded_runs_of_a_slow_learner_it_takes_actors_away_and_stays(begin):
-    recorded = {int(n): [Load(**load) for load in found["loads"]] for n, found in RECORDED["slow learner"].items()}
+    recorded = {int(n): [RunLoad(**load) for load in found["loads"]] for n, found in RECORDED["slow learner"].items()}
     rates = {int(n): found["steps_per_s"] for n, found in RECORDED["slow learner"].items()}
     path = simulated(recorded, begin)
     assert path == sorted(path, reverse=True)
@@ -113,11 +113,11 @@ def test_a_run_that_goes_on_is_given_actors_and_its_log_says_why(tmp_path):
     run = service.create_run(RunRequest(**slow), "test").id
     try:
         until(lambda: service.get_run(run).state == "RUNNING", "the run is under way")
-        tending = Tending(service, "set", Policy(most=4, looks=2, rest_s=0.0))
+        tending = AutoscaleLoop(service, "set", ScalingPolicy(most=4, looks=2, rest_s=0.0))
         seconds = iter(range(10_000))
 
         def grown():
-            service.tend()
+            service.reconcile()
             tending.look(float(next(seconds)))
             return service.get_actors(run).desired > 1
 
@@ -128,5 +128,5 @@ def test_a_run_that_goes_on_is_given_actors_and_its_log_says_why(tmp_path):
         assert notes[-1].details["wanted"] == service.get_actors(run).desired
     finally:
         service.stop_run(run, "test")
-        until(lambda: service.tend() or service.get_run(run).state in ("STOPPED", "FAILED"), "the run has ended")
+        until(lambda: service.reconcile() or service.get_run(run).state in ("STOPPED", "FAILED"), "the run has ended")
         service.close()

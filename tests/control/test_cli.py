@@ -43,7 +43,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "runs"
     for record in (tmp_path / "runs").glob("*/run.json"):
         store = RunDirectory(record.parent).store
-        process_host.kill(store.status())
+        process_host.kill_run_processes(store.status())
         until(lambda found=store: found.status().state in (*ENDED, "PENDING"), "the run is gone")
     clean_up(tmp_path / "runs")
 

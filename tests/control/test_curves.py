@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from steppe.control.curves import Curves, extremes
+from steppe.control.curves import Curves, downsample_extremes
 from steppe.core.contracts.reports import EventReport, TrainingReport
 from steppe.core.contracts.transport import EVENTS, TRAINING
-from steppe.records.store import Store
+from steppe.records.store import RunStore
 
 pytestmark = pytest.mark.unit
 
@@ -23,19 +23,19 @@ def report(step: int, value: float) -> dict:
 def test_extremes_keep_every_parts_least_and_greatest():
     values = np.random.default_rng(0).normal(size=10_000).tolist()
     values[4_321], values[7_777] = 99.0, -99.0
-    rows = extremes(values, range(len(values)), 200)
+    rows = downsample_extremes(values, range(len(values)), 200)
     assert len(rows) <= 200
     assert rows == sorted(rows)
     assert {4_321, 7_777} <= set(rows)
     for part in np.array_split(np.array(values), 100):
         assert part.max() in {values[row] for row in rows}
         assert part.min() in {values[row] for row in rows}
-    assert extremes(values, range(50), 200) == list(range(50))
-    assert extremes([math.nan] * 10, range(10), 4) == []
+    assert downsample_extremes(values, range(50), 200) == list(range(50))
+    assert downsample_extremes([math.nan] * 10, range(10), 4) == []
 
 
 def test_only_what_is_new_is_read_and_cursors_go_on(tmp_path):
-    store = Store(tmp_path / "run.sqlite")
+    store = RunStore(tmp_path / "run.sqlite")
     curves = Curves(store)
     for step in range(1, 4):
         store.post(TRAINING, report(step, float(step)))
@@ -51,7 +51,7 @@ def test_only_what_is_new_is_read_and_cursors_go_on(tmp_path):
 
 
 def test_reports_of_several_kinds_keep_their_order(tmp_path):
-    store = Store(tmp_path / "run.sqlite")
+    store = RunStore(tmp_path / "run.sqlite")
     curves = Curves(store)
     for step in range(1, 2_501):  # more than are read at once
         stats = {"x": step / 2, "y": -1.0} if step % 3 else {"x": step / 2}
@@ -66,7 +66,7 @@ def test_reports_of_several_kinds_keep_their_order(tmp_path):
 
 
 def test_a_resumed_run_goes_back(tmp_path):
-    store = Store(tmp_path / "run.sqlite")
+    store = RunStore(tmp_path / "run.sqlite")
     curves = Curves(store)
     store.post(TRAINING, report(9, 1.0))
     event = EventReport(run="r", kind="resume", role="supervisor", details={"env_steps": 50})
@@ -77,7 +77,7 @@ def test_a_resumed_run_goes_back(tmp_path):
 
 
 def test_memory_is_bounded(tmp_path):
-    store = Store(tmp_path / "run.sqlite")
+    store = RunStore(tmp_path / "run.sqlite")
     curves = Curves(store, most_points=100)
     for step in range(1, 1_001):
         store.post(TRAINING, report(step, 1e6 if step == 500 else step % 7))

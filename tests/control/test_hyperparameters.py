@@ -6,7 +6,7 @@ import pytest
 
 from steppe.control import models
 from steppe.control.service import Service
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
@@ -57,7 +57,7 @@ def test_a_change_that_would_not_fit_is_refused(service, monkeypatch):
 def test_what_means_nothing_in_the_world_of_a_stopped_run_is_refused_at_once(service):
     """A run that has begun knows its world: CartPole has no continuous actions whose bounds could be exceeded."""
     layer = {**settings("ppo"), "name": "begun", "steps": 64}
-    run_experiment(resolve(("call", layer)), observers=[lambda view: view.updates > 0])
+    run_experiment(resolve_config(("call", layer)), observers=[lambda view: view.updates > 0])
     directory = RunDirectory.open("begun")
     directory.store.set_status("STOPPED")
     with pytest.raises(ConfigError, match="bounds_coef is for continuous actions, and CartPole-v1 has others"):

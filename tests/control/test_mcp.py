@@ -18,8 +18,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.subscriptions import ResourceUpdated
 from mcp.types import CallToolResult, ElicitResult
 
-from steppe.control.mcp.resources import cleaned
-from steppe.control.mcp.tools import CANNOT_ASK, plain_words
+from steppe.control.mcp.resources import sanitize
+from steppe.control.mcp.tools import CANNOT_ASK, strip_internal_names
 from steppe.control.service import operations
 from tests.support.cases import rest_slow
 from tests.support.service import LONG, SERVE, SHORT, Served, make, run_of
@@ -285,17 +285,18 @@ def test_http_passes_the_same_gate(served: Served) -> None:
 
 @pytest.mark.unit
 def test_errors_name_nothing_of_the_inside() -> None:
-    found = plain_words(
+    found = strip_internal_names(
         "Error executing tool stop_run: 1 validation error for stop_runArguments\nrun\n  Field required [type=missing, "
         "input_value={}, input_type=dict]\n    For further information visit https://errors.pydantic.dev/2/v/missing"
     )
     assert found == "the arguments are not valid: run\n  Field required"
     assert (
-        plain_words("required by resolver 'steppe.control.mcp.tools:ask'") == "required by the question to the person"
+        strip_internal_names("required by resolver 'steppe.control.mcp.tools:ask'")
+        == "required by the question to the person"
     )
 
 
 @pytest.mark.unit
 def test_texts_of_strangers_are_cut_and_cleaned() -> None:
-    assert cleaned({"a": ["x\x1b[0my\n"], "b": 3}) == {"a": ["x [0my "], "b": 3}
-    assert len(cleaned("é" * 3_000)) == 501
+    assert sanitize({"a": ["x\x1b[0my\n"], "b": 3}) == {"a": ["x [0my "], "b": 3}
+    assert len(sanitize("é" * 3_000)) == 501

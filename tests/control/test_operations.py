@@ -9,7 +9,7 @@ import pytest
 
 from steppe.control import operations
 from steppe.control.database import new_operation
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records import store as stores
@@ -29,7 +29,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, clock):
-    resolved = resolve(("call", {"env": "CartPole-v1", "run_dir": str(tmp_path / "run")}))
+    resolved = resolve_config(("call", {"env": "CartPole-v1", "run_dir": str(tmp_path / "run")}))
     directory = RunDirectory.create(resolved.config, resolved.sources)
     for path in directory.path.iterdir():  # their times count as signs of life
         os.utime(path, (0, 0))
@@ -52,9 +52,9 @@ def silent(run, clock, state):
 def test_an_operation_on_a_silent_run_waits_for_its_deadline(run, clock, kind, details):
     record = begun(kind, clock, deadline_s=100.0, **details)
     silent(run, clock, "STARTING" if kind == "start" else "RUNNING")
-    assert operations.settle(record, run)["state"] == "pending"
+    assert operations.refresh_operation(record, run)["state"] == "pending"
     clock.s += 100.0
-    found = operations.settle(record, run)
+    found = operations.refresh_operation(record, run)
     assert (found["state"], found["message"]) == ("failed", "nobody has carried it out within 100 s")
 
 
@@ -62,7 +62,7 @@ def test_one_that_is_heard_of_again_succeeds(run, clock):
     start = begun("start", clock, deadline_s=100.0)
     silent(run, clock, "STARTING")
     run.store.set_status("RUNNING")
-    assert operations.settle(start, run)["state"] == "succeeded"
+    assert operations.refresh_operation(start, run)["state"] == "succeeded"
     record = begun("pause", clock)
     number = run.store.post(COMMANDS, {"command": "pause", "id": record["id"]})
     record["details"]["number"] = 0
@@ -70,13 +70,13 @@ def test_one_that_is_heard_of_again_succeeds(run, clock):
     answer = {"command": "pause", "id": record["id"], "obeyed": True}
     run.store.post(EVENTS, EventReport(run="run", kind="command", role="learner", details=answer).record())
     assert number
-    assert operations.settle(record, run)["state"] == "succeeded"
+    assert operations.refresh_operation(record, run)["state"] == "succeeded"
 
 
 def test_a_process_that_is_gone_fails_it_at_once(run, clock, monkeypatch):
     record = begun("start", clock, deadline_s=100.0)
     run.store.set_status("STARTING")
     monkeypatch.setattr(stores, "process_start", lambda pid: None)
-    found = operations.settle(record, run)
+    found = operations.refresh_operation(record, run)
     assert found["state"] == "failed"
     assert "ended without saying why" in found["message"]

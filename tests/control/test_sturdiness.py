@@ -15,7 +15,7 @@ import pytest
 
 from steppe.control import models, process_host, run_cache
 from steppe.control.curves import Curves
-from steppe.control.http.stream import Hub, Watcher
+from steppe.control.http.stream import Hub, RunWatcher
 from steppe.control.service import Bounds, Service
 from steppe.core.config.run import KafkaConfig, RunConfig
 from steppe.core.contracts.errors import ConfigError
@@ -32,9 +32,9 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     made = Service(Bounds(stop_s=1.0))
     yield made
     for found in made.list_runs().runs:
-        process_host.kill(RunDirectory(made.root / found.id).store.status())
+        process_host.kill_run_processes(RunDirectory(made.root / found.id).store.status())
         until(lambda run=found.id: made.get_run(run).state in (*ENDED, "PENDING"), "the run is gone")
-        made.tend()
+        made.reconcile()
     made.close()
     clean_up(made.root)
 
@@ -54,7 +54,7 @@ def test_a_run_that_does_not_stop_is_killed(service: Service) -> None:
     assert asked.state == "pending"
 
     def settled() -> models.Operation | None:
-        service.tend()
+        service.reconcile()
         found = service.get_operation(asked.id)
         return found if found.state != "pending" else None
 
@@ -130,7 +130,7 @@ def test_a_page_that_waits_for_the_service_makes_it_read_no_history(
     monkeypatch.setattr(Curves, "refresh", lambda curves: read.append(curves))
     hub = Hub()
     hub.clients = 1
-    watcher, store = Watcher(service, hub), RunDirectory(service.root / run).store
+    watcher, store = RunWatcher(service, hub), RunDirectory(service.root / run).store
     watcher.look()
     assert (hub.number, read) == (1, []), "it is told that the run is there, and no more"
     store.set_status("RUNNING")
@@ -159,7 +159,7 @@ def test_memory_stays_flat_over_a_day_of_points(
     directory.store.set_status("RUNNING")
     hub = Hub(size=64, size_bytes=1 << 16)
     hub.clients = 1
-    watcher = Watcher(service, hub)
+    watcher = RunWatcher(service, hub)
 
     def pass_time(begin: int, end: int) -> int:
         """The most memory in use at any of ten moments: what is kept rises and falls as curves are thinned out."""

@@ -11,9 +11,9 @@ import pytest
 from steppe.control import process_host
 from steppe.core.contracts.transport import COMMANDS
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.kafka.manifest import command, wire_name
+from steppe.runtimes.kafka.manifest import make_command, wire_name
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection
+from steppe.transport.kafka.client import KafkaConnection
 from tests.support.kafka import Topics, settings
 from tests.support.service import LONG, Served, bring_down, finished, in_state, make, run_of, until
 
@@ -50,8 +50,8 @@ class OwnService:
 
     def tell(self, word):
         """Ask over Kafka, as a stranger who knows the run's name and key."""
-        board = KafkaBoard(Connection(self.config, wire_name(self.directory)), "stranger")
-        asked = command(word, "stranger")
+        board = KafkaBoard(KafkaConnection(self.config, wire_name(self.directory)), "stranger")
+        asked = make_command(word, "stranger")
         assert board.post(COMMANDS, asked)
         board.close()
         self.asked.append(asked["id"])
@@ -72,7 +72,7 @@ class OwnService:
     def kill(self):
         """End the run at once, if there is one."""
         if self.topics is not None:
-            process_host.kill(self.directory.store.status())
+            process_host.kill_run_processes(self.directory.store.status())
 
     def close(self):
         self.api.close()

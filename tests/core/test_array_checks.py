@@ -7,7 +7,7 @@ import pytest
 
 from steppe.core.array_checks import (
     as_column,
-    empty_segment,
+    clear_segment,
     require_below,
     require_finite,
     require_flags,
@@ -102,7 +102,7 @@ def test_a_segment_with_a_bad_value_is_refused(column: str, value: float) -> Non
     segment[column][1, 1] = value
     with pytest.raises((UsageError, NotFinite), match=f"'{column}'"):
         require_segment(segment)
-    empty_segment(segment)
+    clear_segment(segment)
     require_segment(segment)
     assert segment.num_valid == segment.env_steps == 0
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steppe.core.guidance import advised, greedy_walk
+from steppe.core.guidance import expert_action_mask, greedy_walk
 
 pytestmark = pytest.mark.unit
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
@@ -47,15 +47,15 @@ def seen(nearer=(), others=(), walls=()):
     ],
 )
 def test_moves_that_are_advised(obs, wanted):
-    assert set(np.flatnonzero(advised(obs)).tolist()) == wanted
+    assert set(np.flatnonzero(expert_action_mask(obs)).tolist()) == wanted
     many = np.broadcast_to(obs, (2, 3, 6, 9, 9))
-    np.testing.assert_array_equal(advised(many), np.broadcast_to(advised(obs), (2, 3, 5)))
+    np.testing.assert_array_equal(expert_action_mask(many), np.broadcast_to(expert_action_mask(obs), (2, 3, 5)))
 
 
 def test_somebody_further_away_is_not_beside():
     obs = seen(nearer=[UP])
     obs[0, 2, 4] = obs[0, 3, 3] = 1
-    assert np.flatnonzero(advised(obs)).tolist() == [UP]
+    assert np.flatnonzero(expert_action_mask(obs)).tolist() == [UP]
 
 
 def test_the_walker_takes_moves_that_lead_nearer_whoever_is_there():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.core.table_merge import changed_rows, merge_rows, put_rows
+from steppe.core.table_merge import apply_remote_rows, find_changed_rows, merge_rows
 
 pytestmark = pytest.mark.unit
 
@@ -22,7 +22,7 @@ class Copy:
         self.found, self.kept = np.empty(len(shared) + 1, np.int64), np.ones(shared.shape, np.float32)
 
     def merge(self, shared, log, head, candidates=NONE):
-        rows = self.found[: changed_rows(self.local, self.base, candidates, self.found)].copy()
+        rows = self.found[: find_changed_rows(self.local, self.base, candidates, self.found)].copy()
         self.seen = merge_rows(shared, self.local, self.base, self.kept, rows, log, head, self.seen)
         return self.seen, rows
 
@@ -32,8 +32,8 @@ def test_changed_rows_are_found_among_all_and_among_candidates():
     local = base.copy()
     local[1, 1], local[4, 0] = 1.0, -1.0
     found = np.empty(7, np.int64)
-    assert found[: changed_rows(local, base, NONE, found)].tolist() == [1, 4]
-    assert found[: changed_rows(local, base, np.array([0, 4, 5]), found)].tolist() == [4]
+    assert found[: find_changed_rows(local, base, NONE, found)].tolist() == [1, 4]
+    assert found[: find_changed_rows(local, base, np.array([0, 4, 5]), found)].tolist() == [4]
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,5 +109,5 @@ def test_messages_between_ranks_come_to_the_same():
         np.array([[1.0, 0.5], [0.25, 1.0]]),
     )
     shared += 10.0  # what others have learned meanwhile
-    put_rows(shared, np.array([0, 2]), kept, mine - kept * old)
+    apply_remote_rows(shared, np.array([0, 2]), kept, mine - kept * old)
     assert shared.tolist() == [[11.0, 8.0 + 5.0], [13.0, 14.0], [2.0 + 2.5, 16.0]]

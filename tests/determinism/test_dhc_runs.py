@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.records.checkpoints import Checkpoints, load_weights
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
@@ -26,7 +26,7 @@ EVERY_STEP = {"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000}
 
 
 def train(path, **more):
-    result = run_experiment(resolve(("call", {**SMALL, "runtime": "inline", "run_dir": path, **more})))
+    result = run_experiment(resolve_config(("call", {**SMALL, "runtime": "inline", "run_dir": path, **more})))
     assert result.state == "SUCCEEDED", result.message
     return result
 

@@ -10,7 +10,7 @@ import time
 import gymnasium as gym
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.training.resume import resume
@@ -48,7 +48,7 @@ most = pytest.mark.parametrize(
 
 def train(path, algo, ahead, observers=(), **more):
     layer = {**SMALL, **ALGOS[algo], "flow.ahead": ahead, "runtime": "inline", "run_dir": path, **more}
-    return run_experiment(resolve(("call", layer)), observers=observers)
+    return run_experiment(resolve_config(("call", layer)), observers=observers)
 
 
 def figures(result):

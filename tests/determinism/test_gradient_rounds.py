@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
 
@@ -37,7 +37,7 @@ FIGURES = ("weights_sha256", "env_steps", "updates", "version", "eval_return_mea
 
 def run(runtime, path, observers=(), **settings):
     layer = {**SMALL, "runtime": runtime, "run_dir": path, **settings}
-    return run_experiment(resolve(("call", layer)), observers=observers)
+    return run_experiment(resolve_config(("call", layer)), observers=observers)
 
 
 def figures(result):

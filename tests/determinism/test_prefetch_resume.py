@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.records.checkpoints import Checkpoints
 from steppe.replay import prefetch
 from steppe.training.resume import resume
@@ -24,11 +24,11 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def _every_batch_is_worth_a_thread(monkeypatch):
-    monkeypatch.setattr(prefetch, "LEAST_BYTES", 1)
+    monkeypatch.setattr(prefetch, "MIN_THREADED_BYTES", 1)
 
 
 def train(path, **more):
-    return run_experiment(resolve(("call", {**SETTINGS, "run_dir": path, **more})))
+    return run_experiment(resolve_config(("call", {**SETTINGS, "run_dir": path, **more})))
 
 
 def figures(result):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.records.profiling.timeline import read_spans
 from steppe.records.run_directory import RunDirectory
 from steppe.training.train import run_experiment
@@ -35,7 +35,7 @@ CASES = {
 
 def run(runtime, tmp_path, name, **settings):
     layer = {**SMALL, "seed": 7, "runtime": runtime, "run_dir": tmp_path / name, **settings}
-    result = run_experiment(resolve(("call", layer)))
+    result = run_experiment(resolve_config(("call", layer)))
     assert result.state == "SUCCEEDED", result.message
     assert result.env_steps >= layer["steps"]
     assert result.updates > 0

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.records.checkpoints import Checkpoints
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
@@ -38,7 +38,7 @@ ROLLOUT = ("minibatch_size", "epochs")
 def train(path, case, **more):
     layer = {**SMALL, **CASES[case], "runtime": "inline", "run_dir": path, **more}
     layer = {key: value for key, value in layer.items() if layer.get("algo") != "dqn" or key not in ROLLOUT}
-    return run_experiment(resolve(("call", layer)))
+    return run_experiment(resolve_config(("call", layer)))
 
 
 def figures(result):
@@ -100,4 +100,4 @@ def test_workers_refuse_environments_of_several_agents(tmp_path):
 
     layer = {"env": "pettingzoo.classic.rps_v2", "algo": "q-learning", "mode": "workers", "run_dir": tmp_path / "run"}
     with pytest.raises(UsageError, match="mode 'workers' is not for PettingZoo environments"):
-        run_experiment(resolve(("call", layer)))
+        run_experiment(resolve_config(("call", layer)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.training.train import run_experiment
@@ -76,6 +76,6 @@ def test_actors_on_another_machine(kafka, tmp_path, monkeypatch):
         for process in reversed(processes):
             _, errors = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, errors
-    expected = run_experiment(resolve(("call", {"env": "CartPole-v1", "runtime": "inline", **SMALL})))
+    expected = run_experiment(resolve_config(("call", {"env": "CartPole-v1", "runtime": "inline", **SMALL})))
     found = Checkpoints(RunDirectory.open(tmp_path / "here" / "run").checkpoints).latest()
     assert found.weights.sha256() == expected.summary["weights_sha256"]

@@ -9,7 +9,7 @@ import pytest
 
 from steppe.core.contracts.errors import ConfigError
 from steppe.envs import arguments
-from steppe.envs.arguments import require_arguments
+from steppe.envs.arguments import require_env_kwargs
 
 pytestmark = pytest.mark.unit
 
@@ -37,12 +37,12 @@ class Cheetah(Simulated):
 
 @pytest.fixture(autouse=True)
 def cheetah(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "find", lambda env: Cheetah)
+    monkeypatch.setattr(arguments, "find_env", lambda env: Cheetah)
 
 
 def test_what_the_signature_has_is_taken() -> None:
-    require_arguments("x", {"forward_reward_weight": 2, "reset": False, "limits": [-2.0, 2.0], "frame_skip": 4})
-    require_arguments("x", {"camera": "side"})
+    require_env_kwargs("x", {"forward_reward_weight": 2, "reset": False, "limits": [-2.0, 2.0], "frame_skip": 4})
+    require_env_kwargs("x", {"camera": "side"})
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_what_the_signature_has_is_taken() -> None:
 )
 def test_what_could_reach_out_or_does_not_fit_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"environment\.kwargs\.{name} "):
-        require_arguments("x", {name: value})
+        require_env_kwargs("x", {name: value})
 
 
 def test_everything_wrong_is_told_at_once() -> None:
     with pytest.raises(ConfigError, match=r"no_such .*; environment\.kwargs\.reset "):
-        require_arguments("x", {"no_such": 1, "reset": 3})
+        require_env_kwargs("x", {"no_such": 1, "reset": 3})

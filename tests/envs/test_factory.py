@@ -12,7 +12,7 @@ from steppe.core.config import references
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError, FactoryError, MissingExtra, UsageError, WorldError
 from steppe.core.contracts.specs import ActionSpec, FieldSpec
-from steppe.envs import known_environments, make_world, probe
+from steppe.envs import known_environments, make_segment_env, probe
 from steppe.envs.factory import env_seeds
 from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
 from steppe.testing.env import collect
@@ -62,7 +62,7 @@ def _seed(number=0):
 
 
 def _journal(env, config, num_envs=2, rows=30):
-    return collect(make_world(env, config, num_envs, _seed()), rows, 7)
+    return collect(make_segment_env(env, config, num_envs, _seed()), rows, 7)
 
 
 def test_probe_reads_spaces_and_native_version():
@@ -84,7 +84,7 @@ def test_probe_of_a_box():
 @pytest.mark.parametrize("vector", ["loop", "native"])
 def test_probe_agrees_with_make_world(vector):
     config = EnvConfig(vector=vector, frame_stack=3, time_limit=9)
-    world = make_world("CartPole-v1", config, 3, _seed())
+    world = make_segment_env("CartPole-v1", config, 3, _seed())
     assert world.spec == probe("CartPole-v1", config)
     assert world.spec.obs.shape == (12,)
     assert world.spec.max_episode_steps == 9
@@ -138,7 +138,7 @@ def test_a_function_of_a_module_and_a_class_make_environments():
 
 def test_a_lambda_makes_environments_here():
     spec = probe(
-        references.reference(lambda num_choices: IdentityEnv(num_choices)), EnvConfig(kwargs={"num_choices": 7})
+        references.make_reference(lambda num_choices: IdentityEnv(num_choices)), EnvConfig(kwargs={"num_choices": 7})
     )
     assert spec.action.sizes == (7,)
 
@@ -185,7 +185,7 @@ def test_wrong_keyword_arguments_are_one_sentence():
 )
 def test_a_bad_function_is_one_sentence(maker, sentence):
     with pytest.raises(WorldError, match=sentence):
-        make_world(references.reference(maker), EnvConfig(), 2, _seed())
+        make_segment_env(references.make_reference(maker), EnvConfig(), 2, _seed())
 
 
 def test_an_environment_without_spaces_is_one_sentence():
@@ -193,7 +193,7 @@ def test_an_environment_without_spaces_is_one_sentence():
         pass
 
     with pytest.raises(WorldError, match="has no observation_space"):
-        probe(references.reference(Bare), EnvConfig())
+        probe(references.make_reference(Bare), EnvConfig())
 
 
 def test_advice_from_gymnasium_does_not_stop_anyone():
@@ -211,7 +211,7 @@ def test_advice_from_gymnasium_does_not_stop_anyone():
 
 def test_wrappers_are_applied_in_order():
     plain = _journal("steppe/Counting-v0", EnvConfig())
-    text = references.reference(Doubling)
+    text = references.make_reference(Doubling)
     wrapped = _journal("steppe/Counting-v0", EnvConfig(wrappers=(text, text)))
     np.testing.assert_array_equal(wrapped["reward"], 4 * plain["reward"])
     np.testing.assert_array_equal(wrapped["obs"], plain["obs"])
@@ -254,7 +254,7 @@ def test_statistics_outside_the_weights_are_refused(wrapper, key):
 
 
 def test_frames_are_those_of_gymnasiums_wrapper():
-    world = make_world("CartPole-v1", EnvConfig(vector="loop", frame_stack=4), 2, _seed(5))
+    world = make_segment_env("CartPole-v1", EnvConfig(vector="loop", frame_stack=4), 2, _seed(5))
     assert world.spec.obs.shape == (16,)
     journal = collect(world, 80, 7)
     for index, seed in enumerate(env_seeds(_seed(5), 2)):
@@ -283,7 +283,7 @@ def test_frames_of_images_are_joined_along_the_channels():
             self.count += 1
             return np.full((4, 5, 3), self.count, np.uint8), 0.0, self.count == 6, False, {}
 
-    world = make_world(references.reference(Film), EnvConfig(frame_stack=3), 1, _seed())
+    world = make_segment_env(references.make_reference(Film), EnvConfig(frame_stack=3), 1, _seed())
     assert world.spec.obs == FieldSpec("obs", (9, 4, 5), "uint8", frames=3)
     journal = collect(world, 8, 3)
     seen = journal["obs"][:, 0, ::3, 0, 0]  # the first channel of each frame, oldest first
@@ -309,7 +309,7 @@ def test_auto_takes_the_loop_where_the_vector_version_does_not_fit():
     def identity(env):
         return env
 
-    assert not probe("CartPole-v1", EnvConfig(wrappers=(references.reference(identity),))).native_vector
+    assert not probe("CartPole-v1", EnvConfig(wrappers=(references.make_reference(identity),))).native_vector
 
 
 def test_kwargs_that_only_the_plain_version_takes_mean_the_loop(monkeypatch):
@@ -345,7 +345,7 @@ def test_seeds_are_those_of_spawned_children_and_spawn_nothing():
 
 
 def test_the_first_environment_renders():
-    world = make_world(references.reference(Painted), EnvConfig(), 2, _seed(), render=True)
+    world = make_segment_env(references.make_reference(Painted), EnvConfig(), 2, _seed(), render=True)
     collect(world, 3, 3)
     picture = world.render()
     assert picture.shape == (4, 6, 3)
@@ -354,7 +354,7 @@ def test_the_first_environment_renders():
 
 @pytest.mark.parametrize("env", ["steppe/Counting-v0", "steppe.envs.toy.builtin:CountingEnv"])
 def test_rendering_what_has_no_pictures_gives_none(env):
-    world = make_world(env, EnvConfig(), 1, _seed(), render=True)
+    world = make_segment_env(env, EnvConfig(), 1, _seed(), render=True)
     world.reset(np.zeros((1, 3), np.float32))
     assert world.render() is None
     world.close()
@@ -363,7 +363,7 @@ def test_rendering_what_has_no_pictures_gives_none(env):
 @pytest.mark.parametrize("vector", ["auto", "native"])
 def test_rendering_without_its_package_says_how_to_get_it(vector, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
-    world = make_world("CartPole-v1", EnvConfig(vector=vector), 1, _seed(), render=True)
+    world = make_segment_env("CartPole-v1", EnvConfig(vector=vector), 1, _seed(), render=True)
     world.reset(np.zeros((1, 4), np.float32))
     with pytest.raises(MissingExtra, match=r"steppe\[render\]"):
         world.render()
@@ -373,7 +373,7 @@ def test_rendering_without_its_package_says_how_to_get_it(vector, monkeypatch):
 @pytest.mark.parametrize("vector", ["auto", "native"])
 def test_cartpole_renders(vector):
     pytest.importorskip("pygame")
-    world = make_world("CartPole-v1", EnvConfig(vector=vector), 2, _seed(), render=True)
+    world = make_segment_env("CartPole-v1", EnvConfig(vector=vector), 2, _seed(), render=True)
     world.reset(np.zeros((2, 4), np.float32))
     picture = world.render()
     assert picture.shape == (400, 600, 3)
@@ -397,7 +397,7 @@ def test_environments_made_before_a_failure_are_closed():
             closed.append(self)
 
     with pytest.raises(WorldError, match="out of licences"):
-        make_world(references.reference(Fragile), EnvConfig(), 3, _seed())
+        make_segment_env(references.make_reference(Fragile), EnvConfig(), 3, _seed())
     assert len(closed) == 2
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from steppe.classic import DiscretizeWrapper
-from steppe.core.config.references import reference
+from steppe.core.config.references import make_reference
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError, EnvironmentFault, WorldError
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.envs import make_world, probe
+from steppe.envs import make_segment_env, probe
 from steppe.testing.env import WorldConformance
 
 pytestmark = pytest.mark.unit
@@ -62,25 +62,25 @@ def stepped(world, actions):
 
 
 def test_discrete_observations_are_numbers_from_zero():
-    world = make_world(reference(Shifted), INDEX, 2, np.random.SeedSequence(0))
+    world = make_segment_env(make_reference(Shifted), INDEX, 2, np.random.SeedSequence(0))
     assert (world.spec.obs.shape, world.spec.obs.dtype, world.spec.num_states) == ((), "int64", 3)
     segment, masks = stepped(world, [0, 1])
     assert segment["obs"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert masks[0].tolist() == [[True, False]] * 2
     assert masks[1].all(), "no mask is no limit"
-    plain = probe(reference(Shifted), EnvConfig())
+    plain = probe(make_reference(Shifted), EnvConfig())
     assert (plain.obs.shape, plain.num_states) == ((3,), None)
 
 
 def test_an_observation_that_is_not_in_its_space(monkeypatch):
     monkeypatch.setattr(Shifted, "wrong", True)
-    world = make_world(reference(Shifted), INDEX, 1, np.random.SeedSequence(0))
+    world = make_segment_env(make_reference(Shifted), INDEX, 1, np.random.SeedSequence(0))
     with pytest.raises(EnvironmentFault, match="the observation 9 is not in"):
         stepped(world, [0])
 
 
 def test_several_choices_become_one_number():
-    world = make_world(reference(Both), INDEX, 1, np.random.SeedSequence(0))
+    world = make_segment_env(make_reference(Both), INDEX, 1, np.random.SeedSequence(0))
     assert (world.spec.num_states, world.spec.action.sizes) == (10, (12,))
     segment, _ = stepped(world, [7])
     assert segment["obs"].ravel().tolist() == [9, 3]
@@ -95,7 +95,7 @@ def test_spaces_that_no_table_has_say_what_to_do():
 
 
 def test_taxi_says_what_is_allowed():
-    world = make_world("Taxi-v4", INDEX, 3, np.random.SeedSequence(0))
+    world = make_segment_env("Taxi-v4", INDEX, 3, np.random.SeedSequence(0))
     assert (world.spec.num_states, world.spec.max_episode_steps) == (500, 200)
     _, masks = stepped(world, [0, 1, 2])
     plain = gym.make("Taxi-v4").unwrapped
@@ -107,7 +107,7 @@ def test_taxi_says_what_is_allowed():
 @pytest.mark.parametrize("vector", ["native", "loop"])
 def test_tictactoe_is_a_native_vector_of_numbers(vector):
     config = EnvConfig(observations="index", vector=vector)
-    world = make_world("steppe/TicTacToe-v0", config, 4, np.random.SeedSequence(1))
+    world = make_segment_env("steppe/TicTacToe-v0", config, 4, np.random.SeedSequence(1))
     assert world.spec.native_vector == (vector == "native")
     assert (world.spec.num_states, world.spec.action.sizes) == (19_683, (9,))
     segment, masks = stepped(world, [4, 0, 8, 2, 6])
@@ -128,12 +128,12 @@ def test_two_agents_in_turns_are_seen():
 class TestTaxiWithNumbers(WorldConformance):
     def make_world(self, num_envs, seed):
         config = EnvConfig(observations="index", time_limit=15)
-        return make_world("Taxi-v4", config, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("Taxi-v4", config, num_envs, np.random.SeedSequence(seed))
 
 
 class TestTicTacToeWithNumbers(WorldConformance):
     def make_world(self, num_envs, seed):
-        return make_world("steppe/TicTacToe-v0", INDEX, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("steppe/TicTacToe-v0", INDEX, num_envs, np.random.SeedSequence(seed))
 
 
 def test_bins():

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-from steppe.core.config.references import reference
+from steppe.core.config.references import make_reference
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import CannotResume, EnvironmentFault
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.io import codec
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.envs.snapshot import reader, snapshots
-from steppe.envs.snapshot.writer import Rebuilding
+from steppe.envs.snapshot.writer import SnapshotWriter
 from steppe.testing.env import sample
 from tests.support.cases import rest_slow
 
@@ -47,7 +47,7 @@ class Rig:
     """A world, the segment it writes into, and the random actions it gets."""
 
     def __init__(self, env, config, num_envs, seed):
-        self.world = make_world(env, config, num_envs, np.random.SeedSequence(seed))
+        self.world = make_segment_env(env, config, num_envs, np.random.SeedSequence(seed))
         spec = self.world.spec
         self.segment = Segment.blank(SegmentSpec(1, num_envs, spec.obs, spec.action.field))
 
@@ -78,7 +78,7 @@ def travelled(state):
 
 
 def rebuild(live, tree):
-    building = Rebuilding()
+    building = SnapshotWriter()
     building.fill(live, tree)
     building.finish()
 
@@ -114,7 +114,7 @@ ENVS += [f"steppe/{name}-v0" for name in ("Identity", "ContinuousIdentity", "Two
 ENVS += ["steppe/Counting-v0"]
 
 
-@pytest.mark.parametrize("env", [*ENVS, reference(chain), reference(checked)])
+@pytest.mark.parametrize("env", [*ENVS, make_reference(chain), make_reference(checked)])
 @pytest.mark.parametrize("steps", rest_slow(57, 0, 1, 250))
 def test_the_heir_of_a_loop_goes_on_exactly(env, steps):
     require_exact(env, steps=steps)
@@ -162,7 +162,7 @@ def test_environments_made_to_fail_fail_at_the_same_step(env):
 
 
 def test_snapshots_do_not_change_when_the_world_goes_on():
-    rig = Rig(reference(chain), LOOP, 2, 1).begin()
+    rig = Rig(make_reference(chain), LOOP, 2, 1).begin()
     rig.run(rig.actions(10, 1))
     state = rig.world.snapshot()
     packed = codec.pack(state)
@@ -246,7 +246,7 @@ class Zoo(gym.Env):
 
 
 def test_every_type_that_can_be_read_comes_back():
-    require_exact(reference(Zoo), num_envs=2)
+    require_exact(make_reference(Zoo), num_envs=2)
 
 
 def test_types_layout_and_sharing_come_back_exactly():
@@ -255,7 +255,7 @@ def test_types_layout_and_sharing_come_back_exactly():
     other.reset(seed=2)
     for _ in range(4):
         one.step(1)
-    tree = codec.unpack(codec.pack(reader.Reading().object(one)))
+    tree = codec.unpack(codec.pack(reader.SnapshotReader().object(one)))
     rebuild(other, tree)
     assert other.alias is other.board.cells
     assert other.board.owner is other
@@ -278,7 +278,7 @@ VALUES += [frozenset([3, 1])]
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_come_back_as_the_type_they_were(value):
-    back = Rebuilding().value(codec.unpack(codec.pack(reader.Reading().value(value))))
+    back = SnapshotWriter().value(codec.unpack(codec.pack(reader.SnapshotReader().value(value))))
     assert type(back) is type(value)
     assert repr(back) == repr(value)
     np.testing.assert_equal(back, value)
@@ -289,7 +289,7 @@ def test_random_streams_continue_and_spawn_as_before(kind):
     stream = np.random.Generator(getattr(np.random, kind)(11))
     stream.spawn(2)
     stream.integers(5, dtype=np.int32)
-    back = Rebuilding().value(codec.unpack(codec.pack(reader.Reading().value(stream))))
+    back = SnapshotWriter().value(codec.unpack(codec.pack(reader.SnapshotReader().value(stream))))
     assert back.spawn(1)[0].random(3).tolist() == stream.spawn(1)[0].random(3).tolist()
     assert back.integers(9, size=5, dtype=np.int32).tolist() == stream.integers(9, size=5, dtype=np.int32).tolist()
     assert back.normal(size=5).tolist() == stream.normal(size=5).tolist()
@@ -359,14 +359,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_refused_by_name(name):
     with pytest.raises(reader.Unreadable, match=r"^Holder\.held holds") as refusal:
-        reader.Reading().object(Holder(REFUSED[name]()))
+        reader.SnapshotReader().object(Holder(REFUSED[name]()))
     expected = "builtins.function" if name in ("count_up", "<lambda>") else name
     assert expected in str(refusal.value)
 
 
 @pytest.mark.parametrize("harmless", [max, np.add, Board, np, len, lambda: 1, np.dtype("f4"), gym.spec("CartPole-v1")])
 def test_what_is_no_state_stays_as_the_new_environment_has_it(harmless):
-    tree = codec.unpack(codec.pack(reader.Reading().object(Holder(harmless))))
+    tree = codec.unpack(codec.pack(reader.SnapshotReader().object(Holder(harmless))))
     heir = Holder(harmless)
     rebuild(heir, tree)
     assert heir.held is harmless
@@ -378,28 +378,28 @@ def test_a_class_that_works_with_a_compiled_module_is_not_trusted(monkeypatch):
     home = types.ModuleType("home_of_physics")
     monkeypatch.setitem(sys.modules, home.__name__, home)
     client = type("Client", (), {"__module__": home.__name__})
-    reader.Reading().object(Holder(client()))
+    reader.SnapshotReader().object(Holder(client()))
     home.physics = importlib.import_module("msgspec._core")
     other = type("Client", (), {"__module__": home.__name__})
     with pytest.raises(reader.Unreadable, match=r"home_of_physics\.Client, which works with msgspec\._core"):
-        reader.Reading().object(Holder(other()))
+        reader.SnapshotReader().object(Holder(other()))
 
 
 def test_a_function_bound_to_a_random_stream_is_refused_although_the_stream_can_be_read():
     holder = Holder(np.random.default_rng(0))
     holder.draw = holder.held.random
     with pytest.raises(reader.Unreadable, match=r"Holder\.draw"):
-        reader.Reading().object(holder)
+        reader.SnapshotReader().object(holder)
 
 
 def test_separate_windows_on_one_array_may_be_held():
     rows = np.arange(6.0).reshape(2, 3)
-    back = Rebuilding().value(codec.unpack(codec.pack(reader.Reading().value([rows[0], rows[1]]))))
+    back = SnapshotWriter().value(codec.unpack(codec.pack(reader.SnapshotReader().value([rows[0], rows[1]]))))
     np.testing.assert_array_equal(back, rows)
 
 
 def test_attributes_that_were_not_there_go_away():
-    tree = reader.Reading().object(Holder(1))
+    tree = reader.SnapshotReader().object(Holder(1))
     heir = Holder(2)
     heir.extra = 5
     rebuild(heir, tree)
@@ -408,18 +408,18 @@ def test_attributes_that_were_not_there_go_away():
 
 def test_another_class_is_refused():
     with pytest.raises(CannotResume, match="CartPole"):
-        rebuild(Holder(), reader.Reading().object(gym.make("CartPole-v1").unwrapped))
+        rebuild(Holder(), reader.SnapshotReader().object(gym.make("CartPole-v1").unwrapped))
 
 
 def test_streams_of_spaces_go_along_once_they_are_used():
     one, other = Holder(), Holder()
     one.space, other.space = (gym.spaces.Dict(a=gym.spaces.Discrete(99), b=gym.spaces.Box(0, 1)) for _ in range(2))
     other.space.seed(1)
-    rebuild(other, travelled(reader.Reading().object(one)))
+    rebuild(other, travelled(reader.SnapshotReader().object(one)))
     assert other.space._np_random is None  # gymnasium would make a stream for whoever asks for np_random
     one.space.seed(3)
     one.space.sample()
-    rebuild(other, travelled(reader.Reading().object(one)))
+    rebuild(other, travelled(reader.SnapshotReader().object(one)))
     assert repr(other.space.sample()) == repr(one.space.sample())
 
 
@@ -428,7 +428,7 @@ def random_lake():
 
 
 def test_tables_made_by_chance_are_not_taken_for_the_same():
-    one, other = (Rig(reference(random_lake), LOOP, 1, 1).begin() for _ in range(2))
+    one, other = (Rig(make_reference(random_lake), LOOP, 1, 1).begin() for _ in range(2))
     with pytest.raises(CannotResume, match="other tables"):
         other.world.restore(travelled(one.world.snapshot()))
 
@@ -467,12 +467,12 @@ def own_in_chain():
 
 @pytest.mark.parametrize("env", [Own, own_in_chain])
 def test_an_environments_own_snapshot_is_preferred(env):
-    require_exact(reference(env))
+    require_exact(make_reference(env))
 
 
 def test_a_snapshot_that_raises_names_the_environment():
     with pytest.raises(EnvironmentFault, match=r"Own\.snapshot\(\) raised RuntimeError: no"):
-        Rig(reference(Own), EnvConfig(vector="loop", kwargs={"raises": True}), 1, 1).begin()
+        Rig(make_reference(Own), EnvConfig(vector="loop", kwargs={"raises": True}), 1, 1).begin()
 
 
 class Opaque(gym.Env):
@@ -523,12 +523,12 @@ class Choosing(Opaque):
 @pytest.mark.parametrize("env", [Opaque, opaque_in_chain, Choosing])
 @pytest.mark.parametrize("steps", [0, 39, 40, 57, 250])
 def test_an_episode_that_cannot_be_read_is_repeated(env, steps):
-    require_exact(reference(env), steps=steps, kind="replay")
+    require_exact(make_reference(env), steps=steps, kind="replay")
 
 
 @pytest.mark.parametrize("wrappers", [(), ("gymnasium.wrappers:RecordEpisodeStatistics",)])
 def test_an_environment_that_declines_is_taken_at_its_word(wrappers):
-    rig = Rig(reference(Own), EnvConfig(vector="loop", kwargs={"declines": True}, wrappers=wrappers), 2, 1).begin()
+    rig = Rig(make_reference(Own), EnvConfig(vector="loop", kwargs={"declines": True}, wrappers=wrappers), 2, 1).begin()
     rig.run(rig.actions(60, 1))
     assert rig.world.snapshot() is None
     assert rig.world.resume_kind == "episode-boundary"
@@ -536,7 +536,7 @@ def test_an_environment_that_declines_is_taken_at_its_word(wrappers):
 
 @pytest.mark.parametrize(("name", "value", "message"), [("drift", 1e-3, "did not lead"), ("broken", True, "raised")])
 def test_repeating_that_leads_elsewhere_is_refused(monkeypatch, name, value, message):
-    one, other = (Rig(reference(Opaque), LOOP, 2, seed).begin() for seed in (1, 2))
+    one, other = (Rig(make_reference(Opaque), LOOP, 2, seed).begin() for seed in (1, 2))
     one.run(one.actions(10, 1))
     state = travelled(one.world.snapshot())
     monkeypatch.setattr(Opaque, name, value)
@@ -549,8 +549,8 @@ def test_repeating_that_leads_elsewhere_is_refused(monkeypatch, name, value, mes
 
 
 def test_a_tape_ends_and_begins_again_with_the_next_episode(monkeypatch):
-    monkeypatch.setattr(snapshots, "MAX_TAPE_STEPS", 30)
-    rig = Rig(reference(Opaque), LOOP, 1, 1).begin()
+    monkeypatch.setattr(snapshots, "MAX_REPLAY_STEPS", 30)
+    rig = Rig(make_reference(Opaque), LOOP, 1, 1).begin()
     rig.run(rig.actions(30, 1))
     assert rig.world.snapshot() is not None
     rig.run(rig.actions(1, 2))
@@ -578,7 +578,7 @@ class Late(Opaque):
 
 
 def test_tapes_are_started_when_something_unreadable_appears():
-    one, other = (Rig(reference(Late), LOOP, 2, seed).begin() for seed in (1, 2))
+    one, other = (Rig(make_reference(Late), LOOP, 2, seed).begin() for seed in (1, 2))
     assert one.world.resume_kind == "exact"
     one.run(one.actions(40, 1))
     assert one.world.snapshot() is None
@@ -606,7 +606,7 @@ class SlottedEnv(gym.Env):
 
 
 def test_an_environment_of_which_nothing_is_known_resumes_at_episode_boundaries():
-    rig = Rig(reference(SlottedEnv), LOOP, 2, 1).begin()
+    rig = Rig(make_reference(SlottedEnv), LOOP, 2, 1).begin()
     rig.run(rig.actions(8, 1))
     assert rig.world.snapshot() is None
     assert rig.world.resume_kind == "episode-boundary"
@@ -670,10 +670,10 @@ def test_a_mangled_snapshot_raises_nothing_but_cannot_resume():
 
 def test_what_does_not_fit_leaves_the_environment_as_it_was():
     one, other = gym.wrappers.TimeLimit(Holder(1), 5), gym.wrappers.TimeLimit(Holder(2), 6)
-    tree = reader.Reading().object(one)
+    tree = reader.SnapshotReader().object(one)
     tree["values"]["env"]["left"]["missing"] = "some.Function"
-    before = travelled(reader.Reading().object(other))
+    before = travelled(reader.SnapshotReader().object(other))
     with pytest.raises(CannotResume, match=r"Holder\.missing"):
         rebuild(other, tree)
-    np.testing.assert_equal(travelled(reader.Reading().object(other)), before)
+    np.testing.assert_equal(travelled(reader.SnapshotReader().object(other)), before)
     assert other.env.held == 2

@@ -14,7 +14,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from steppe.control.backends.kube_client import Namespace
+from steppe.control.backends.kube_client import KubernetesClient
 from tests.support.kube import ROOT, until
 from tests.support.kube_node import StandIn
 from tests.support.kube_tunnel import Tunnel
@@ -282,7 +282,7 @@ def in_a_pod(plane, namespace, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("in_a_pod", "node")
 def test_in_a_pod_the_service_account_is_used(namespace):
-    scaler = Namespace(namespace)
+    scaler = KubernetesClient(namespace)
     try:
         assert scaler.described().run == "demo"
         assert scaler.wanted("actor") == 1
@@ -294,7 +294,7 @@ def test_in_a_pod_the_service_account_is_used(namespace):
 @pytest.mark.usefixtures("in_a_pod")
 def test_closing_leaves_no_connection_behind_even_if_nobody_answers(namespace, tunnel, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(tunnel.port))
-    scaler = Namespace(namespace)
+    scaler = KubernetesClient(namespace)
     until(lambda: scaler.lost is None, "the watch has begun")
     scaler.scale("actor", 1)
     tunnel.stop()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from steppe.algorithms.dhc.curriculum import PASSED
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.envs.pathfinding.worlds import PathfindingWorlds, greedy_walk
 from steppe.records.checkpoints import load_weights
 from steppe.training.train import run_experiment
@@ -44,7 +44,7 @@ def test_two_agents_find_their_goals(tmp_path):
     anything = arrived(lambda obs, stream: stream.integers(5, size=obs.shape[:2]))
     assert anything < 0.2
     assert arrived(greedy_walk) > 0.8
-    result = run_experiment(resolve(("call", {**SETTINGS, "run_dir": tmp_path / "run"})))
+    result = run_experiment(resolve_config(("call", {**SETTINGS, "run_dir": tmp_path / "run"})))
     assert result.state == "SUCCEEDED", result.message
     assert (load_weights(result.path / "weights.safetensors").arrays()["lessons"] == PASSED).all()
     assert result.summary["eval_terminated_share"] >= max(0.8, anything + 0.6)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from steppe.core.contracts.errors import ConfigError, UsageError
-from steppe.params.aggregation import METHODS, Aggregation, _merge_exchange, krum_order, network
+from steppe.params.aggregation import METHODS, Aggregation, _merge_exchange, krum_order, sorting_network
 from steppe.params.kernels import SORT_TILE, SUM_TILE, all_finite, squared_distances, squared_norm
 
 pytestmark = pytest.mark.unit
@@ -57,7 +57,7 @@ def oracle(method: str, updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("method", METHODS)
 def test_agrees_with_numpy(method: str, count: int, size: int) -> None:
     updates = updates_of(count, size, seed=count + size)
-    weights = np.random.default_rng(1).uniform(0.5, 9.0, count) if Aggregation(method).weighs else np.ones(count)
+    weights = np.random.default_rng(1).uniform(0.5, 9.0, count) if Aggregation(method).uses_weights else np.ones(count)
     found = Aggregation(method).combine(updates, weights)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, oracle(method, updates, weights), rtol=2e-6, atol=1e-6)
@@ -185,13 +185,13 @@ def test_wrong_settings_are_refused(settings: dict, words: str) -> None:
 def test_the_network_sorts_every_sequence_of_zeros_and_ones(count: int) -> None:
     """By the 0-1 principle it then sorts everything; a pruned one still puts the ranks it was made for in place."""
     for first, last in [(0, count), ((count - 1) // 2, count // 2 + 1)]:
-        pairs = network(count, first, last)
+        pairs = sorting_network(count, first, last)
         for bits in itertools.product((0, 1), repeat=count):
             values = list(bits)
             for low, high in pairs:
                 values[low], values[high] = sorted((values[low], values[high]))
             assert values[first:last] == sorted(bits)[first:last]
-    assert len(network(count, 0, count)) == len(_merge_exchange(count))
+    assert len(sorting_network(count, 0, count)) == len(_merge_exchange(count))
 
 
 @settings(max_examples=50, deadline=None)

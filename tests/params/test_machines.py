@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from steppe import ParameterClient
-from steppe.params.privacy import Ledger
+from steppe.params.privacy import PrivacyLedger
 from steppe.params.rpc.protocol import Tls
 
 pytestmark = pytest.mark.integration
@@ -206,7 +206,7 @@ def test_the_ledger_survives_kills_and_never_counts_less_than_was_released(tmp_p
         time.sleep(stream.uniform(0.0, 0.02))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        found = Ledger(ledger)
+        found = PrivacyLedger(ledger)
         assert found.count >= charges, "what was spent is never forgotten"
         assert found.count >= seen[0], "every version that anyone saw was paid for before"
         charges = found.count

@@ -24,7 +24,7 @@ from steppe.params import checkpoints, privacy
 from steppe.params.aggregation import METHODS
 from steppe.params.privacy import (
     Charge,
-    Ledger,
+    PrivacyLedger,
     PrivacyPlan,
     PrivateSum,
     clip_scales,
@@ -234,7 +234,7 @@ def test_p9_a_whole_round_at_once_raises_too(tmp_path: Path) -> None:
 
 def charges_in(path: Path) -> list[Charge]:
     """The charges in a ledger that no server holds."""
-    ledger = Ledger(path)
+    ledger = PrivacyLedger(path)
     ledger.close()
     return ledger.charges
 
@@ -379,11 +379,11 @@ def test_p12_a_ledger_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     (tmp_path / "ledger.json").write_text(json.dumps({**body, "sha256": digest}))
     with pytest.raises(DamagedFile, match="checksum or format does not match"):
-        Ledger(tmp_path / "ledger.json")
+        PrivacyLedger(tmp_path / "ledger.json")
 
 
 def test_p12_releases_of_different_kinds_are_kept_apart(tmp_path: Path) -> None:
-    ledger, plan = Ledger(tmp_path / "ledger.json"), plan_of(tmp_path)
+    ledger, plan = PrivacyLedger(tmp_path / "ledger.json"), plan_of(tmp_path)
     kinds = [(1.0, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 1.0), (1.0, 0.5)]
     assert [ledger.charge(*kind, plan) for kind in kinds] == [1, 2, 3, 4, 5]
     ledger.close()
@@ -524,8 +524,8 @@ def test_plans_that_promise_nothing_are_refused(tmp_path: Path, settings: dict) 
 CRASHING = """
 import os, sys
 from pathlib import Path
-from steppe.params.privacy import Ledger, PrivacyPlan
-ledger = Ledger(Path(sys.argv[1]))
+from steppe.params.privacy import PrivacyLedger, PrivacyPlan
+ledger = PrivacyLedger(Path(sys.argv[1]))
 plan = PrivacyPlan(sys.argv[1], epsilon=1e9, expected_clients=1)
 while True:
     number = ledger.charge(1.0, 1.0, plan)
@@ -544,7 +544,7 @@ def test_killed_at_any_moment_the_ledger_never_counts_less_than_was_released(tmp
         process.send_signal(signal.SIGKILL)
         said = process.communicate()[0].split()
         released = int(said[-1]) if said else released
-        ledger = Ledger(path)  # the lock went with the process
+        ledger = PrivacyLedger(path)  # the lock went with the process
         assert released <= ledger.count <= released + 1
         assert ledger.released in (ledger.count, ledger.count - 1, ledger.count - 2)
         ledger.close()

@@ -10,7 +10,7 @@ import pytest
 
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.params import rounds as module
-from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
+from steppe.params.rounds import PendingPushes, Receipt, Rounds, WorkerAccount, WorkerRegistry, check_round
 
 pytestmark = pytest.mark.unit
 
@@ -62,20 +62,20 @@ def test_a_receipt_is_true_when_the_push_counts():
     assert not Receipt(False, 3, 4, "stale_round", "round 2 is over")
     with pytest.raises(AttributeError):
         Receipt(True, 3, 4).accepted = False  # type: ignore[misc]
-    assert Account() == Account(last=-1, version=0, accepted=0, refused={})
+    assert WorkerAccount() == WorkerAccount(last=-1, version=0, accepted=0, refused={})
 
 
 def test_a_roster_registers_once_and_accounts_stay():
-    roster = Roster()
+    roster = WorkerRegistry()
     assert roster.add("a", 3)
     assert not roster.add("a", 9), "it is registered already"
-    assert roster.account("a") == Account(version=3)
+    assert roster.account("a") == WorkerAccount(version=3)
     roster.account("a").accepted = 2
-    roster.present.discard("a")
+    roster.registered.discard("a")
     with pytest.raises(UsageError, match="register_worker"):
         roster.account("a")
     assert roster.add("a", 7)
-    assert roster.account("a") == Account(version=7, accepted=2)
+    assert roster.account("a") == WorkerAccount(version=7, accepted=2)
 
 
 @pytest.mark.parametrize(
@@ -83,26 +83,26 @@ def test_a_roster_registers_once_and_accounts_stay():
 )
 def test_names_of_workers(name, fits):
     if fits:
-        assert Roster().add(name, 0)
+        assert WorkerRegistry().add(name, 0)
     else:
         with pytest.raises(UsageError, match="1 to 128 printable"):
-            Roster().add(name, 0)
+            WorkerRegistry().add(name, 0)
 
 
 def test_a_server_knows_so_many_workers(monkeypatch):
     assert (module.MAX_WORKERS, module.MAX_NAME) == (65_536, 128)
     monkeypatch.setattr(module, "MAX_WORKERS", 2)
-    roster = Roster()
+    roster = WorkerRegistry()
     assert roster.add("a", 0)
     assert roster.add("b", 0)
     with pytest.raises(UsageError, match="2 workers"):
         roster.add("c", 0)
-    roster.present.clear()
+    roster.registered.clear()
     assert roster.add("a", 1), "one that is known comes back"
 
 
 def test_refusals_are_counted_and_everything_is_restored():
-    roster = Roster()
+    roster = WorkerRegistry()
     roster.add("b", 1)
     roster.add("a", 2)
     for worker, reason in (("a", "late"), ("a", "late"), ("a", "wrong"), ("stranger", "late")):
@@ -111,17 +111,17 @@ def test_refusals_are_counted_and_everything_is_restored():
     assert roster.accounts["a"].refused == {"late": 2, "wrong": 1}
     assert roster.accounts["b"].refused == {}
     assert "stranger" not in roster.accounts
-    roster.present.discard("b")
+    roster.registered.discard("b")
     state = msgspec.json.decode(msgspec.json.encode(roster.state()))
-    again = Roster()
+    again = WorkerRegistry()
     again.load(state)
-    assert (again.present, again.accounts, again.refused) == ({"a"}, roster.accounts, roster.refused)
+    assert (again.registered, again.accounts, again.refused) == ({"a"}, roster.accounts, roster.refused)
     again.refuse("a", "late")
     assert roster.refused == {"late": 3, "wrong": 1}, "nothing is shared with the state"
 
 
 def test_rows_stay_while_the_array_grows_by_doubling():
-    pending = Pending(2)
+    pending = PendingPushes(2)
     assert (len(pending), pending.rows.shape, pending.opened_at) == (0, (0, 2), None)
     expected, capacities = [], []
     for number in range(9):
@@ -141,7 +141,7 @@ def test_rows_stay_while_the_array_grows_by_doubling():
 
 
 def test_a_blank_that_was_not_added_counts_for_nothing():
-    pending = Pending(1)
+    pending = PendingPushes(1)
     pending.blank()[:] = 5.0
     assert len(pending.rows) == 0
     pending.blank()[:] = 6.0
@@ -153,8 +153,8 @@ def test_a_blank_that_was_not_added_counts_for_nothing():
 
 
 def test_a_row_may_be_lent_until_the_round_is_over():
-    pending, row = Pending(3), np.arange(3, dtype=np.float32)
-    pending.lend(row)
+    pending, row = PendingPushes(3), np.arange(3, dtype=np.float32)
+    pending.use_row_in_place(row)
     pending.add("a", 2.0, now=1.0)
     assert np.shares_memory(pending.rows, row)
     np.testing.assert_array_equal(pending.rows, [[0, 1, 2]])
@@ -164,11 +164,11 @@ def test_a_row_may_be_lent_until_the_round_is_over():
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_round_is_restored_in_the_middle(count):
-    pending = Pending(2)
+    pending = PendingPushes(2)
     for number in range(count):
         pending.blank()[:] = (number, number + 0.5)
         pending.add(f"w{number}", 1.0 + number, now=float(number))
-    again = Pending(2)
+    again = PendingPushes(2)
     again.load(pending.state(), now=77.0)
     np.testing.assert_array_equal(again.rows, pending.rows)
     assert (again.workers, again.weights) == (pending.workers, pending.weights)
@@ -184,7 +184,7 @@ def test_a_round_is_restored_in_the_middle(count):
      (5, None, "pushed_twice"), (5, 5, "pushed_twice"), (-1, 5, None), (5, 6, "future_round")],
 )  # fmt: skip
 def test_a_synchronous_push_is_for_the_current_round_once(last, given, reason):
-    found = misplaced(Account(last=last), Rounds(synchronous=True), 5, given)
+    found = check_round(WorkerAccount(last=last), Rounds(synchronous=True), 5, given)
     assert (None if found is None else found.reason) == reason
 
 
@@ -194,5 +194,5 @@ def test_a_synchronous_push_is_for_the_current_round_once(last, given, reason):
      (4, 3, "stale_round"), (4, 0, "stale_round")],
 )  # fmt: skip
 def test_an_asynchronous_push_has_a_number_above_the_last(last, given, reason):
-    found = misplaced(Account(last=last), Rounds(), 5, given)
+    found = check_round(WorkerAccount(last=last), Rounds(), 5, given)
     assert (None if found is None else found.reason) == reason

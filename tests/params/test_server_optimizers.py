@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.params.optimizers import Optimizer, Stepper
+from steppe.params.optimizers import Optimizer, OptimizerState
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +20,7 @@ def gradients() -> list[np.ndarray]:
 
 
 def ours(settings: Optimizer) -> np.ndarray:
-    values, stepper = np.ones(SIZE, np.float32), Stepper(settings, SIZE)
+    values, stepper = np.ones(SIZE, np.float32), OptimizerState(settings, SIZE)
     for gradient in gradients():
         assert stepper.step(values, gradient, values)  # in place is fine
     return values
@@ -60,11 +60,11 @@ def test_federated_ones_follow_the_paper(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "fedyogi"])
 def test_state_goes_on_exactly(kind: str) -> None:
-    first = Stepper(Optimizer(kind, 0.1), SIZE)
+    first = OptimizerState(Optimizer(kind, 0.1), SIZE)
     values = np.ones(SIZE, np.float32)
     for gradient in gradients()[:5]:
         first.step(values, gradient, values)
-    second, copied = Stepper(Optimizer(kind, 0.1), SIZE), values.copy()
+    second, copied = OptimizerState(Optimizer(kind, 0.1), SIZE), values.copy()
     second.load(first.state())
     for gradient in gradients()[5:]:
         first.step(values, gradient, values)
@@ -74,9 +74,9 @@ def test_state_goes_on_exactly(kind: str) -> None:
 
 def test_the_rate_is_halved_on_time_and_after_a_restart_too() -> None:
     settings, one = Optimizer("sgd", 1.0, halve_at=(2, 3)), np.ones(1, np.float32)
-    stepper, found = Stepper(settings, 1), []
+    stepper, found = OptimizerState(settings, 1), []
     for _ in range(5):
-        other = Stepper(settings, 1)
+        other = OptimizerState(settings, 1)
         other.load(stepper.state())
         out = np.empty(1, np.float32)
         assert other.step(np.zeros(1, np.float32), one, out)
@@ -87,7 +87,7 @@ def test_the_rate_is_halved_on_time_and_after_a_restart_too() -> None:
 
 def test_a_rate_for_one_step() -> None:
     values, out = np.zeros(2, np.float32), np.empty(2, np.float32)
-    assert Stepper(Optimizer("sgd", 0.1), 2).step(values, np.ones(2, np.float32), out, 0.5)
+    assert OptimizerState(Optimizer("sgd", 0.1), 2).step(values, np.ones(2, np.float32), out, 0.5)
     assert out.tolist() == [-0.5, -0.5]
     assert values.tolist() == [0.0, 0.0]
 
@@ -95,7 +95,7 @@ def test_a_rate_for_one_step() -> None:
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "fedyogi"])
 def test_what_becomes_infinite_is_said(kind: str) -> None:
     huge, out = np.full(3, 3e38, np.float32), np.empty(3, np.float32)
-    assert not Stepper(Optimizer(kind, 1e38), 3).step(
+    assert not OptimizerState(Optimizer(kind, 1e38), 3).step(
         huge, np.full(3, -10.0 if kind[:3] != "fed" else 10.0, np.float32), out
     )
 
@@ -117,4 +117,4 @@ def test_wrong_settings_are_refused(settings: dict, words: str) -> None:
 
 def test_another_kinds_state_is_refused() -> None:
     with pytest.raises(ConfigError, match="optimizer 'sgd', not 'adam'"):
-        Stepper(Optimizer("adam"), 2).load(Stepper(Optimizer("sgd"), 2).state())
+        OptimizerState(Optimizer("adam"), 2).load(OptimizerState(Optimizer("sgd"), 2).state())

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from steppe.params import kernels, threaded_kernels
-from steppe.params.threaded_kernels import LONG, in_lanes
+from steppe.params.threaded_kernels import MIN_PARALLEL_SIZE, run_threaded
 
 pytestmark = pytest.mark.unit
 
-SIZE = LONG + 4099
+SIZE = MIN_PARALLEL_SIZE + 4099
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def test_the_numbers_are_those_of_one_pass() -> None:
     stream = np.random.default_rng(0)
     values, gradient = stream.standard_normal((2, SIZE)).astype(np.float32)
     out = np.empty_like(values)
-    assert in_lanes(kernels.descend, values, gradient, 0.125, out)
+    assert run_threaded(kernels.sgd_step, values, gradient, 0.125, out)
     np.testing.assert_array_equal(out, values - np.float32(0.125) * gradient)
 
 
@@ -30,5 +30,5 @@ def test_the_numbers_are_those_of_one_pass() -> None:
 def test_a_bad_number_is_found_in_every_lane(place: int) -> None:
     row, into = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
     row[place] = np.nan
-    assert not in_lanes(kernels.copy_finite, row, into)
+    assert not run_threaded(kernels.copy_finite, row, into)
     np.testing.assert_array_equal(into, row)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from steppe.core.contracts.errors import DamagedFile
-from steppe.records.arrivals import Arrival, ArrivalLog, Begin, Mark, read_arrivals
+from steppe.records.arrivals import Arrival, ArrivalLog, AttemptStart, LearnerMark, read_arrivals
 
 pytestmark = pytest.mark.unit
 
 FIRST = [Arrival(0, 0, 0), Arrival(1, 0, 0)]
 SECOND = [Arrival(1, 1, 0, kept=False), Arrival(0, 1, 1)]
-MARK, LATER = Mark(64, 10, 2, "a" * 64), Mark(128, 20, 4, "b" * 64)
+MARK, LATER = LearnerMark(64, 10, 2, "a" * 64), LearnerMark(128, 20, 4, "b" * 64)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_what_is_written_is_read(path, complaints):
     log.take(SECOND)
     assert log.mark(MARK) == path.stat().st_size
     (life,) = read_arrivals(path)
-    assert life.begin == Begin(1_000, 0, 0)
+    assert life.begin == AttemptStart(1_000, 0, 0)
     assert life.intakes == [FIRST, SECOND]
     assert life.end == MARK
     assert not complaints
@@ -66,7 +66,7 @@ def test_going_on_cuts_the_log_at_the_checkpoint(path, complaints):
     again.mark(LATER)
     first, second = read_arrivals(path)
     assert (first.intakes, first.end) == ([FIRST], MARK)
-    assert (second.begin, second.intakes, second.end) == (Begin(200, 64, 10), [SECOND], LATER)
+    assert (second.begin, second.intakes, second.end) == (AttemptStart(200, 64, 10), [SECOND], LATER)
 
 
 def test_a_life_without_a_mark_is_no_life(path, complaints):

@@ -11,8 +11,8 @@ import pytest
 
 from steppe.core.contracts.errors import DiskFull
 from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
-from steppe.records.buffered_board import Backlog
-from steppe.records.store import Store
+from steppe.records.buffered_board import BufferedBoard
+from steppe.records.store import RunStore
 from steppe.transport.local import LocalBoard
 
 pytestmark = pytest.mark.integration
@@ -32,14 +32,14 @@ class Full(LocalBoard):
 
 def test_with_room_it_is_the_board():
     board = LocalBoard()
-    backlog = Backlog(board)
+    backlog = BufferedBoard(board)
     assert [backlog.post(TRAINING, {"k": k}) for k in range(3)] == [1, 2, 3]
     assert backlog.read(TRAINING, 1) == board.read(TRAINING, 1) == [(2, {"k": 1}), (3, {"k": 2})]
 
 
 def test_what_waits_goes_out_in_order_before_the_next_record():
     board = Full()
-    backlog = Backlog(board)
+    backlog = BufferedBoard(board)
     assert [backlog.post(TRAINING, {"k": k}) for k in range(3)] == [0, 0, 0]
     assert (len(backlog), board.read(TRAINING)) == (3, [])
     board.room = 2
@@ -54,7 +54,7 @@ def test_what_waits_goes_out_in_order_before_the_next_record():
 
 def test_without_another_record_flush_is_enough():
     board = Full()
-    backlog = Backlog(board)
+    backlog = BufferedBoard(board)
     backlog.post(TRAINING, {"k": 0})
     board.room = 1
     assert backlog.flush() == 1
@@ -63,16 +63,16 @@ def test_without_another_record_flush_is_enough():
 
 def test_what_is_given_up_is_counted_and_told():
     board = Full()
-    backlog = Backlog(board, limit=4)
+    backlog = BufferedBoard(board, limit=4)
     for k in range(10):
         backlog.post(TRAINING, {"run": "r", "k": k})
-    assert (len(backlog), backlog.given_up) == (4, 6)
+    assert (len(backlog), backlog.num_dropped) == (4, 6)
     board.room = 100
     backlog.flush()
     assert [record["k"] for _, record in board.read(TRAINING)] == [6, 7, 8, 9]
     ((_, event),) = board.read(EVENTS)
     assert (event["kind"], event["run"], event["details"]["given_up"]) == ("warning", "r", 6)
-    assert backlog.given_up == 0
+    assert backlog.num_dropped == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
@@ -81,7 +81,7 @@ def test_the_store_on_a_full_disk(tmp_path):
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], check=True)
     try:
-        store = Store(disk / "run.sqlite")
+        store = RunStore(disk / "run.sqlite")
         store.set_status("RUNNING")
         with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
             while True:
@@ -107,7 +107,7 @@ def test_the_store_on_a_full_disk(tmp_path):
 
 def test_a_heart_that_the_disk_cannot_take_still_beats(tmp_path, monkeypatch):
     """Readers go by the file's time then."""
-    store, other = Store(tmp_path / "run.sqlite"), Store(tmp_path / "run.sqlite")
+    store, other = RunStore(tmp_path / "run.sqlite"), RunStore(tmp_path / "run.sqlite")
     store.set_status("RUNNING")
     later = time.time() + 60.0
     monkeypatch.setattr(time, "time", lambda: later)

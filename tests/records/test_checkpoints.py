@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save, save_file
 
 from steppe.core.contracts.errors import DamagedFile
-from steppe.core.contracts.weights import Entry, Layout, Weights
+from steppe.core.contracts.weights import Weights, WeightsEntry, WeightsLayout
 from steppe.core.io import atomic_files, codec, rings, row_chunks
 from steppe.records.checkpoints import Checkpoints, load_weights, save_weights, weights_bytes, weights_from
 
@@ -264,7 +264,7 @@ def test_the_layout_keeps_its_order(tmp_path):
 
 
 def test_a_layout_with_its_own_places_is_kept(tmp_path):
-    layout = Layout((Entry("x", (2,), "float32", 0), Entry("y", (1,), "float32", 64)))
+    layout = WeightsLayout((WeightsEntry("x", (2,), "float32", 0), WeightsEntry("y", (1,), "float32", 64)))
     buffer = np.zeros(68, np.uint8)
     buffer[64:] = np.array([2.5], np.float32).view(np.uint8)
     save_weights(tmp_path / "w", Weights(layout, buffer))
@@ -274,7 +274,7 @@ def test_a_layout_with_its_own_places_is_kept(tmp_path):
 
 def spread(offset: int) -> Weights:
     """Two arrays of 12 bytes in all; the second begins at `offset`."""
-    layout = Layout((Entry("x", (2,), "float32", 0), Entry("y", (1,), "float32", offset)))
+    layout = WeightsLayout((WeightsEntry("x", (2,), "float32", 0), WeightsEntry("y", (1,), "float32", offset)))
     return Weights(layout, np.zeros(offset + 4, np.uint8))
 
 
@@ -355,7 +355,7 @@ class Rows:
 
     def __init__(self, capacity: int = 64) -> None:
         self.columns = {"obs": np.zeros((capacity, 3), np.float32), "action": np.zeros(capacity, np.int64)}
-        self.added, self.history = 0, rings.History()
+        self.added, self.history = 0, rings.SaveHistory()
 
     def append(self, count: int) -> None:
         for _ in range(count):
@@ -432,7 +432,7 @@ def test_damaged_rows_that_another_role_wrote_are_named_and_the_one_before_is_us
         return lambda: None
 
     checkpoints = Checkpoints(tmp_path)
-    state = {"memory": rings.Elsewhere("replay-0", begin)}
+    state = {"memory": rings.NestedBundle("replay-0", begin)}
     first = checkpoints.save(some_weights(), state, {"k": 0})
     newest = checkpoints.save(some_weights(), state, {"k": 1})
     assert checkpoints.latest().state == {"memory": newest / "replay-0"}

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from steppe.core.config.run import resolve
-from steppe.records.compare import compare
+from steppe.core.config.run import resolve_config
+from steppe.records.compare import compare_runs
 from steppe.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.unit
 
 
 def run(tmp_path, name, changes=None, summary=None, **settings):
-    resolved = resolve(("flag", {"env": "CartPole-v1", "run_dir": tmp_path / name, **settings}))
+    resolved = resolve_config(("flag", {"env": "CartPole-v1", "run_dir": tmp_path / name, **settings}))
     directory = RunDirectory.create(resolved.config, resolved.sources)
     directory.release()
     path = directory.path / "run.json"
@@ -29,7 +29,7 @@ def run(tmp_path, name, changes=None, summary=None, **settings):
 
 def test_a_run_does_not_differ_from_itself(tmp_path):
     one = run(tmp_path, "one", summary={"env_steps": 5, "time_shares": {"actor": {"env": 0.5}}})
-    found = compare(one, one)
+    found = compare_runs(one, one)
     assert found.pop("runs") == ("one", "one")
     assert not any(found.values())
 
@@ -41,7 +41,7 @@ def test_every_section_tells_both_sides(tmp_path):
     changes = {"versions": {"torch": "9.9"}, "hardware": {"cores": 512}, "git": {"commit": "f" * 40}, "rerun_of": "one"}
     summary = {"run": "two", "env_steps": 6, "time_shares": {"actor": {"env": 0.25, "policy": 0.5}}, "matched": True}
     two = run(tmp_path, "two", changes, summary, seed=3, **{"flow.max_lag": 2})
-    found = compare(one, two)
+    found = compare_runs(one, two)
     assert found["runs"] == ("one", "two")
     assert found["config"] == {
         "seed": ({"value": 0, "source": "default"}, {"value": 3, "source": "flag"}),
@@ -55,7 +55,7 @@ def test_every_section_tells_both_sides(tmp_path):
 
 
 def test_another_algorithm_has_other_keys(tmp_path):
-    found = compare(run(tmp_path, "one"), run(tmp_path, "two", algo="dqn"))["config"]
+    found = compare_runs(run(tmp_path, "one"), run(tmp_path, "two", algo="dqn"))["config"]
     assert found["algo"][1] == {"value": "dqn", "source": "flag"}
     assert found["agent.clip"][1] is None
     assert found["agent.buffer_size"][0] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import DamagedFile, RunNotFound
 from steppe.records.faults import Faults
 from steppe.records.run_directory import RunDirectory
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def run(tmp_path):
-    resolved = resolve(("flag", {"env": "CartPole-v1", "run_dir": tmp_path / "runs" / "bad"}))
+    resolved = resolve_config(("flag", {"env": "CartPole-v1", "run_dir": tmp_path / "runs" / "bad"}))
     directory = RunDirectory.create(resolved.config, resolved.sources)
     directory.release()
     return directory

@@ -12,7 +12,7 @@ import pytest
 
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.records.metrics import Recorder
+from steppe.records.metrics import MetricsWriter
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +56,7 @@ def scalars(directory) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_every_report_is_a_line(tmp_path):
-    recorder = Recorder(tmp_path)
+    recorder = MetricsWriter(tmp_path)
     sent = [training(lags={0: 3}), actor([(5.0, 6)]), evaluation()]
     for report in sent:
         recorder.record(report)
@@ -70,7 +70,7 @@ def test_every_report_is_a_line(tmp_path):
 
 
 def test_numbers_that_are_not_finite_survive_in_strict_json(tmp_path):
-    recorder = Recorder(tmp_path)
+    recorder = MetricsWriter(tmp_path)
     recorder.record(training(stats={"a": math.nan, "b": math.inf, "c": -math.inf}))
     recorder.close()
     line = lines(tmp_path)[0]
@@ -82,7 +82,7 @@ def test_numbers_that_are_not_finite_survive_in_strict_json(tmp_path):
 
 
 def test_curves_over_environment_steps(tmp_path):
-    recorder = Recorder(tmp_path)
+    recorder = MetricsWriter(tmp_path)
     recorder.record(actor([(10.0, 4)]))
     recorder.record(actor([(20.0, 8)], number=1))
     phases = {"learn": 1.5, "wait": 0.5}
@@ -105,7 +105,7 @@ def test_curves_over_environment_steps(tmp_path):
 
 
 def test_the_training_return_looks_back_on_a_hundred_episodes(tmp_path):
-    recorder = Recorder(tmp_path)
+    recorder = MetricsWriter(tmp_path)
     recorder.record(actor([(1000.0, 1)] * 50))
     recorder.record(actor([(3.0, 1)] * 100))
     recorder.record(training())
@@ -114,7 +114,7 @@ def test_the_training_return_looks_back_on_a_hundred_episodes(tmp_path):
 
 
 def test_what_actors_say_after_the_learners_last_report_joins_the_curves(tmp_path):
-    recorder = Recorder(tmp_path)
+    recorder = MetricsWriter(tmp_path)
     recorder.record(training(1000, final=True))
     recorder.record(actor([(4.0, 2), (8.0, 4)]))
     recorder.close()
@@ -125,8 +125,8 @@ def test_what_actors_say_after_the_learners_last_report_joins_the_curves(tmp_pat
 def test_a_killed_recorder_leaves_every_line_and_event(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from steppe.core.contracts.reports import TrainingReport; from steppe.records.metrics import Recorder\n"
-        "recorder = Recorder(Path(sys.argv[1]))\n"
+        "from steppe.core.contracts.reports import TrainingReport; from steppe.records.metrics import MetricsWriter\n"
+        "recorder = MetricsWriter(Path(sys.argv[1]))\n"
         "for k in range(1, 21):\n"
         "    recorder.record(TrainingReport(run='r', version=k, updates=k, env_steps=k, train_s=1.0))\n"
         "print('recorded', flush=True)\n"
@@ -144,12 +144,12 @@ def test_a_killed_recorder_leaves_every_line_and_event(tmp_path):
 
 
 def test_a_second_recorder_goes_on_after_half_a_line(tmp_path):
-    first = Recorder(tmp_path)
+    first = MetricsWriter(tmp_path)
     first.record(training(1))
     first.close()
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "trai')
-    second = Recorder(tmp_path)
+    second = MetricsWriter(tmp_path)
     second.record(training(2))
     second.close()
     raw = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -159,9 +159,9 @@ def test_a_second_recorder_goes_on_after_half_a_line(tmp_path):
 
 def test_recording_imports_neither_torch_nor_tensorflow(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from steppe.records.metrics import Recorder\n"
+        "import sys; from pathlib import Path; from steppe.records.metrics import MetricsWriter\n"
         "from steppe.core.contracts.reports import TrainingReport\n"
-        "recorder = Recorder(Path(sys.argv[1]))\n"
+        "recorder = MetricsWriter(Path(sys.argv[1]))\n"
         "recorder.record(TrainingReport(run='r', version=1, updates=1, env_steps=1, train_s=1.0))\n"
         "recorder.close()\n"
         "print([name for name in ('torch', 'tensorflow') if name in sys.modules])\n"
@@ -179,7 +179,7 @@ class TestGoingOn:
     """A second recorder on the same directory, as after a kill of the first."""
 
     def test_it_knows_the_newest_number_of_each_topic(self, tmp_path):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         assert recorder.written == {}
         recorder.record(training(1000), 4)
         recorder.record(training(2000), 9)
@@ -187,35 +187,35 @@ class TestGoingOn:
         recorder.record(evaluation(), 8)
         recorder.record(resumed(500), 11)
         recorder.close()
-        again = Recorder(tmp_path)
+        again = MetricsWriter(tmp_path)
         assert again.written == {TRAINING: 9, ACTORS: 7, EVALUATIONS: 8, EVENTS: 11}
         again.close()
         assert [line["number"] for line in lines(tmp_path)] == [4, 9, 7, 8, 11]
 
     def test_half_a_line_is_no_line(self, tmp_path):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         recorder.record(training(1000), 4)
         recorder.close()
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write('{"kind":"training","number":99')
-        again = Recorder(tmp_path)
+        again = MetricsWriter(tmp_path)
         assert again.written == {TRAINING: 4}
         again.record(training(2000), 5)
         again.close()
         assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["number"] == 5
 
     def test_averages_go_on_from_the_episodes_before(self, tmp_path):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         recorder.record(actor([(10.0, 4)]))
         recorder.close()
-        again = Recorder(tmp_path)
+        again = MetricsWriter(tmp_path)
         again.record(actor([(20.0, 8)]))
         again.record(training(1000))
         again.close()
         assert scalars(tmp_path)["train/return_mean"] == [(1000, 15.0)]
 
     def test_curves_go_back_with_a_resumed_run(self, tmp_path):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         recorder.record(training(4000, train_s=4.0))
         recorder.record(resumed(1000))
         recorder.record(training(2000, train_s=2.0))
@@ -229,7 +229,7 @@ class TestGoingOn:
         ]  # START: forget later steps
 
     def test_an_actors_word_on_how_it_resumed_moves_no_curve(self, tmp_path):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         recorder.record(training(4000))
         recorder.record(EventReport(run="r", kind="resume", role="actor-0", details={"how": "exact"}))
         recorder.record(EventReport(run="r", kind="metric", details={"env_steps": 0, "values": {"mine": 1.0}}))
@@ -238,11 +238,11 @@ class TestGoingOn:
         assert not any(event.HasField("session_log") for event in events(tmp_path))
 
     def test_a_second_writer_goes_back_as_far_as_the_first(self, tmp_path):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         recorder.record(training(4000))
         recorder.record(resumed(1000))
         recorder.close()
-        again = Recorder(tmp_path)
+        again = MetricsWriter(tmp_path)
         again.record(EventReport(run="r", kind="metric", details={"env_steps": 0, "values": {"mine": 1.0}}))
         again.close()
         assert scalars(tmp_path)["custom/mine"] == [(1000, 1.0)]
@@ -250,11 +250,11 @@ class TestGoingOn:
     def test_tensorboard_forgets_what_was_undone(self, tmp_path):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         for env_steps in (1000, 2000, 3000):
             recorder.record(training(env_steps))
         recorder.close()
-        again = Recorder(tmp_path)
+        again = MetricsWriter(tmp_path)
         again.record(resumed(1500))
         again.record(training(2500))
         again.close()
@@ -268,7 +268,7 @@ class TestFullDisk:
 
     @pytest.mark.parametrize("room", [0, 1, 37])
     def test_nothing_half_and_nothing_lost(self, room, tmp_path, monkeypatch):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         recorder.record(training(1000), 1)
         write = os.write
 
@@ -288,7 +288,7 @@ class TestFullDisk:
         assert [step for step, _ in scalars(tmp_path)["train/updates"]] == [1000, 2000, 3000, 4000, 5000]
 
     def test_a_line_without_room_for_its_event_waits_with_it(self, tmp_path, monkeypatch):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
         recorder.record(training(1000), 1)
         write, calls = os.write, []
 
@@ -307,7 +307,7 @@ class TestFullDisk:
         assert [step for step, _ in scalars(tmp_path)["train/updates"]] == [1000, 2000]
 
     def test_other_errors_are_errors(self, tmp_path, monkeypatch):
-        recorder = Recorder(tmp_path)
+        recorder = MetricsWriter(tmp_path)
 
         def broken(descriptor, data):
             raise OSError(5, "Input/output error")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, Conflict, DamagedFile, RunExists, RunNotFound, UsageError
 from steppe.records.run_directory import RunDirectory, list_runs
 
@@ -29,11 +29,11 @@ sys.stdin.read()
 """
 CREATOR = """
 import sys
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import SteppeError
 from steppe.records.run_directory import RunDirectory
 sys.stdin.readline()
-made = resolve(("flag", {"env": "CartPole-v1", "name": "same", "seed": int(sys.argv[1])}))
+made = resolve_config(("flag", {"env": "CartPole-v1", "name": "same", "seed": int(sys.argv[1])}))
 try:
     directory = RunDirectory.create(made.config, made.sources)
 except SteppeError as error:
@@ -52,7 +52,7 @@ def root(tmp_path, monkeypatch):
 
 
 def create(**keys) -> RunDirectory:
-    made = resolve(("flag", {"env": "CartPole-v1", **keys}))
+    made = resolve_config(("flag", {"env": "CartPole-v1", **keys}))
     return RunDirectory.create(made.config, made.sources)
 
 
@@ -61,7 +61,7 @@ def everything(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_a_run_is_written_down_completely(root):
-    made = resolve(("file.toml", {"env": "CartPole-v1", "learning_rate": 0.01}), ("flag", {"seed": 7}))
+    made = resolve_config(("file.toml", {"env": "CartPole-v1", "learning_rate": 0.01}), ("flag", {"seed": 7}))
     directory = RunDirectory.create(made.config, made.sources)
     record = json.loads((directory.path / "run.json").read_text())
     assert record["seed"] == 7

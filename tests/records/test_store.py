@@ -16,23 +16,23 @@ import pytest
 
 from steppe.core.contracts.errors import DamagedFile, RunNotFound
 from steppe.records import store as module
-from steppe.records.store import HEARTBEAT_S, LOST, STATES, Store, process_start
+from steppe.records.store import HEARTBEAT_S, LOST, STATES, RunStore, process_start
 
 pytestmark = pytest.mark.integration
 
 POSTER = """
 import sys
 from pathlib import Path
-from steppe.records.store import Store
-store = Store(Path(sys.argv[1]))
+from steppe.records.store import RunStore
+store = RunStore(Path(sys.argv[1]))
 for k in range(int(sys.argv[3])):
     store.post("t", {"who": sys.argv[2], "k": k})
 """
 OWNER = """
 import sys, time
 from pathlib import Path
-from steppe.records.store import Store
-store = Store(Path(sys.argv[1]))
+from steppe.records.store import RunStore
+store = RunStore(Path(sys.argv[1]))
 store.set_status(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.read()
@@ -41,7 +41,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def store(tmp_path):
-    store = Store(tmp_path / "run.sqlite")
+    store = RunStore(tmp_path / "run.sqlite")
     yield store
     store.close()
 
@@ -65,7 +65,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     command = [sys.executable, "-c", POSTER, str(path)]
     writers = [subprocess.Popen([*command, str(who), "300"]) for who in range(4)]
     assert [writer.wait() for writer in writers] == [0] * 4
-    store = Store(path)
+    store = RunStore(path)
     records = store.read("t", limit=10_000)
     numbers = [number for number, _ in records]
     assert numbers == sorted(set(numbers))
@@ -149,7 +149,7 @@ def test_records_survive_a_kill(tmp_path):
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"posted\n"
     end(process)
-    store = Store(path)
+    store = RunStore(path)
     assert [record["k"] for _, record in store.read("t")] == list(range(25))
     store.close()
 
@@ -240,17 +240,17 @@ def test_only_the_owners_heart_counts(store):
 def test_a_file_that_is_no_store_is_damage(tmp_path):
     (tmp_path / "run.sqlite").write_bytes(b"not a database at all" * 100)
     with pytest.raises(DamagedFile, match=r"run\.sqlite"):
-        Store(tmp_path / "run.sqlite")
+        RunStore(tmp_path / "run.sqlite")
 
 
 def test_a_reader_does_not_make_what_is_missing(tmp_path):
     with pytest.raises(RunNotFound):
-        Store(tmp_path / "run.sqlite", create=False)
+        RunStore(tmp_path / "run.sqlite", create=False)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_journal_is_write_ahead_and_the_file_sound(tmp_path, connections):
-    store = Store(tmp_path / "run.sqlite")
+    store = RunStore(tmp_path / "run.sqlite")
     store.post("t", {})
     [database] = connections
     assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.records.store import Store
+from steppe.records.store import RunStore
 
 _VISIT = """
 import sqlite3, sys
@@ -21,9 +21,9 @@ visitor.close()  # the last one to leave removes the log
 @pytest.mark.unit
 def test_opening_a_store_again_drops_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
-    kept = Store(path)
+    kept = RunStore(path)
     kept.post("topic", {"a": 1})
-    Store(path)  # opened again, and closed when nobody has it any more
+    RunStore(path)  # opened again, and closed when nobody has it any more
     subprocess.run([sys.executable, "-c", _VISIT, str(path)], check=True, timeout=60)
     assert path.with_name("run.sqlite-wal").exists(), "the visitor must have seen that somebody else has it open"
     kept.post("topic", {"a": 2})

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.records import view as module
-from steppe.records.buffered_board import Backlog
+from steppe.records.buffered_board import BufferedBoard
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 
@@ -30,7 +30,7 @@ SUMMARY = (  # as `steppe train --json` promises it
 @pytest.fixture
 def directory(tmp_path):
     keys = {"env": "CartPole-v1", "actors": 2, "mode": "async", "envs": 4, "seed": 5, "steps": 9000}
-    made = resolve(("flag", {**keys, "run_dir": tmp_path / "run", "target_return": 400.0}))
+    made = resolve_config(("flag", {**keys, "run_dir": tmp_path / "run", "target_return": 400.0}))
     directory = RunDirectory.create(made.config, made.sources)
     yield directory
     directory.store.close()
@@ -302,7 +302,7 @@ def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypat
     for k in range(1, 41):
         roles.actor(0, [(float(k), 1)])
         roles.training(100 * k, float(k))
-    view, pages, held, read = RunView(directory), [], [], Backlog.read
+    view, pages, held, read = RunView(directory), [], [], BufferedBoard.read
 
     def watched(*words):
         pages.append(read(*words))
@@ -310,7 +310,7 @@ def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypat
         held.append(sum(map(len, pages)) - taken)
         return pages[-1]
 
-    monkeypatch.setattr(Backlog, "read", watched)
+    monkeypatch.setattr(BufferedBoard, "read", watched)
     view.refresh()
     assert sum(map(len, pages)) == 80
     assert 4 < max(held) <= 2 * 4, "reports that were read and not taken yet"
@@ -320,7 +320,7 @@ def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypat
 
 def test_a_dead_owner_is_seen(directory):
     script = (
-        "import sys; from pathlib import Path; from steppe.records.store import Store\n"
+        "import sys; from pathlib import Path; from steppe.records.store import RunStore\n"
         "Store(Path(sys.argv[1])).set_status('RUNNING')\n"
     )
     subprocess.run([sys.executable, "-c", script, str(directory.store.path)], check=True)

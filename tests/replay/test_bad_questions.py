@@ -7,7 +7,7 @@ import pytest
 
 from steppe.core.io import codec
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.remote.server import Shelf
+from steppe.replay.remote.server import ReplayShard
 
 pytestmark = pytest.mark.unit
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 def test_rows_that_are_not_there_cannot_be_drawn(at: list) -> None:
     pool = ReplayBufferPool(1, 8, ("reward",))
     pool.add_experiences({"reward": np.ones(3)})
-    shelf = Shelf(pool, None)
+    shelf = ReplayShard(pool, None)
     told = codec.unpack(shelf.answer(codec.pack({"do": "draw", "at": np.array(at)}, sealed=False)), sealed=False)
     assert told["error"] in ("UsageError", "NotFinite"), told
     good = codec.unpack(shelf.answer(codec.pack({"do": "draw", "at": np.array([2])}, sealed=False)), sealed=False)

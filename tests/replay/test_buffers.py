@@ -12,9 +12,9 @@ from scipy import stats
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.specs import FieldSpec
 from steppe.replay import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
-from steppe.replay.kernels.ring_index import weigh
+from steppe.replay.kernels.ring_index import compute_importance_weights
 from steppe.replay.store import gather
-from steppe.replay.store.store import Store
+from steppe.replay.store.store import ReplayStore
 
 pytestmark = pytest.mark.unit
 
@@ -104,7 +104,7 @@ def test_whole_first_rewards_do_not_make_every_reward_whole():
 
 
 def content_of(buffer, key):
-    return buffer.store.gather(buffer.store.ordered(0))[key].tolist()
+    return buffer.store.gather(buffer.store.slots_oldest_first(0))[key].tolist()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_no_room():
     with pytest.raises(UsageError, match="at least one"):
         ReplayBuffer(0, KEYS)
     with pytest.raises(ConfigError, match="lower the size"):
-        Store(2**40).allocate([FieldSpec("obs", (2**20,), "float64")])
+        ReplayStore(2**40).allocate([FieldSpec("obs", (2**20,), "float64")])
 
 
 def test_prioritized_draws_and_weights_follow_the_law():
@@ -284,7 +284,7 @@ def test_extreme_priorities_stay_drawable():
 
 def test_importance_of_equal_leaves_is_one():
     weights = np.empty(5, np.float32)
-    weigh(np.full(5, 0.3, np.float32), 0.4, weights)
+    compute_importance_weights(np.full(5, 0.3, np.float32), 0.4, weights)
     np.testing.assert_array_equal(weights, np.ones(5, np.float32))
 
 
@@ -315,7 +315,7 @@ def test_batches_too_large_for_one_dtype(monkeypatch):
     """A dtype has at most 2 GiB: columns are then cut out of their memory one by one, with the same result."""
     found = []
     for most in (2**31 - 1, 100):
-        monkeypatch.setattr(gather, "MOST_DESCRIBED", most)
+        monkeypatch.setattr(gather, "MAX_DTYPE_BYTES", most)
         buffer = PrioritizedReplayBuffer(50, KEYS, seed=3)
         buffer.add_batch([experience(n) for n in range(50)])
         found.append(buffer.sample(40))
@@ -432,7 +432,7 @@ def test_columns_that_do_not_lie_in_one_piece():
     wide = np.arange(60.0).reshape(10, 6)
     for _ in range(2):
         buffer.add_batch({"a": wide[:, ::2], "b": np.asfortranarray(wide[:, :2])})
-        store = buffer.store.gather(buffer.store.ordered(0))
+        store = buffer.store.gather(buffer.store.slots_oldest_first(0))
         np.testing.assert_array_equal(store["a"], wide[:, ::2])
         np.testing.assert_array_equal(store["b"], wide[:, :2])
 

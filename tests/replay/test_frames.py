@@ -7,10 +7,10 @@ from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.replay import Draws, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferPool, ReplayMemory
+from steppe.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferPool, ReplayMemory, SamplingConfig
 from steppe.replay.store.columns import bytes_per_row
 from steppe.replay.store.frames import FrameStore
-from steppe.replay.store.store import Store
+from steppe.replay.store.store import ReplayStore
 from tests.support.replay_model import EPISODE, images
 
 pytestmark = pytest.mark.unit
@@ -54,7 +54,7 @@ def test_a_quarter_of_the_memory_and_less():
     touched = store.frames.high * store.frames.frame_bytes + sum(c.nbytes for c in store.columns.values())
     assert touched < 1000 * stacks[0].nbytes / 4 * 1.02  # even of storing each stack once, not twice
     assert 1001 <= store.frames.high <= 1005  # one that was not recognised is kept twice
-    assert bytes_per_row(store.fields, side_by_side=False) < 1.3 * 84 * 84
+    assert bytes_per_row(store.fields, interleaved=False) < 1.3 * 84 * 84
 
 
 def test_memory_stays_bounded_when_rows_are_overwritten():
@@ -130,17 +130,17 @@ def test_a_state_holds_each_frame_once_and_goes_on():
         pool.add_experiences(block(range(start, start + 20)))
     state = pool.store.state()
     assert len(state["frames"]["rows"]) == len(pool.store.frames)
-    fresh, used = Store(40, 2), Store(40, 2)
+    fresh, used = ReplayStore(40, 2), ReplayStore(40, 2)
     used.allocate(pool.store.fields)
     used.write(0, block(range(500, 530)))
     for store in (fresh, used):
         store.restore(state)
         assert [f.shape for f in store.fields] == [f.shape for f in pool.store.fields]
-        slots = np.concatenate([store.ordered(0), store.ordered(1)])
+        slots = np.concatenate([store.slots_oldest_first(0), store.slots_oldest_first(1)])
         require_own_images(store.gather(slots))
         np.testing.assert_array_equal(store.columns["number"][slots], pool.store.columns["number"][slots])
         store.write(1, block(range(200, 230)))
-        require_own_images(store.gather(np.concatenate([store.ordered(0), store.ordered(1)])))
+        require_own_images(store.gather(np.concatenate([store.slots_oldest_first(0), store.slots_oldest_first(1)])))
         assert len(store.frames) == np.count_nonzero(store.frames.refs)
 
 
@@ -192,7 +192,7 @@ class Camera:
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_the_learner_keeps_frames_once_by_itself(n_step):
     pool = ReplayBufferPool(1, 100)
-    memory = ReplayMemory(Camera.SPEC, pool, Draws(32, n_step=n_step), stream=np.random.default_rng(0))
+    memory = ReplayMemory(Camera.SPEC, pool, SamplingConfig(32, n_step=n_step), stream=np.random.default_rng(0))
     camera = Camera()
     for _ in range(30):
         memory.add([camera.segment()])

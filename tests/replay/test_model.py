@@ -123,7 +123,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.buffers[part].size() == len(self.model.parts[part])
             if not store.fields:
                 continue
-            slots = store.ordered(part)
+            slots = store.slots_oldest_first(part)
             assert store.columns["number"][slots].tolist() == self.model.numbers(part)
             if store.tree is not None:
                 leaves = np.array(self.model.priorities(part)) ** ALPHA
@@ -146,7 +146,7 @@ class PoolMachine(RuleBasedStateMachine):
         store = self.pool.store
         used = np.concatenate(
             [
-                store.columns[name][store.ordered(part)].ravel()
+                store.columns[name][store.slots_oldest_first(part)].ravel()
                 for name in store.stacked
                 for part in range(store.num_parts)
             ]

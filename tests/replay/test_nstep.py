@@ -6,7 +6,7 @@ import pytest
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.replay.nstep import Windows, transition_fields
+from steppe.replay.nstep import NStepAccumulator, transition_fields
 from steppe.testing.memory import ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -70,7 +70,7 @@ def require_same(found, wanted):
 @pytest.mark.parametrize("num_steps", [1, 2, 4, 9])
 def test_windows_follow_the_definition(num_steps, n_step, next_step):
     spec = spec_of(num_steps, 3)
-    windows = Windows(spec, n_step, GAMMA)
+    windows = NStepAccumulator(spec, n_step, GAMMA)
     actor = ScriptedActor(spec, seed=num_steps * 100 + n_step, next_step=next_step)
     blocks = []
     for count in range(1, 60 // num_steps):
@@ -84,7 +84,7 @@ def test_windows_follow_the_definition(num_steps, n_step, next_step):
 @pytest.mark.parametrize("num_steps", [1, 3, 6])
 def test_segments_that_were_dropped_close_windows_early(num_steps, n_step):
     spec = spec_of(num_steps, 2)
-    windows = Windows(spec, n_step, GAMMA)
+    windows = NStepAccumulator(spec, n_step, GAMMA)
     actor = ScriptedActor(spec, seed=num_steps * 7 + n_step, next_step=True)
     drop = np.random.default_rng(n_step)
     blocks, seen = [], set()
@@ -100,7 +100,7 @@ def test_segments_that_were_dropped_close_windows_early(num_steps, n_step):
 def test_where_a_life_is_divided_changes_nothing():
     """The same steps in segments of 12, and of 3 cut out of them."""
     long, short = spec_of(12, 2), spec_of(3, 2)
-    whole, pieces = Windows(long, 4, GAMMA), Windows(short, 4, GAMMA)
+    whole, pieces = NStepAccumulator(long, 4, GAMMA), NStepAccumulator(short, 4, GAMMA)
     actor = ScriptedActor(long, seed=4, next_step=True)
     one, other = [], []
     for number in range(5):
@@ -114,7 +114,7 @@ def test_where_a_life_is_divided_changes_nothing():
 
 def test_an_actor_that_began_anew_does_not_continue_its_old_windows():
     spec = spec_of(4, 1)
-    windows = Windows(spec, 3, GAMMA)
+    windows = NStepAccumulator(spec, 3, GAMMA)
     actor = ScriptedActor(spec, seed=1)
     blocks = windows.transitions(actor.segment())
     actor.begin_anew()
@@ -127,7 +127,7 @@ def test_an_actor_that_began_anew_does_not_continue_its_old_windows():
 
 def test_actors_are_never_mixed():
     spec = spec_of(3, 2)
-    windows = Windows(spec, 4, GAMMA)
+    windows = NStepAccumulator(spec, 4, GAMMA)
     actors = [ScriptedActor(spec, actor=index, seed=9) for index in range(3)]
     blocks = []
     for _ in range(12):
@@ -143,7 +143,7 @@ def test_an_invalid_row_without_a_cut_ends_a_window_there():
     segment["reward"][:, 0] = 1
     segment["valid"][:, 0] = [True, True, False, True]
     segment.header = SegmentHeader("r", 0, 0, 0, 0)
-    (block,) = Windows(spec, 3, GAMMA).transitions(segment)
+    (block,) = NStepAccumulator(spec, 3, GAMMA).transitions(segment)
     np.testing.assert_array_equal(block["obs"][:, 0], [0, 1])
     np.testing.assert_array_equal(block["next_obs"][:, 0], [2, 2])
     np.testing.assert_allclose(block["reward"], [1.9, 1.0])
@@ -154,7 +154,7 @@ def test_an_invalid_row_without_a_cut_ends_a_window_there():
 def test_columns_of_the_agent_are_those_of_the_first_step():
     extra = FieldSpec("q_val", (2,), "float64")
     spec = SegmentSpec(3, 1, FieldSpec("obs", (1,), "float32"), FieldSpec("action", (2,), "float32"), (extra,))
-    windows, blocks = Windows(spec, 2, GAMMA), []
+    windows, blocks = NStepAccumulator(spec, 2, GAMMA), []
     for sequence in range(2):
         segment = Segment.blank(spec)
         time = sequence * 3 + np.arange(4)
@@ -175,7 +175,7 @@ def test_columns_of_the_agent_are_those_of_the_first_step():
 
 def test_who_collected_a_segment_must_be_known():
     with pytest.raises(UsageError, match="header"):
-        Windows(spec_of(2, 1), 1, GAMMA).transitions(Segment.blank(spec_of(2, 1)))
+        NStepAccumulator(spec_of(2, 1), 1, GAMMA).transitions(Segment.blank(spec_of(2, 1)))
 
 
 @pytest.mark.parametrize("n_step", [2, 3, 6])
@@ -183,7 +183,7 @@ def test_open_windows_are_restored(n_step):
     """With segments shorter and longer than a window, another one goes on from the state as the first does."""
     spec = spec_of(4, 3)
     actors = [ScriptedActor(spec, actor) for actor in (0, 1)]
-    first = Windows(spec, n_step, GAMMA)
+    first = NStepAccumulator(spec, n_step, GAMMA)
     for _ in range(5):
         for actor in actors:
             first.transitions(actor.segment())
@@ -191,7 +191,7 @@ def test_open_windows_are_restored(n_step):
     assert sorted(state) == ["0", "1"]
     for saved in state.values():
         assert {len(rows) for rows in saved["columns"].values()} == {n_step - 1}
-    again = Windows(spec, n_step, GAMMA)
+    again = NStepAccumulator(spec, n_step, GAMMA)
     again.restore(state)
     for saved, same in zip(state.values(), again.state().values(), strict=True):
         assert saved["sequence"] == same["sequence"] == 4

@@ -25,7 +25,7 @@ def compiled_sums(leaves, nodes, starts, rest):
     return (
         kernels.block_sum(at),
         kernels.group_sum(np.int64(nodes.ctypes.data), np.int64(starts.ctypes.data)),
-        kernels.num_passed(np.int64(starts.ctypes.data), rest),
+        kernels.count_not_above(np.int64(starts.ctypes.data), rest),
         kernels.load_float32(at + 12),
         kernels.load_float64(np.int64(nodes.ctypes.data) + 8),
     )
@@ -49,7 +49,7 @@ def test_the_same_bits(seed):
     found = compiled_sums(leaves, nodes, starts, rest)
     assert plain.block_sum(at) == found[0]
     assert plain.group_sum(other, same.ctypes.data) == found[1]
-    assert plain.num_passed(same.ctypes.data, rest) == found[2]
+    assert plain.count_not_above(same.ctypes.data, rest) == found[2]
     assert plain.load_float32(at + 12) == found[3] == leaves[3]
     assert plain.load_float64(other + 8) == found[4] == nodes[1]
     np.testing.assert_array_equal(same, starts)

@@ -60,7 +60,7 @@ def test_routing_by_fill_and_by_source():
     pool = ReplayBufferPool(3, 10, routing="by_source")
     for source in (0, 5, 2, 3, 5):
         pool.add_experiences(experiences(source), source=source)
-    assert [pool.store.gather(pool.store.ordered(part))["action"].tolist() for part in range(3)] == [
+    assert [pool.store.gather(pool.store.slots_oldest_first(part))["action"].tolist() for part in range(3)] == [
         [0, 3],
         [],
         [5, 2, 5],
@@ -200,10 +200,10 @@ def test_balancing_moves_experience_and_changes_no_odds(use_prioritized):
     assert [buffer.size() for buffer in pool.buffers] == [10, 10, 10, 10]
     counts = counts_of(pool, 1000)
     assert stats.chisquare(counts, odds / odds.sum() * counts.sum()).pvalue > 1e-3
-    kept = pool.store.gather(pool.store.ordered(1))
+    kept = pool.store.gather(pool.store.slots_oldest_first(1))
     assert kept["action"].tolist() == list(range(1030, 1040))  # the newest stayed, in order
     pool.add_experiences(experiences(*range(50, 71)), buffer_id=1)
-    assert 1030 not in pool.store.gather(pool.store.ordered(1))["action"]  # and the oldest goes first
+    assert 1030 not in pool.store.gather(pool.store.slots_oldest_first(1))["action"]  # and the oldest goes first
 
 
 def test_balancing_what_cannot_be_divided():
@@ -211,9 +211,9 @@ def test_balancing_what_cannot_be_divided():
     pool.add_experiences(experiences(*range(8)), buffer_id=2)
     pool.balance_buffers()
     assert sorted(buffer.size() for buffer in pool.buffers) == [2, 3, 3]
-    assert sorted(pool.store.gather(np.concatenate([pool.store.ordered(p) for p in range(3)]))["action"]) == list(
-        range(8)
-    )
+    assert sorted(
+        pool.store.gather(np.concatenate([pool.store.slots_oldest_first(p) for p in range(3)]))["action"]
+    ) == list(range(8))
     empty = ReplayBufferPool(3, 10)
     empty.balance_buffers()
     assert empty.get_total_experiences() == 0

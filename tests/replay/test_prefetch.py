@@ -10,7 +10,7 @@ from steppe.algorithms.nn.flat_module import as_tensor
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import UsageError
 from steppe.core.io import codec
-from steppe.replay import Draws, ReplayBufferPool, ReplayMemory, prefetch
+from steppe.replay import ReplayBufferPool, ReplayMemory, SamplingConfig, prefetch
 from steppe.testing.memory import SPEC, MemoryConformance, ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(autouse=True)
 def _every_batch_is_worth_a_thread(monkeypatch):
-    monkeypatch.setattr(prefetch, "LEAST_BYTES", 1)
+    monkeypatch.setattr(prefetch, "MIN_THREADED_BYTES", 1)
 
 
 def memory_of(*, prioritized=True, num_buffers=2, capacity=60, **options):
     pool = ReplayBufferPool(num_buffers, capacity, use_prioritized=prioritized, **options)
-    return ReplayMemory(SPEC, pool, Draws(8, 10, 4.0), stream=np.random.default_rng(1))
+    return ReplayMemory(SPEC, pool, SamplingConfig(8, 10, 4.0), stream=np.random.default_rng(1))
 
 
 def run(memory, rounds, *, wait=lambda memory: None):
@@ -76,7 +76,7 @@ def test_timing_changes_nothing(monkeypatch, num_buffers, routing):
     patient = run(memory_of(num_buffers=num_buffers, routing=routing), rounds, wait=lambda memory: memory.settle())
     assert len(quick) > 50
     np.testing.assert_equal(quick, patient)
-    monkeypatch.setattr(prefetch, "LEAST_BYTES", 1 << 40)
+    monkeypatch.setattr(prefetch, "MIN_THREADED_BYTES", 1 << 40)
     told = draw_first_and_update_later(memory_of(num_buffers=num_buffers, routing=routing), rounds)
     assert len(told) == len(quick)
     for one, other in zip(quick, told, strict=True):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from steppe.replay.kernels import ring_index
-from steppe.replay.kernels.priority_draw import revise, take
-from steppe.replay.kernels.sumtree import NOTHING, SumTree
+from steppe.replay.kernels.priority_draw import sample_by_priority, update_leaves
+from steppe.replay.kernels.sumtree import NO_PREFETCH, SumTree
 
 pytestmark = pytest.mark.unit
 
@@ -43,12 +43,12 @@ def test_rows_have_indices_that_lead_back_to_them(written):
     slots = np.array(list(rows.values()), np.int64)
     indices, weights = np.empty(len(slots), np.int64), np.empty(len(slots), np.float32)
     leaves = np.linspace(0.5, 2.0, len(slots)).astype(np.float32)
-    ring_index.describe(rings, CAPACITY, SHIFT, 0.4, slots, leaves, indices, weights)
+    ring_index.compute_indices_and_weights(rings, CAPACITY, SHIFT, 0.4, slots, leaves, indices, weights)
     assert indices.tolist() == list(rows)
     np.testing.assert_allclose(weights, [(0.5 / leaf) ** 0.4 for leaf in leaves.tolist()], rtol=1e-6)
     found, values = np.full(len(slots), -7), np.empty(len(slots), np.float32)
     priorities = np.linspace(0.0, 3.0, len(slots))
-    told = ring_index.prepare(rings, CAPACITY, SHIFT, 0.6, indices, priorities, found, values)
+    told = ring_index.resolve_priority_update(rings, CAPACITY, SHIFT, 0.6, indices, priorities, found, values)
     assert told == (-1, priorities.max(), 0)
     assert found.tolist() == slots.tolist()
     np.testing.assert_allclose(values, priorities**0.6, rtol=1e-6)
@@ -61,20 +61,28 @@ def test_rows_that_are_gone_or_never_were_are_told_apart(written):
     never = [index_of(n + more, part) for part, n in enumerate(written) for more in (0, 1, CAPACITY)]
     never += [-1, -(1 << SHIFT)] + [index_of(0, part) for part in range(len(written), 1 << SHIFT)]
     slots, values = np.full(len(gone), -7), np.empty(len(gone), np.float32)
-    told = ring_index.prepare(rings, CAPACITY, SHIFT, 0.6, np.array(gone, np.int64), np.ones(len(gone)), slots, values)
+    told = ring_index.resolve_priority_update(
+        rings, CAPACITY, SHIFT, 0.6, np.array(gone, np.int64), np.ones(len(gone)), slots, values
+    )
     assert told == (-1, 1.0 if gone else 0.0, len(gone))
     assert slots.tolist() == [-1] * len(gone)
     known = next(iter(rows))
     for index in never:
         slots, values = np.empty(3, np.int64), np.empty(3, np.float32)
         indices = np.array([known, index, known], np.int64)
-        assert ring_index.prepare(rings, CAPACITY, SHIFT, 0.6, indices, np.ones(3), slots, values) == (1, 1.0, 0), index
+        assert ring_index.resolve_priority_update(rings, CAPACITY, SHIFT, 0.6, indices, np.ones(3), slots, values) == (
+            1,
+            1.0,
+            0,
+        ), index
 
 
 def test_what_follows_an_unknown_index_is_looked_at_too():
     slots, values = np.empty(3, np.int64), np.empty(3, np.float32)
     indices = np.array([index_of(6, 0), -1, index_of(1, 0)])
-    assert ring_index.prepare(rings_of(7), CAPACITY, SHIFT, 0.6, indices, np.ones(3), slots, values) == (1, 1.0, 1)
+    assert ring_index.resolve_priority_update(
+        rings_of(7), CAPACITY, SHIFT, 0.6, indices, np.ones(3), slots, values
+    ) == (1, 1.0, 1)
     assert slots[[0, 2]].tolist() == [1, -1]
 
 
@@ -83,12 +91,12 @@ def test_priorities_become_leaves_that_can_be_drawn():
     priorities = np.array([0.0, 1e-320, 1e-200, 1.0, 2.0, 1e200])
     indices, slots = np.zeros(6, np.int64), np.empty(6, np.int64)
     leaves = np.empty(6, np.float32)
-    told = ring_index.prepare(rings_of(1), CAPACITY, SHIFT, 1.0, indices, priorities, slots, leaves)
+    told = ring_index.resolve_priority_update(rings_of(1), CAPACITY, SHIFT, 1.0, indices, priorities, slots, leaves)
     assert told == (-1, 1e200, 0)
     np.testing.assert_allclose(leaves.astype(np.float64), [0.0, tiny, tiny, 1.0, 2.0, huge], rtol=1e-6)
-    ring_index.prepare(rings_of(1), CAPACITY, SHIFT, 0.0, indices, priorities, slots, leaves)
+    ring_index.resolve_priority_update(rings_of(1), CAPACITY, SHIFT, 0.0, indices, priorities, slots, leaves)
     assert leaves.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0], "uniform, but for those that are never drawn"
-    ring_index.prepare(rings_of(1), CAPACITY, SHIFT, 0.1, indices, priorities, slots, leaves)
+    ring_index.resolve_priority_update(rings_of(1), CAPACITY, SHIFT, 0.1, indices, priorities, slots, leaves)
     np.testing.assert_allclose(leaves[1:3], [1e-30, 1e-20], rtol=1e-5)  # nothing counts less than 1e-300
 
 
@@ -97,7 +105,7 @@ def test_priorities_become_leaves_that_can_be_drawn():
 def test_a_priority_that_is_none_is_noticed(bad, place):
     priorities, slots, leaves = np.ones(3), np.empty(3, np.int64), np.full(3, 7.0, np.float32)
     priorities[place] = bad
-    told = ring_index.prepare(
+    told = ring_index.resolve_priority_update(
         rings_of(2), CAPACITY, SHIFT, 0.6, np.array([0, 0, 99 << SHIFT]), priorities, slots, leaves
     )
     assert told == (2, -1.0, 0)
@@ -105,7 +113,7 @@ def test_a_priority_that_is_none_is_noticed(bad, place):
 
 
 def test_no_rows_have_no_weights():
-    ring_index.weigh(np.empty(0, np.float32), 0.5, np.empty(0, np.float32))
+    ring_index.compute_importance_weights(np.empty(0, np.float32), 0.5, np.empty(0, np.float32))
 
 
 def test_uniform_draws_spread_over_all_rows():
@@ -117,9 +125,9 @@ def test_uniform_draws_spread_over_all_rows():
     ):
         draws = (np.arange(len(expected)) + 0.5) / len(expected)
         slots = np.empty(len(draws), np.int64)
-        ring_index.spread(rings, CAPACITY, first, last, draws, NOTHING, slots)
+        ring_index.sample_uniform(rings, CAPACITY, first, last, draws, NO_PREFETCH, slots)
         assert slots.tolist() == expected
-        ring_index.spread(rings, CAPACITY, first, last, draws - 0.49 / len(draws), np.array([[64, 8]]), slots)
+        ring_index.sample_uniform(rings, CAPACITY, first, last, draws - 0.49 / len(draws), np.array([[64, 8]]), slots)
         assert slots.tolist() == expected, "a hint for the cache changes nothing"
 
 
@@ -136,14 +144,16 @@ class Store:
         count = len(draws)
         block, slots = np.zeros((count, 2), np.uint8), np.empty(count, np.int64)
         indices, weights = np.empty(count, np.int64), np.empty(count, np.float32)
-        done = take(
-            *self.tree.unsettled, self.rings, SHIFT, parts, np.array(draws), beta, NOTHING, self.plan,
+        done = sample_by_priority(
+            *self.tree.unsettled, self.rings, SHIFT, parts, np.array(draws), beta, NO_PREFETCH, self.plan,
             block.reshape(-1), slots, indices, weights,
         )  # fmt: skip
         return done, block, slots, indices, weights
 
     def revise(self, indices, priorities, alpha=0.5):
-        return revise(*self.tree.unsettled, self.rings, SHIFT, alpha, np.array(indices, np.int64), np.array(priorities))
+        return update_leaves(
+            *self.tree.unsettled, self.rings, SHIFT, alpha, np.array(indices, np.int64), np.array(priorities)
+        )
 
 
 def test_a_batch_is_drawn_described_and_copied():

@@ -15,12 +15,12 @@ from steppe.core.algorithms import DHCConfig, DQNConfig, R2D2Config
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, RoleDied, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.core.contracts.weights import Layout, Weights
+from steppe.core.contracts.weights import Weights, WeightsLayout
 from steppe.records.checkpoints import Checkpoints
 from steppe.replay import ReplayBufferPool
-from steppe.replay.factory import make_memory, make_shelf
+from steppe.replay.factory import make_memory, make_replay_shard
 from steppe.testing.memory import SPEC, ScriptedActor
-from steppe.transport.unix_socket import SocketDesk, SocketLine
+from steppe.transport.unix_socket import SocketRpcClient, SocketRpcServer
 from tests.replay.test_team_sequences import SPEC as TEAM
 from tests.replay.test_team_sequences import Script
 
@@ -35,7 +35,7 @@ CASES = {
     "sequences": (R2D2Config(buffer_size=2000, sequence_length=4, burn_in=2, sequence_stride=2, **COMMON), SEQUENCES),
     "team": (DHCConfig(buffer_size=2000, sequence_length=4, burn_in=2, sequence_stride=3, **COMMON), TEAM),
 }
-EMPTY = Weights(Layout(()), np.zeros(0, np.uint8))
+EMPTY = Weights(WeightsLayout(()), np.zeros(0, np.uint8))
 
 
 class Shelves:
@@ -43,15 +43,15 @@ class Shelves:
 
     def __init__(self, agent, spec, count):
         self.room = Path(tempfile.mkdtemp(prefix="far-"))
-        self.desks = [SocketDesk(self.room / f"desk-{number}") for number in range(count)]
-        self.made = [make_shelf(agent, spec, count) for _ in range(count)]
+        self.desks = [SocketRpcServer(self.room / f"desk-{number}") for number in range(count)]
+        self.made = [make_replay_shard(agent, spec, count) for _ in range(count)]
         self.over = threading.Event()
         self.threads = [
             threading.Thread(target=self.serve, args=pair) for pair in zip(self.desks, self.made, strict=True)
         ]
         for thread in self.threads:
             thread.start()
-        self.lines = [SocketLine(f"replay-{n}", self.room / f"desk-{n}", lambda: True) for n in range(count)]
+        self.lines = [SocketRpcClient(f"replay-{n}", self.room / f"desk-{n}", lambda: True) for n in range(count)]
 
     def serve(self, desk, shelf):
         while not self.over.is_set():
@@ -143,7 +143,9 @@ def test_the_law_of_drawing(name):
             priorities += [np.ones(count)] if own is None else [own]
             rows += count
         assert len(store) == rows
-        drawn = np.concatenate([store.batch(stream, 2000, store.tray(2000), 0.4)["reward"].copy() for _ in range(30)])
+        drawn = np.concatenate(
+            [store.batch(stream, 2000, store.batch_buffer(2000), 0.4)["reward"].copy() for _ in range(30)]
+        )
     law = np.concatenate(priorities) ** (0.6 if name == "prioritized" else 1.0)
     expected = law / law.sum() * len(drawn)
     counts = np.bincount(drawn.astype(int), minlength=rows)
@@ -160,7 +162,7 @@ def test_weights_are_those_of_the_law():
         for part, priority in enumerate(priorities):
             block = {f.name: np.full((1, *f.shape), part, f.dtype) for f in store.fields}
             store.write(part, block, np.array([priority]))
-        batch = store.batch(np.random.default_rng(1), 500, store.tray(500), 0.7)
+        batch = store.batch(np.random.default_rng(1), 500, store.batch_buffer(500), 0.7)
         share = priorities**0.6 / (priorities**0.6).sum()
         expected = (3 * share) ** -0.7 / ((3 * share) ** -0.7).max()
         np.testing.assert_allclose(batch.weights, expected[batch["reward"].astype(int)], rtol=1e-5)
@@ -224,7 +226,7 @@ def test_what_goes_wrong_over_there_is_raised_here(tmp_path, monkeypatch):
             Checkpoints(tmp_path).save(EMPTY, {"memory": memory.live_state()}, {})
         monkeypatch.undo()
         assert Checkpoints(tmp_path).latest() is None, "half a checkpoint is none"
-        memory.pool.store.prioritize(np.array([160002]), np.ones(1))
+        memory.pool.store.update_priorities(np.array([160002]), np.ones(1))
         with pytest.raises(UsageError, match="replay-2: index 40000 was never given out"):
             memory.stats()
         learn(memory, actors_of("prioritized"), rounds=2)

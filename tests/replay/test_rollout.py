@@ -9,7 +9,7 @@ from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.replay import Rollout
+from steppe.replay import RolloutBuffer
 from steppe.testing.memory import SPEC, ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -20,7 +20,7 @@ def segments(count, seed=0):
 
 
 def test_segments_are_joined_along_b_in_the_order_given():
-    rollout = Rollout(SPEC)
+    rollout = RolloutBuffer(SPEC)
     one, two, three = segments(3)
     rollout.add([two, one, three])
     batch = rollout.sample()
@@ -37,7 +37,7 @@ def test_segments_are_joined_along_b_in_the_order_given():
 
 
 def test_columns_are_contiguous_whatever_came_before():
-    rollout = Rollout(SPEC)
+    rollout = RolloutBuffer(SPEC)
     for count in (1, 4, 2, 5, 1):
         rollout.add(segments(count))
         batch = rollout.sample()
@@ -47,7 +47,7 @@ def test_columns_are_contiguous_whatever_came_before():
 
 
 def test_memory_is_reused_when_it_is_large_enough():
-    rollout = Rollout(SPEC)
+    rollout = RolloutBuffer(SPEC)
     addresses = []
     for count in (3, 1, 3):
         rollout.add(segments(count))
@@ -57,27 +57,27 @@ def test_memory_is_reused_when_it_is_large_enough():
 
 
 def test_learned_from_once():
-    rollout = Rollout(SPEC)
+    rollout = RolloutBuffer(SPEC)
     rollout.add(segments(1))
     assert rollout.ready()
-    assert not rollout.hungry()
+    assert not rollout.wants_data()
     batch = rollout.sample()
     assert rollout.sample() is batch
     rollout.update(batch, Learned(1))
-    assert rollout.hungry()
+    assert rollout.wants_data()
     with pytest.raises(UsageError, match="add segments first"):
         rollout.sample()
 
 
 def test_an_intake_that_was_not_learned_from_is_not_overwritten():
-    rollout = Rollout(SPEC)
+    rollout = RolloutBuffer(SPEC)
     rollout.add(segments(1))
     with pytest.raises(UsageError, match="after the last ones were learned from"):
         rollout.add(segments(1, seed=1))
 
 
 def test_statistics_leave_autoreset_steps_out():
-    rollout = Rollout(SPEC)
+    rollout = RolloutBuffer(SPEC)
     actor = ScriptedActor(SPEC, seed=3, next_step=True)
     rollout.add([actor.segment()])
     assert rollout.stats() == {"size": float(len(actor.steps))}
@@ -87,9 +87,9 @@ def test_statistics_leave_autoreset_steps_out():
 def test_what_does_not_fit_is_refused():
     other = SegmentSpec(4, 3, SPEC.obs, SPEC.action)
     with pytest.raises(UsageError, match="does not fit"):
-        Rollout(SPEC).add([ScriptedActor(other).segment()])
+        RolloutBuffer(SPEC).add([ScriptedActor(other).segment()])
     with pytest.raises(UsageError, match="header"):
-        Rollout(SPEC).add([Segment.blank(SPEC)])
+        RolloutBuffer(SPEC).add([Segment.blank(SPEC)])
 
 
 def resident_pages(array):
@@ -104,7 +104,7 @@ def resident_pages(array):
 
 def test_rows_of_final_obs_that_mean_nothing_are_neither_read_nor_written():
     spec = SegmentSpec(16, 4, FieldSpec("obs", (4, 64, 64), "uint8"), FieldSpec("action", (), "int64"))
-    rollout = Rollout(spec)
+    rollout = RolloutBuffer(spec)
     header = SegmentHeader("r", 0, 0, 0, 0)
     blank = Segment.blank(spec)
     blank.header = header

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from steppe.core.contracts.errors import DamagedFile, DiskFull, UsageError
 from steppe.core.io import atomic_files, codec, rings, row_chunks
-from steppe.replay import Draws, ReplayBufferPool, ReplayMemory
+from steppe.replay import ReplayBufferPool, ReplayMemory, SamplingConfig
 from steppe.testing.memory import SPEC, ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -46,7 +46,11 @@ def content(pool):
     """The numbers in each buffer, oldest first; every row is looked at whole."""
     found = []
     for part in range(pool.num_buffers):
-        rows = pool.store.gather(pool.store.ordered(part)) if pool.buffers[part].size() else {"action": np.array([])}
+        rows = (
+            pool.store.gather(pool.store.slots_oldest_first(part))
+            if pool.buffers[part].size()
+            else {"action": np.array([])}
+        )
         numbers = rows["action"].tolist()
         if numbers:
             np.testing.assert_equal(rows, experiences(*numbers))
@@ -391,7 +395,7 @@ def test_experience_cannot_lie_where_there_is_no_directory(tmp_path):
 def test_a_checkpoint_from_before_there_were_chunks(tmp_path):
     def make():
         pool = ReplayBufferPool(2, 30, use_prioritized=True)
-        return ReplayMemory(SPEC, pool, Draws(8, n_step=3, total_steps=300), stream=np.random.default_rng(5))
+        return ReplayMemory(SPEC, pool, SamplingConfig(8, n_step=3, total_steps=300), stream=np.random.default_rng(5))
 
     fed, restored = make(), make()
     actors = [ScriptedActor(SPEC, actor=number, seed=3) for number in range(2)]

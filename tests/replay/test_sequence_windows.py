@@ -11,9 +11,9 @@ from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.io import codec
-from steppe.core.sequences import ETA, mixed
-from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceDraws, SequenceMemory, Windowing
-from steppe.replay.sequence_windows import estimate
+from steppe.core.sequences import PRIORITY_ETA, sequence_priority
+from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceMemory, SequenceSamplingConfig, Windowing
+from steppe.replay.sequence_windows import estimate_priorities
 from steppe.testing.memory import ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -36,7 +36,7 @@ def with_hidden(segment):
 
 def memory_of(rules, *, capacity=4000, num_buffers=1, alpha=0.6, seed=0, batch_size=16, spec=SPEC, **draws):
     pool = ReplayBufferPool(num_buffers, capacity, use_prioritized=True, alpha=alpha)
-    settings = SequenceDraws(batch_size, rules, **draws)
+    settings = SequenceSamplingConfig(batch_size, rules, **draws)
     return SequenceMemory(spec, pool, settings, stream=np.random.default_rng(seed))
 
 
@@ -251,8 +251,8 @@ def run(memory, rounds):
 def test_priorities_mix_the_largest_and_the_mean_error():
     errors = np.array([[1.0, -5.0], [-3.0, 2.0], [9.0, 9.0]])
     counted = np.array([[True, True], [True, False], [False, False]])
-    np.testing.assert_allclose(mixed(errors, counted), [ETA * 3 + (1 - ETA) * 2, 5.0])
-    assert mixed(errors, np.zeros((3, 2), bool)).tolist() == [0, 0]
+    np.testing.assert_allclose(sequence_priority(errors, counted), [PRIORITY_ETA * 3 + (1 - PRIORITY_ETA) * 2, 5.0])
+    assert sequence_priority(errors, np.zeros((3, 2), bool)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("terminated", [False, True])
@@ -302,8 +302,8 @@ def test_estimates_are_those_of_the_actors_values(terminated, whole, agents, res
     expected = []
     for start in starts:
         own = [error for error in errors[start : start + 4] if error is not None]
-        expected.append(ETA * max(own) + (1 - ETA) * sum(own) / len(own) if own else np.nan)
-    np.testing.assert_allclose(estimate(piece, starts, rules, whole=whole), expected, rtol=1e-6)
+        expected.append(PRIORITY_ETA * max(own) + (1 - PRIORITY_ETA) * sum(own) / len(own) if own else np.nan)
+    np.testing.assert_allclose(estimate_priorities(piece, starts, rules, whole=whole), expected, rtol=1e-6)
 
 
 def test_settings_that_cannot_be():
@@ -314,7 +314,7 @@ def test_settings_that_cannot_be():
         Windowing().length = 0  # checked once, and so never changed
     pool = ReplayBufferPool(1, 1000)
     with pytest.raises(ConfigError, match="use_prioritized=True"):
-        SequenceMemory(SPEC, pool, SequenceDraws(4), stream=np.random.default_rng())
+        SequenceMemory(SPEC, pool, SequenceSamplingConfig(4), stream=np.random.default_rng())
     with pytest.raises(ConfigError, match="more room"):
         memory_of(RULES[0], capacity=100)
     with pytest.raises(UsageError, match="does not fit"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from steppe.replay.kernels.pow import power
-from steppe.replay.kernels.sumtree import BLOCK, FAN, SumTree
+from steppe.replay.kernels.sumtree import BLOCK, FANOUT, SumTree
 
 pytestmark = pytest.mark.unit
 
@@ -69,7 +69,7 @@ def test_every_node_is_the_sum_of_what_lies_below(size):
     level = blocks.sum(axis=1)
     for offset in tree.levels:
         np.testing.assert_allclose(tree.nodes[0, offset : offset + len(level)], level, rtol=1e-14)
-        level = np.pad(level, (0, -len(level) % FAN)).reshape(-1, FAN).sum(axis=1)
+        level = np.pad(level, (0, -len(level) % FANOUT)).reshape(-1, FANOUT).sum(axis=1)
     assert len(level) == 1
 
 
@@ -78,9 +78,9 @@ def test_a_node_starts_where_those_before_it_in_its_group_end(size):
     leaves = np.random.default_rng(size).random(size)
     leaves[size // 2 :] = 0  # whole groups, and the end of one, are empty
     tree = filled(leaves)
-    for group in range(0, int(tree.levels[-1]), FAN):
-        sums = tree.nodes[0, group : group + FAN]
-        for place, start in enumerate(tree.starts[0, group : group + FAN]):
+    for group in range(0, int(tree.levels[-1]), FANOUT):
+        sums = tree.nodes[0, group : group + FANOUT]
+        for place, start in enumerate(tree.starts[0, group : group + FANOUT]):
             if sums[place:].any():
                 assert start == pytest.approx(math.fsum(sums[:place]), rel=1e-14)
             else:
@@ -241,7 +241,7 @@ def test_a_draw_at_the_sum_of_all_parts_is_in_the_last_part_that_is_not_empty():
 
 
 def test_what_lies_beyond_a_full_part_is_not_in_the_next_one():
-    size = BLOCK * FAN
+    size = BLOCK * FANOUT
     tree = filled(np.ones(2 * size), num_parts=2)
     for part in range(2):
         slots, drawn = tree.find(part, np.array([size - 0.5, size, size + 1.0]))

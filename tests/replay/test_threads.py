@@ -72,7 +72,9 @@ def test_the_first_experiences_may_come_from_two_threads():
         pool = ReplayBufferPool(2, 1000)
         together(*[partial(pool.add_experiences, block(writer, 0, 100)) for writer in range(4)])
         assert pool.get_total_experiences() == 400
-        numbers = pool.store.columns["number"][np.concatenate([pool.store.ordered(0), pool.store.ordered(1)])]
+        numbers = pool.store.columns["number"][
+            np.concatenate([pool.store.slots_oldest_first(0), pool.store.slots_oldest_first(1)])
+        ]
         assert sorted(numbers.tolist()) == sorted(n * 10 + w for n in range(100) for w in range(4))
 
 

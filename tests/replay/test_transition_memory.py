@@ -12,7 +12,7 @@ from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, NotFinite, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.replay import Draws, ReplayBufferPool, ReplayMemory, Rollout, factory, make_memory
+from steppe.replay import ReplayBufferPool, ReplayMemory, RolloutBuffer, SamplingConfig, factory, make_memory
 from steppe.testing.memory import SPEC, ScriptedActor
 
 pytestmark = pytest.mark.unit
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.unit
 
 def memory_of(*, prioritized=False, capacity=1000, num_buffers=1, seed=0, spec=SPEC, **draws):
     pool = ReplayBufferPool(num_buffers, capacity, use_prioritized=prioritized, alpha=0.6)
-    return ReplayMemory(spec, pool, Draws(**{"batch_size": 8, **draws}), stream=np.random.default_rng(seed))
+    return ReplayMemory(spec, pool, SamplingConfig(**{"batch_size": 8, **draws}), stream=np.random.default_rng(seed))
 
 
 def stored(memory):
     store = memory.pool.store
-    return store.gather(np.concatenate([store.ordered(part) for part in range(store.num_parts)]))
+    return store.gather(np.concatenate([store.slots_oldest_first(part) for part in range(store.num_parts)]))
 
 
 def test_one_step_transitions_are_the_steps_themselves():
@@ -50,10 +50,10 @@ def test_the_limiter_pays_for_updates_with_insertions(samples_per_insert, learni
     memory = memory_of(learning_starts=learning_starts, samples_per_insert=samples_per_insert)
     actor, updates = ScriptedActor(SPEC, seed=1), 0
     for count in range(1, 12):
-        assert memory.hungry()
+        assert memory.wants_data()
         memory.add([actor.segment()])
         while memory.ready():
-            assert not memory.hungry()
+            assert not memory.wants_data()
             memory.update(memory.sample(), Learned(1))
             updates += 1
         inserted = count * 15
@@ -162,7 +162,7 @@ def test_segments_and_pools_that_do_not_fit():
     used.add_experiences([{"state": 1}])
     for pool in (used, keyed):
         with pytest.raises(UsageError, match="other columns than the agent needs"):
-            ReplayMemory(SPEC, pool, Draws(1), stream=np.random.default_rng())
+            ReplayMemory(SPEC, pool, SamplingConfig(1), stream=np.random.default_rng())
     with pytest.raises(ConfigError, match="batches of 8 cannot be drawn from 4"):
         memory_of(capacity=4)
 
@@ -180,14 +180,14 @@ def test_a_state_of_another_shape_is_refused():
 
 def test_make_memory_reads_the_configuration():
     stream = np.random.default_rng(0)
-    assert isinstance(make_memory(PPOConfig(), SPEC, stream=stream, total_steps=None), Rollout)
+    assert isinstance(make_memory(PPOConfig(), SPEC, stream=stream, total_steps=None), RolloutBuffer)
     config = DQNConfig(
         buffer_size=77, batch_size=5, learning_starts=9, samples_per_insert=3.0, n_step=4, gamma=0.8, prioritized=True,
         alpha=0.5, beta=0.3,
     )  # fmt: skip
     memory = make_memory(config, SPEC, stream=stream, total_steps=123, num_actors=2)
     assert isinstance(memory, ReplayMemory)
-    assert memory.draws == Draws(5, 9, 3.0, 4, 0.8, 0.3, 123)
+    assert memory.draws == SamplingConfig(5, 9, 3.0, 4, 0.8, 0.3, 123)
     assert (memory.pool.num_buffers, memory.pool.buffer_capacity) == (1, 77)
     assert memory.pool.store.alpha == 0.5
     uniform = make_memory(DQNConfig(), SPEC, stream=stream, total_steps=123)

@@ -12,7 +12,7 @@ from steppe.core.contracts.errors import EnvironmentFault
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.roles import action_log
-from steppe.roles.action_log import Trail
+from steppe.roles.action_log import ActionLog
 
 pytestmark = pytest.mark.unit
 
@@ -36,19 +36,19 @@ def followed(kind, kept):
         kept.append(circumstances)
         return {"recording": "faults/001.bin", "reproduce": "steppe reproduce bad"}
 
-    return Trail(3, SimpleNamespace(resume_kind=kind), keep)
+    return ActionLog(3, SimpleNamespace(resume_kind=kind), keep)
 
 
 def blame(told, actions=None):
     fault = EnvironmentFault("bad luck", {"step": 7})
     fault.__cause__ = KeyError("lost")
-    return told.blame(fault, actions)
+    return told.attach_to(fault, actions)
 
 
 def test_a_world_that_can_be_read_is_followed_from_its_last_segment(kept):
     told = followed("exact", kept)
     for number in range(3):
-        told.passed(segment(number), resumable=True)
+        told.record_segment(segment(number), resumable=True)
     error = blame(told, segment(9)["action"][:2])
     (held,) = kept
     assert held["origin"] == {"state": b"state 2"}
@@ -62,8 +62,8 @@ def test_a_world_that_can_be_read_is_followed_from_its_last_segment(kept):
 def test_another_is_followed_from_its_seeds(kept, kind, resumable):
     told = followed(kind, kept)
     told.begin(after=5)
-    told.passed(segment(0), resumable=resumable)
-    told.passed(segment(1), resumable=resumable)
+    told.record_segment(segment(0), resumable=resumable)
+    told.record_segment(segment(1), resumable=resumable)
     blame(told, segment(2)["action"][:1])
     (held,) = kept
     assert held["origin"] == {"after": 5}
@@ -71,10 +71,10 @@ def test_another_is_followed_from_its_seeds(kept, kind, resumable):
 
 
 def test_without_room_it_is_followed_from_where_it_can_be_resumed(kept, monkeypatch):
-    monkeypatch.setattr(action_log, "MOST_BYTES", 2 * segment(0)["action"].nbytes)
+    monkeypatch.setattr(action_log, "MAX_ACTION_BYTES", 2 * segment(0)["action"].nbytes)
     told = followed("replay", kept)
     for number in range(4):
-        told.passed(segment(number), resumable=True)
+        told.record_segment(segment(number), resumable=True)
     blame(told)
     assert kept[0]["origin"] == {"state": b"state 2"}
     assert kept[0]["actions"][:, 0].tolist() == [3] * 4
@@ -82,10 +82,10 @@ def test_without_room_it_is_followed_from_where_it_can_be_resumed(kept, monkeypa
 
 
 def test_without_room_or_resuming_it_says_that_it_is_not_whole(kept, monkeypatch):
-    monkeypatch.setattr(action_log, "MOST_BYTES", 2 * segment(0)["action"].nbytes)
+    monkeypatch.setattr(action_log, "MAX_ACTION_BYTES", 2 * segment(0)["action"].nbytes)
     told = followed("episode-boundary", kept)
     for number in range(4):
-        told.passed(segment(number), resumable=False)
+        told.record_segment(segment(number), resumable=False)
     blame(told)
     assert not kept[0]["whole"]
     assert kept[0]["actions"][:, 0].tolist() == [3] * 4
@@ -98,13 +98,13 @@ def test_a_full_disk_does_not_hide_the_fault():
     def keep(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    error = blame(Trail(0, SimpleNamespace(resume_kind="exact"), keep), np.zeros((1, 2)))
+    error = blame(ActionLog(0, SimpleNamespace(resume_kind="exact"), keep), np.zeros((1, 2)))
     assert str(error) == "bad luck; how it came to that could not be written down: No space left on device"
     assert error.details == {"step": 7}
 
 
 def test_where_nothing_is_kept_the_fault_stays_as_it_is():
     fault = EnvironmentFault("bad luck")
-    told = Trail(0, SimpleNamespace(resume_kind="exact"), None)
-    told.passed(segment(0), resumable=True)
-    assert told.blame(fault, None) is fault
+    told = ActionLog(0, SimpleNamespace(resume_kind="exact"), None)
+    told.record_segment(segment(0), resumable=True)
+    assert told.attach_to(fault, None) is fault

@@ -11,7 +11,7 @@ from steppe.core.contracts.segment import SegmentHeader
 from steppe.core.contracts.transport import ACTORS, EVENTS
 from steppe.roles.actor import REPORT_EVERY_S, Actor
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
-from steppe.roles.scheduling import Free, Lockstep
+from steppe.roles.scheduling import FreeCollectPolicy, LockstepCollectPolicy
 from tests.support.role_fakes import SPEC, ScriptedPolicy, ScriptedWorld, make_context, weights_of
 
 pytestmark = pytest.mark.unit
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 def make_actor(gate=None, world=None, **options):
     context = make_context("actor-0", **options)
-    return Actor(0, world or ScriptedWorld(), ScriptedPolicy(), gate or Free(), context, epoch=4), context
+    return Actor(0, world or ScriptedWorld(), ScriptedPolicy(), gate or FreeCollectPolicy(), context, epoch=4), context
 
 
 def collected(actor, context, count=1):
@@ -115,7 +115,7 @@ class TestWeights:
         assert actor.policy.loaded == [1, 2]
 
     def test_lockstep_waits_for_the_next_version(self):
-        actor, context = make_actor(Lockstep())
+        actor, context = make_actor(LockstepCollectPolicy())
         context.weights.publish(POLICY, weights_of(0))
         assert collected(actor, context)[0][0].version == 0
         assert not actor.step()
@@ -124,7 +124,7 @@ class TestWeights:
         assert collected(actor, context)[0][0].version == 1
 
     def test_free_goes_on_with_what_it_has(self):
-        actor, context = make_actor(Free())
+        actor, context = make_actor(FreeCollectPolicy())
         context.weights.publish(POLICY, weights_of(0))
         assert [head.version for head, _ in collected(actor, context, 3)] == [0, 0, 0]
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import DiskFull
 from steppe.core.contracts.reports import TrainingReport
 from steppe.core.contracts.transport import TRAINING
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def directory(tmp_path):
-    made = resolve(("call", {"env": "CartPole-v1", "run_dir": tmp_path / "run"}))
+    made = resolve_config(("call", {"env": "CartPole-v1", "run_dir": tmp_path / "run"}))
     directory = RunDirectory.create(made.config, made.sources)
     yield directory
     directory.store.close()
@@ -50,7 +50,7 @@ def report(version=0):
 def test_the_next_one_goes_on_where_this_one_ended(directory):
     archive = RunArchive(directory, 3)
     assert (archive.best_score(), dict(archive.written)) == (-math.inf, {})
-    archive.keep_best(weights_of(3, value=1.0), 12.5)
+    archive.save_best(weights_of(3, value=1.0), 12.5)
     archive.record(report(), 7)
     archive.close()
     again = RunArchive(directory, 3)
@@ -60,7 +60,7 @@ def test_the_next_one_goes_on_where_this_one_ended(directory):
 
 def test_a_damaged_best_is_none(directory):
     archive = RunArchive(directory, 3)
-    archive.keep_best(weights_of(3), 12.5)
+    archive.save_best(weights_of(3), 12.5)
     (directory.checkpoints / "best" / "00000001" / "weights.safetensors").unlink()
     assert archive.best_score() == -math.inf
     archive.close()
@@ -68,9 +68,9 @@ def test_a_damaged_best_is_none(directory):
 
 def test_weights_wait_for_room_and_the_newest_counts(directory, full):
     archive = RunArchive(directory, 3)
-    archive.keep_best(weights_of(1, value=1.0), 1.0)
-    archive.keep_best(weights_of(2, value=2.0), 2.0)
-    archive.keep_result(weights_of(2, value=2.0))
+    archive.save_best(weights_of(1, value=1.0), 1.0)
+    archive.save_best(weights_of(2, value=2.0), 2.0)
+    archive.save_result(weights_of(2, value=2.0))
     assert Checkpoints(directory.checkpoints).best() is None
     full.undo()
     archive.record(report(), 1)
@@ -82,7 +82,7 @@ def test_weights_wait_for_room_and_the_newest_counts(directory, full):
 
 def test_an_end_that_cannot_be_kept_is_told(directory, full):
     archive = RunArchive(directory, 3)
-    archive.keep_result(weights_of(2))
+    archive.save_result(weights_of(2))
     with pytest.raises(DiskFull, match="no room for the result weights"):
         archive.close()
 
@@ -90,9 +90,9 @@ def test_an_end_that_cannot_be_kept_is_told(directory, full):
 def test_a_recording_is_given_up(directory, full):
     archive = RunArchive(directory, 3)
     frames = [np.zeros((8, 8, 3), np.uint8)]
-    assert archive.keep_recording(Evaluation([1.0], [1], frames=frames), 5) is None
+    assert archive.save_video(Evaluation([1.0], [1], frames=frames), 5) is None
     full.undo()
-    assert archive.keep_recording(Evaluation([1.0], [1], frames=frames), 5) == "recordings/version-00000005.gif"
+    assert archive.save_video(Evaluation([1.0], [1], frames=frames), 5) == "recordings/version-00000005.gif"
     archive.close()
 
 
@@ -105,5 +105,5 @@ def test_other_errors_are_errors(directory, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files.os, "fsync", broken)
         with pytest.raises(OSError, match="Input/output"):
-            archive.keep_result(weights_of(2))
+            archive.save_result(weights_of(2))
     archive.close()

@@ -13,14 +13,14 @@ from steppe import FederatedParameterServer, ParameterServer
 from steppe.algorithms.dqn.dqn import DQN
 from steppe.core.algorithms import DQNConfig
 from steppe.core.config.cluster import ClusterConfig, read_cluster
-from steppe.core.contracts.algorithm import Learned, Progress, trainable
+from steppe.core.contracts.algorithm import Learned, Progress, trainable_entries
 from steppe.core.contracts.errors import ConfigError, RunFailed
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
 from steppe.params.rpc.protocol import TOKEN_VARIABLE
-from steppe.roles.cluster.node import Node, connect
+from steppe.roles.cluster.node import ClusterNode, connect
 from steppe.testing.agent import invented_draw, invented_segment
 
 pytestmark = pytest.mark.integration
@@ -45,7 +45,7 @@ def learner(seed: int = 2) -> DQN:
 
 def params_of(agent: DQN) -> dict[str, np.ndarray]:
     arrays = agent.weights().arrays()
-    return {entry.name: arrays[entry.name] for entry in trainable(agent)}
+    return {entry.name: arrays[entry.name] for entry in trainable_entries(agent)}
 
 
 def flat(agent: DQN) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_steps_together_are_those_of_one_learner_with_the_joint_batch(count: int
         for number, agent in enumerate(agents):
             nudge(agent, 0.1 * number)
         nodes = [
-            Node(cluster := cluster_of(port, f"n{i}", exchange="gradients"), agent, connect(cluster))
+            ClusterNode(cluster := cluster_of(port, f"n{i}", exchange="gradients"), agent, connect(cluster))
             for i, agent in enumerate(agents)
         ]
         for node in nodes:
@@ -145,9 +145,9 @@ def nudge(agent: DQN, by: float) -> None:
     agent.flat.parameters += by
 
 
-def joined(port: int, name: str, seed: int = 5, **more) -> Node:
+def joined(port: int, name: str, seed: int = 5, **more) -> ClusterNode:
     cluster = cluster_of(port, name, **more)
-    node = Node(cluster, learner(seed), connect(cluster))
+    node = ClusterNode(cluster, learner(seed), connect(cluster))
     node.join()
     return node
 

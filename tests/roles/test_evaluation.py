@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from steppe.core.config.run import EnvConfig
-from steppe.core.system.seeding import sequence
-from steppe.envs import make_world
-from steppe.roles.evaluation import Evaluation, Judge
+from steppe.core.system.seeding import seed_sequence
+from steppe.envs import make_segment_env
+from steppe.roles.evaluation import Evaluation, Evaluator
 from tests.support.role_fakes import ScriptedPolicy, ScriptedWorld, weights_of
 
 pytestmark = pytest.mark.unit
@@ -26,50 +26,50 @@ def total(length):
 class TestShares:
     def test_short_episodes_are_not_favoured(self):
         """The first six to end would nearly all be of length 2; each environment must give two."""
-        result = Judge(ScriptedWorld((2, 5, 9)), ScriptedPolicy(), 0).evaluate(6, never)
+        result = Evaluator(ScriptedWorld((2, 5, 9)), ScriptedPolicy(), 0).evaluate(6, never)
         assert sorted(result.lengths) == [2, 2, 5, 5, 9, 9]
         assert sorted(result.returns) == sorted(map(total, result.lengths))
 
     def test_a_remainder_goes_to_the_first(self):
-        result = Judge(ScriptedWorld((2, 3, 4)), ScriptedPolicy(), 0).evaluate(5, never)
+        result = Evaluator(ScriptedWorld((2, 3, 4)), ScriptedPolicy(), 0).evaluate(5, never)
         assert sorted(result.lengths) == [2, 2, 3, 3, 4]
 
     def test_fewer_episodes_than_environments(self):
-        assert Judge(ScriptedWorld((6, 3, 2)), ScriptedPolicy(), 0).evaluate(1, never).lengths == [6]
+        assert Evaluator(ScriptedWorld((6, 3, 2)), ScriptedPolicy(), 0).evaluate(1, never).lengths == [6]
 
     @pytest.mark.parametrize("next_step", [False, True])
     def test_reset_steps_are_in_no_episode(self, next_step):
-        result = Judge(ScriptedWorld((3, 4), next_step=next_step), ScriptedPolicy(), 0).evaluate(6, never)
+        result = Evaluator(ScriptedWorld((3, 4), next_step=next_step), ScriptedPolicy(), 0).evaluate(6, never)
         assert sorted(result.lengths) == [3, 3, 3, 4, 4, 4]
         assert sorted(result.returns) == [6.0, 6.0, 6.0, 10.0, 10.0, 10.0]
 
     def test_each_evaluation_counts_its_own_episodes(self):
-        judge = Judge(ScriptedWorld((2, 50)), ScriptedPolicy(), 0)
+        judge = Evaluator(ScriptedWorld((2, 50)), ScriptedPolicy(), 0)
         assert judge.evaluate(2, never).lengths == [2, 50]
         assert judge.evaluate(2, never).lengths == [2, 50]
 
 
 class TestEpisodesWithoutEnd:
     def test_they_count_with_what_they_have(self):
-        result = Judge(ScriptedWorld((3, 10**9)), ScriptedPolicy(), 0, max_steps=7).evaluate(2, never)
+        result = Evaluator(ScriptedWorld((3, 10**9)), ScriptedPolicy(), 0, max_steps=7).evaluate(2, never)
         assert (result.returns, result.lengths) == ([total(3), total(7)], [3, 7])
 
     def test_an_episode_that_has_not_begun_does_not_count(self):
         """After 6 steps the first environment has ended twice and would be at step 0 of its third."""
-        result = Judge(ScriptedWorld((3, 10**9)), ScriptedPolicy(), 0, max_steps=6).evaluate(6, never)
+        result = Evaluator(ScriptedWorld((3, 10**9)), ScriptedPolicy(), 0, max_steps=6).evaluate(6, never)
         assert result.lengths == [3, 3, 6]
 
     def test_told_to_stop_there_is_no_result(self):
         calls = iter([False, False, True])
         world = ScriptedWorld((100, 100))
-        assert Judge(world, ScriptedPolicy(), 0).evaluate(2, lambda: next(calls)) is None
+        assert Evaluator(world, ScriptedPolicy(), 0).evaluate(2, lambda: next(calls)) is None
         assert len(world.actions) == 2
 
 
 class TestRandomness:
     def test_it_comes_from_seed_and_version(self):
         world, policy = ScriptedWorld((2, 2)), ScriptedPolicy()
-        judge = Judge(world, policy, 5)
+        judge = Evaluator(world, policy, 5)
         for version in (3, 3, 4):
             policy.load(weights_of(version))
             judge.evaluate(2, never)
@@ -80,7 +80,7 @@ class TestRandomness:
     def test_another_seed_gives_other_episodes(self):
         worlds = [ScriptedWorld((2, 2)) for _ in range(2)]
         for seed, world in enumerate(worlds):
-            Judge(world, ScriptedPolicy(), seed).evaluate(2, never)
+            Evaluator(world, ScriptedPolicy(), seed).evaluate(2, never)
         one, other = (tuple(world.seeds[0].generate_state(4)) for world in worlds)
         assert one != other
 
@@ -89,9 +89,9 @@ class TestRandomness:
         """With real environments, whose episodes depend on what they drew before unless they are seeded again."""
 
         def judged(versions):
-            world = make_world("CartPole-v1", EnvConfig(vector=vector), 3, sequence(0, "any"))
+            world = make_segment_env("CartPole-v1", EnvConfig(vector=vector), 3, seed_sequence(0, "any"))
             policy = _Wobble()
-            judge = Judge(world, policy, 1)
+            judge = Evaluator(world, policy, 1)
             for policy.version in versions:
                 result = judge.evaluate(5, never)
             world.close()
@@ -102,7 +102,7 @@ class TestRandomness:
 
     def test_exploring_is_passed_on(self):
         policy = ScriptedPolicy()
-        judge = Judge(ScriptedWorld((2, 2)), policy, 0)
+        judge = Evaluator(ScriptedWorld((2, 2)), policy, 0)
         judge.evaluate(2, never)
         judge.evaluate(2, never, explore=True)
         assert policy.explored == [False, False, True, True]
@@ -123,8 +123,8 @@ class _Wobble:
 class TestTruth:
     def test_returns_are_those_of_plain_environments(self):
         """The same seeds and actions in bare Gymnasium environments give the same returns."""
-        world = make_world("CartPole-v1", EnvConfig(vector="loop"), 4, sequence(0, "any"))
-        judge = Judge(world, _Leaning(), 2)
+        world = make_segment_env("CartPole-v1", EnvConfig(vector="loop"), 4, seed_sequence(0, "any"))
+        judge = Evaluator(world, _Leaning(), 2)
         result = judge.evaluate(4, never)
         seeds = world.seeds
         world.close()
@@ -147,9 +147,9 @@ class TestTruth:
 
     def test_frames_are_of_the_first_environments_first_episode(self):
         world = ScriptedWorld((3, 2))
-        result = Judge(world, ScriptedPolicy(), 0).evaluate(4, never, record=True)
+        result = Evaluator(world, ScriptedPolicy(), 0).evaluate(4, never, record=True)
         assert [int(frame[0, 0, 0]) for frame in result.frames] == [0, 1, 2]
-        assert Judge(world, ScriptedPolicy(), 0).evaluate(4, never).frames == []
+        assert Evaluator(world, ScriptedPolicy(), 0).evaluate(4, never).frames == []
 
 
 class _Leaning(_Wobble):

@@ -14,8 +14,8 @@ from steppe.core.contracts.transport import EVENTS, TRAINING
 from steppe.core.io import codec
 from steppe.roles.actor import Actor
 from steppe.roles.context import FINISH, PAUSE, POLICY, RUN, STOP
-from steppe.roles.learner import REPORT_EVERY_S, Learner, Limits
-from steppe.roles.scheduling import Free, Lockstep, Rounds, Window
+from steppe.roles.learner import REPORT_EVERY_S, Learner, RunLimits
+from steppe.roles.scheduling import FreeCollectPolicy, LockstepCollectPolicy, RoundBatchPolicy, WindowBatchPolicy
 from tests.support.role_fakes import (
     SPEC,
     ScriptedAgent,
@@ -42,9 +42,13 @@ class Bench:
         publish = self.context.weights.publish
         self.context.weights.publish = lambda policy, weights: (self.published.append(weights.copy()), publish(policy, weights))  # fmt: skip
         channel = self.context.channel
-        intake = Window(channel, num_actors, 0.0, 2, self.context.clock) if window else Rounds(channel, num_actors)
+        intake = (
+            WindowBatchPolicy(channel, num_actors, 0.0, 2, self.context.clock)
+            if window
+            else RoundBatchPolicy(channel, num_actors)
+        )
         save = lambda weights, state, counters: self.saved.append((weights.copy(), state, dict(counters)))  # noqa: E731
-        self.learner = Learner(self.agent, self.memory, intake, Limits(**limits), save, self.context)
+        self.learner = Learner(self.agent, self.memory, intake, RunLimits(**limits), save, self.context)
         self.sequence = 0
 
     def send(self, *, version=0, started_s=0.0, spoil=None):
@@ -78,7 +82,7 @@ def play(bench, begin, end, steps=1000):
 
     Returns the version that each was collected with.
     """
-    gate, collected, idle = Lockstep(bench.learner.limits.ahead), {}, 0
+    gate, collected, idle = LockstepCollectPolicy(bench.learner.limits.ahead), {}, 0
     bench.sequence = begin
     while steps > 0 and idle < 2 and not bench.learner.done:
         newest = bench.published[-1].version if bench.published else -1
@@ -211,7 +215,7 @@ class TestOneRoundAhead:
         """Otherwise it would depend on the actors' speed what is learned from."""
 
         class Greedy(ScriptedMemory):
-            def hungry(self):
+            def wants_data(self):
                 return True
 
         bench = Bench(ahead=1)
@@ -559,7 +563,7 @@ class TestResuming:
         second.sequence = 1
         second.round()
         assert second.memory.intakes == []
-        assert second.learner.intake.ledger.dropped == {"repeated": 1}
+        assert second.learner.batch_policy.ledger.dropped == {"repeated": 1}
 
     def test_the_clock_goes_on_too(self):
         first, second = Bench(), Bench()
@@ -611,9 +615,9 @@ def test_actor_and_learner_by_the_names_of_the_pathfinding_project():
     the ones that an actor's `update_weights` finds, once."""
     bench = Bench(steps=4 * STEPS, window=True)
     context = make_context("actor-0", channel=bench.context.channel, weights=bench.context.weights)
-    actor = Actor(0, ScriptedWorld(), ScriptedPolicy(), Free(), context)
+    actor = Actor(0, ScriptedWorld(), ScriptedPolicy(), FreeCollectPolicy(), context)
     assert not actor.update_weights()
-    bench.learner.announce()
+    bench.learner.publish_initial()
     bench.learner.store_weights()
     assert (actor.update_weights(), actor.update_weights(), actor.version) == (True, False, 1)
     thread = threading.Thread(target=actor.run)
@@ -647,7 +651,7 @@ def test_a_segment_that_cannot_be_learned_from_is_refused_and_the_run_goes_on(sp
     bench.round()
     bench.round(version=1, spoil=lambda segment: spoil(segment) if segment.header.actor == 1 else None)
     bench.round(version=2)
-    assert bench.learner.intake.ledger.dropped == {"refused": 1}
+    assert bench.learner.batch_policy.ledger.dropped == {"refused": 1}
     assert bench.learner.env_steps == 5 * STEPS
     assert bench.versions == [0, 1, 2, 3]
     warned = [EventReport.read(record) for _, record in bench.context.board.read(EVENTS)]
@@ -679,4 +683,4 @@ def test_a_run_in_which_everything_is_refused_is_over(spoil, error, words) -> No
         bench.round(version=version, spoil=spoil)
     with pytest.raises(error, match=words):
         bench.round(version=9, spoil=spoil)
-    assert bench.learner.intake.ledger.dropped == {"refused": 10}
+    assert bench.learner.batch_policy.ledger.dropped == {"refused": 10}

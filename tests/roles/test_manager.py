@@ -50,13 +50,13 @@ class Album:
         self.recorded.append(report)
         self.numbers.append(number)
 
-    def keep_best(self, weights, score):
+    def save_best(self, weights, score):
         self.best.append((weights.version, score))
 
-    def keep_result(self, weights):
+    def save_result(self, weights):
         self.results.append(weights.version)
 
-    def keep_recording(self, evaluation, version):
+    def save_video(self, evaluation, version):
         self.recordings.append(version)
         return f"recordings/{version}.gif"
 
@@ -199,7 +199,7 @@ class TestTheEnd:
     def test_a_long_evaluation_is_no_hung_one(self, asked):
         bench = Bench()
         beats = []
-        bench.context.beat = lambda: beats.append(1)
+        bench.context.heartbeat = lambda: beats.append(1)
         bench.context.orders["now"] = asked
         bench.publish(0, env_steps=100)
         assert bench.judged == [0]

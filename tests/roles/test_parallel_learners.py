@@ -13,10 +13,10 @@ import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
 from steppe.core.contracts.errors import UsageError
-from steppe.params.from_cluster import server_for
+from steppe.params.from_cluster import build_parameter_server
 from steppe.params.rounds import Rounds
 from steppe.params.rpc.protocol import TOKEN_VARIABLE
-from steppe.roles.cluster.node import Node, connect
+from steppe.roles.cluster.node import ClusterNode, connect
 from steppe.runtimes.mpi import launch as mpi
 from tests.support import parallel_learners as kit
 
@@ -34,7 +34,7 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", kit.CASES)
 def test_two_nodes_on_the_network_are_one_learner(case: str) -> None:
     """Three quarters of each batch at one node, the rest at the other; Adam and clipping are the server's."""
-    server = server_for(kit.cluster_of(0, parameter_server="localhost:1"), *kit.begun(case))
+    server = build_parameter_server(kit.cluster_of(0, parameter_server="localhost:1"), *kit.begun(case))
     port = server.start_server(port=0, token=TOKEN)
     try:
         clusters = [kit.cluster_of(index, parameter_server=f"localhost:{port}") for index in range(2)]
@@ -50,7 +50,7 @@ def test_two_nodes_on_the_network_are_one_learner(case: str) -> None:
 
 def test_with_moments_of_its_own_a_node_would_learn_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would not see if the parts' advantages were alike."""
-    monkeypatch.setattr(Node, "sum_together", lambda _, counted: counted)
+    monkeypatch.setattr(ClusterNode, "all_reduce_sum", lambda _, counted: counted)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_two_nodes_on_the_network_are_one_learner("ppo")
 
@@ -59,7 +59,7 @@ def test_with_moments_of_its_own_a_node_would_learn_something_else(monkeypatch: 
 def test_two_ranks_of_an_mpi_world_are_one_learner(tmp_path: Path) -> None:
     """What each agent does is seen above, and what the messages carry here. For Ray, tests/cli/test_cluster_backends.py shows it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
-    command = [mpi.mpiexec(), "-n", "2", sys.executable, PROGRAM, "mpi"]
+    command = [mpi.find_mpiexec(), "-n", "2", sys.executable, PROGRAM, "mpi"]
     done = subprocess.run(command, env=kept, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == list(kit.CARRIED)
@@ -168,15 +168,15 @@ def test_nobody_counts_where_one_could_mislead_the_others() -> None:
 
 
 def test_a_node_whose_round_went_on_without_it_is_with_the_others_again() -> None:
-    server = server_for(kit.cluster_of(0, parameter_server="localhost:1"), *kit.begun("ppo"))
+    server = build_parameter_server(kit.cluster_of(0, parameter_server="localhost:1"), *kit.begun("ppo"))
     port = server.start_server(port=0, token=TOKEN)
     try:
         cluster = kit.cluster_of(0, parameter_server=f"localhost:{port}")
-        node = Node(cluster, kit.made("ppo"), connect(cluster))
+        node = ClusterNode(cluster, kit.made("ppo"), connect(cluster))
         node.join()
         server.round_number += 1
         mine = np.array([3.0, 1.0, 2.0])
-        np.testing.assert_array_equal(node.sum_together(mine), mine)
+        np.testing.assert_array_equal(node.all_reduce_sum(mine), mine)
         node.leave()
         node.client.close()
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.roles.quota import hide_after
+from steppe.roles.quota import invalidate_after_episodes
 
 pytestmark = pytest.mark.unit
 
@@ -42,7 +42,7 @@ def test_environments_keep_their_rows_up_to_the_last_episode_that_counts(
     num_agents: int, episodes: int, rows: list[int], left: int
 ) -> None:
     segment = made(3, num_agents, [(1, 1), (2, 0), (2, 1), (4, 2)])
-    hide_after(segment, episodes)
+    invalidate_after_episodes(segment, episodes)
     expected = np.array([[t < kept for kept in rows for _ in range(num_agents)] for t in range(5)])
     np.testing.assert_array_equal(segment["valid"], expected)
     assert np.count_nonzero(segment.ended) == left
@@ -51,6 +51,6 @@ def test_environments_keep_their_rows_up_to_the_last_episode_that_counts(
 def test_rows_that_were_no_experience_stay_so() -> None:
     segment = made(2, 1, [(1, 0), (3, 0)])
     segment["valid"][2, 0] = False
-    hide_after(segment, 2)
+    invalidate_after_episodes(segment, 2)
     assert segment["valid"][:, 0].tolist() == [True, True, False, True, False]
     assert not segment["valid"][:, 1].any()

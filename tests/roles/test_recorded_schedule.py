@@ -10,7 +10,12 @@ from steppe.core.contracts.segment import SegmentHeader
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.contracts.weights import Weights
 from steppe.records.arrivals import Arrival
-from steppe.roles.recorded_schedule import Follower, Script, Scripted, Shelf
+from steppe.roles.recorded_schedule import (
+    RecordedBatchPolicy,
+    RecordedCollectPolicy,
+    RecordedSchedule,
+    RetainingWeightStore,
+)
 from steppe.transport.local import LocalChannel, LocalWeights
 
 pytestmark = pytest.mark.unit
@@ -23,7 +28,7 @@ def weights(version):
 
 
 def script(*intakes, end=(10, 10)):
-    return Script([[Arrival(*row) for row in intake] for intake in intakes], end)
+    return RecordedSchedule([[Arrival(*row) for row in intake] for intake in intakes], end)
 
 
 def adopt(follower, version):
@@ -34,8 +39,8 @@ def adopt(follower, version):
 
 def test_an_actor_gets_the_version_of_each_segment_however_far_the_learner_is():
     told = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 0), (1, 1, 2)], [(0, 2, 3)])
-    shelf = Shelf(LocalWeights(), told)
-    follower = Follower(0, told, shelf)
+    shelf = RetainingWeightStore(LocalWeights(), told)
+    follower = RecordedCollectPolicy(0, told, shelf)
     assert adopt(follower, -1) == -1, "nothing is published yet"
     for version in range(5):
         shelf.publish("policy", weights(version))
@@ -51,7 +56,7 @@ def test_an_actor_gets_the_version_of_each_segment_however_far_the_learner_is():
 
 
 def test_the_manager_sees_the_newest():
-    shelf = Shelf(LocalWeights(), script([(0, 0, 0)]))
+    shelf = RetainingWeightStore(LocalWeights(), script([(0, 0, 0)]))
     for version in range(3):
         shelf.publish("policy", weights(version))
     assert shelf.newer_than("policy", 0).version == 2
@@ -60,11 +65,11 @@ def test_the_manager_sees_the_newest():
 
 def test_weights_go_when_the_last_of_their_readers_has_gone_on():
     told = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 2), (1, 1, 2)])
-    shelf = Shelf(LocalWeights(), told)
+    shelf = RetainingWeightStore(LocalWeights(), told)
     for version in range(3):
         shelf.publish("policy", weights(version))
     assert shelf.at(1) is None, "no segment needs it"
-    actors = [Follower(actor, told, shelf) for actor in (0, 1)]
+    actors = [RecordedCollectPolicy(actor, told, shelf) for actor in (0, 1)]
     for actor in actors:
         assert shelf.at(0) is not None
         assert adopt(actor, -1) == 0
@@ -76,7 +81,7 @@ def test_weights_go_when_the_last_of_their_readers_has_gone_on():
 
 def test_shelves_are_shared_within_a_script():
     told, newest = script(), LocalWeights()
-    assert told.shelf_over(newest) is told.shelf_over(newest)
+    assert told.retaining_store(newest) is told.retaining_store(newest)
 
 
 def offer(channel, actor, sequence, version=0):
@@ -91,7 +96,7 @@ def names(segments):
 
 def test_groups_come_in_the_order_of_the_script():
     channel = LocalChannel(SPEC, 2, 3)
-    intake = Scripted(channel, script([(1, 0, 0), (0, 0, 0)], [(0, 1, 0)], [(1, 1, 0)]))
+    intake = RecordedBatchPolicy(channel, script([(1, 0, 0), (0, 0, 0)], [(0, 1, 0)], [(1, 1, 0)]))
     offer(channel, 0, 0)
     offer(channel, 0, 1)
     assert intake.take(0) == []
@@ -105,7 +110,7 @@ def test_groups_come_in_the_order_of_the_script():
 
 def test_what_was_dropped_is_dropped_again_and_given_back():
     channel = LocalChannel(SPEC, 1, 1)
-    intake = Scripted(channel, script([(0, 0, 0, False)], [(0, 1, 0, True)]))
+    intake = RecordedBatchPolicy(channel, script([(0, 0, 0, False)], [(0, 1, 0, True)]))
     offer(channel, 0, 0)
     assert intake.take(0) == []
     assert intake.ledger.dropped == {"too_old": 1}
@@ -115,21 +120,21 @@ def test_what_was_dropped_is_dropped_again_and_given_back():
 
 def test_what_can_never_come_is_an_error():
     channel = LocalChannel(SPEC, 1, 1)
-    intake = Scripted(channel, script([(0, 0, 3)]))
+    intake = RecordedBatchPolicy(channel, script([(0, 0, 3)]))
     with pytest.raises(RunFailed, match="collected with version 3, but this run has only come to version 2"):
         intake.take(2)
     with pytest.raises(RunFailed, match="its log ended"):
-        Scripted(channel, script()).take(0)
+        RecordedBatchPolicy(channel, script()).take(0)
     told = script([(0, 3, 0)])
     with pytest.raises(RunFailed, match="how segment 2 of actor 0 was collected"):
-        Follower(0, told, Shelf(LocalWeights(), told)).open(2, 0)
+        RecordedCollectPolicy(0, told, RetainingWeightStore(LocalWeights(), told)).open(2, 0)
 
 
 def test_the_end_waits_for_intakes_of_which_nothing_was_kept():
     """A resumed life begins behind them, so the one before must not end without them."""
     channel = LocalChannel(SPEC, 1, 1)
     told = script([(0, 0, 0)], [(0, 1, 0, False)], end=(20, 5))
-    intake = Scripted(channel, told)
+    intake = RecordedBatchPolicy(channel, told)
     offer(channel, 0, 0)
     (segment,) = intake.take(0)
     channel.release(segment)
@@ -144,5 +149,5 @@ def test_the_end_waits_for_intakes_of_which_nothing_was_kept():
 
 
 def test_an_early_end_leaves_the_rest():
-    told = Script([[Arrival(0, 0, 0)]], (0, 0), early=True)
+    told = RecordedSchedule([[Arrival(0, 0, 0)]], (0, 0), early=True)
     assert told.ended(0, 0, digesting=False)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from steppe.core.io import codec
-from steppe.roles.scheduling import Free, Ledger, Lockstep, Rounds, Window
+from steppe.roles.scheduling import (
+    FreeCollectPolicy,
+    LockstepCollectPolicy,
+    RoundBatchPolicy,
+    SequenceTracker,
+    WindowBatchPolicy,
+)
 from steppe.transport.local import LocalChannel
 from tests.support.role_fakes import SPEC, FakeClock, segment_of
 
@@ -18,40 +24,40 @@ def names(segments):
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (1, 0, False), (0, 1, False), (7, 7, True)])  # fmt: skip
 def test_lockstep_opens_for_version_k_alone(sequence, version, opens):
-    assert Lockstep().open(sequence, version) is opens
+    assert LockstepCollectPolicy().open(sequence, version) is opens
 
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (1, 0, True), (1, 1, False), (2, 0, False), (2, 1, True), (2, 2, False), (9, 8, True)])  # fmt: skip
 def test_lockstep_with_one_round_ahead_opens_for_the_version_before_alone(sequence, version, opens):
-    assert Lockstep(ahead=1).open(sequence, version) is opens
+    assert LockstepCollectPolicy(ahead=1).open(sequence, version) is opens
 
 
 @pytest.mark.parametrize(("ahead", "version", "opens"), [(0, 2, False), (0, 5, True), (1, 4, True), (1, 5, False)])
 def test_lockstep_counts_rounds_that_went_on_without_the_actor(ahead, version, opens):
-    assert Lockstep(ahead, lambda: 3).open(2, version) is opens
+    assert LockstepCollectPolicy(ahead, lambda: 3).open(2, version) is opens
 
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (9, 0, True), (0, 9, True)])
 def test_free_opens_once_there_are_weights(sequence, version, opens):
-    assert Free().open(sequence, version) is opens
+    assert FreeCollectPolicy().open(sequence, version) is opens
 
 
 class TestLedger:
     def test_in_order_everything_is_new(self):
-        channel, ledger = LocalChannel(SPEC, 2, 9), Ledger()
+        channel, ledger = LocalChannel(SPEC, 2, 9), SequenceTracker()
         for actor, sequence in [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1)]:
             assert ledger.accept(segment_of(channel, actor, sequence))
         assert not ledger.dropped
         assert ledger.expected == {0: 3, 1: 2}
 
     def test_nothing_is_accepted_twice(self):
-        channel, ledger = LocalChannel(SPEC, 1, 9), Ledger()
+        channel, ledger = LocalChannel(SPEC, 1, 9), SequenceTracker()
         accepted = [ledger.accept(segment_of(channel, 0, sequence)) for sequence in (0, 1, 1, 0, 2)]
         assert accepted == [True, True, False, False, True]
         assert ledger.dropped == {"repeated": 2}
 
     def test_a_gap_is_counted(self):
-        channel, ledger = LocalChannel(SPEC, 2, 9), Ledger()
+        channel, ledger = LocalChannel(SPEC, 2, 9), SequenceTracker()
         assert ledger.accept(segment_of(channel, 0, 3))
         assert ledger.accept(segment_of(channel, 0, 4))
         assert ledger.accept(segment_of(channel, 0, 6))
@@ -61,7 +67,7 @@ class TestLedger:
 class TestRounds:
     def test_waits_for_all_and_orders_by_actor(self):
         channel = LocalChannel(SPEC, 3, 1)
-        rounds = Rounds(channel, 3)
+        rounds = RoundBatchPolicy(channel, 3)
         assert rounds.take(0) == []
         segment_of(channel, 2, 0)
         segment_of(channel, 0, 0)
@@ -72,7 +78,7 @@ class TestRounds:
 
     def test_rounds_follow_each_other(self):
         channel = LocalChannel(SPEC, 2, 1)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         for sequence in range(3):
             segment_of(channel, 1, sequence)
             segment_of(channel, 0, sequence)
@@ -83,7 +89,7 @@ class TestRounds:
 
     def test_a_repeated_segment_is_given_back(self):
         channel = LocalChannel(SPEC, 2, 2)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 0, 0)
         assert rounds.take(0) == []
         segment_of(channel, 0, 0)
@@ -98,7 +104,7 @@ class TestRounds:
     def test_a_round_that_is_not_complete_is_nobodys_yet(self):
         """What a checkpoint knows of it would be collected and learned from by nobody after a resume."""
         channel = LocalChannel(SPEC, 2, 1)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 1, 0)
         assert rounds.take(0) == []
         assert rounds.ledger.state() == {"actors": [], "dropped": {}}
@@ -109,7 +115,7 @@ class TestRounds:
     def test_an_actor_that_is_ahead_loses_nothing(self):
         """With room for two segments, one actor's second may be there before another's first."""
         channel = LocalChannel(SPEC, 2, 2)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 1, 0)
         segment_of(channel, 1, 1)
         assert rounds.take(0) == []
@@ -122,7 +128,7 @@ class TestRounds:
 
     def test_a_repeat_of_the_second_that_waits_is_given_back(self):
         channel = LocalChannel(SPEC, 2, 3)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         for sequence in (0, 1, 1):
             segment_of(channel, 1, sequence)
         assert rounds.take(0) == []
@@ -132,7 +138,7 @@ class TestRounds:
     def test_one_that_comes_back_with_newer_weights_is_not_late(self):
         """The learner has published version 2, and has not asked for its round yet."""
         channel = LocalChannel(SPEC, 2, 4)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         rounds.part(1)
         for number in (0, 1):
             segment_of(channel, 0, number, version=number)
@@ -146,7 +152,7 @@ class TestRounds:
     def test_goes_on_without_one_and_takes_it_in_again(self):
         """Actor 1 is out of rounds 1 and 2; its next segment, number 1, is for round 3."""
         channel = LocalChannel(SPEC, 2, 4)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 0, 0)
         segment_of(channel, 1, 0)
         assert names(rounds.take(0)) == [(0, 0), (1, 0)]
@@ -156,7 +162,7 @@ class TestRounds:
             assert names(rounds.take(number)) == [(0, number)]
         rounds.join(1)
         assert rounds.round == 3
-        assert rounds.ledger.shifts == {1: 2}
+        assert rounds.ledger.round_offsets == {1: 2}
         segment_of(channel, 0, 3, version=3)
         assert rounds.take(3) == []
         assert rounds.missing() == [1]
@@ -167,7 +173,7 @@ class TestRounds:
 
     def test_what_comes_too_late_is_left_out_and_its_actor_is_in_the_next_round(self):
         channel = LocalChannel(SPEC, 2, 4)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         rounds.part(1)
         segment_of(channel, 0, 0)
         assert names(rounds.take(0)) == [(0, 0)]
@@ -175,13 +181,13 @@ class TestRounds:
         segment_of(channel, 1, 0, version=0)  # for the round that went on without it
         assert rounds.take(1) == []
         assert rounds.ledger.dropped == {"left_out": 1}
-        assert rounds.ledger.shifts == {1: 0}
+        assert rounds.ledger.round_offsets == {1: 0}
         segment_of(channel, 1, 1, version=1)
         assert names(rounds.take(1)) == [(0, 1), (1, 1)]
 
     def test_who_comes_in_time_was_never_out(self):
         channel = LocalChannel(SPEC, 3, 4)
-        rounds = Rounds(channel, 3)
+        rounds = RoundBatchPolicy(channel, 3)
         rounds.part(1)
         segment_of(channel, 0, 0)
         segment_of(channel, 1, 0)
@@ -192,17 +198,17 @@ class TestRounds:
 
     def test_a_resumed_run_knows_which_round_each_is_at(self):
         channel = LocalChannel(SPEC, 2, 4)
-        rounds, again = Rounds(channel, 2), Rounds(channel, 2)
+        rounds, again = RoundBatchPolicy(channel, 2), RoundBatchPolicy(channel, 2)
         rounds.part(1)
         segment_of(channel, 0, 0)
         rounds.take(0)
         rounds.join(1)
         again.ledger.restore(codec.unpack(codec.pack(rounds.ledger.state())))
-        assert (again.round, again.ledger.shifts, again.members) == (1, {1: 1}, {0, 1})
+        assert (again.round, again.ledger.round_offsets, again.members) == (1, {1: 1}, {0, 1})
 
     def test_what_nobody_took_is_counted(self):
         channel = LocalChannel(SPEC, 2, 2)
-        rounds = Rounds(channel, 2)
+        rounds = RoundBatchPolicy(channel, 2)
         assert rounds.left() == 0
         segment_of(channel, 1, 0)
         rounds.take(0)
@@ -217,7 +223,7 @@ class TestRounds:
 class TestWindow:
     def make(self, num_actors=2, slots=2, window_s=0.5, max_lag=2):
         self.channel, self.clock = LocalChannel(SPEC, num_actors, slots), FakeClock()
-        return Window(self.channel, num_actors, window_s, max_lag, self.clock)
+        return WindowBatchPolicy(self.channel, num_actors, window_s, max_lag, self.clock)
 
     def test_waits_for_its_time_from_the_first_arrival(self):
         window = self.make()

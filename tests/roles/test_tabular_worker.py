@@ -10,16 +10,21 @@ from hypothesis import strategies as st
 from steppe.algorithms import make_agent
 from steppe.algorithms.tabular.agent import ClassicAgent
 from steppe.classic import OptimalQLearning, tictactoe
-from steppe.core.config.references import reference
-from steppe.core.config.run import EnvConfig, resolve
+from steppe.core.config.references import make_reference
+from steppe.core.config.run import EnvConfig, resolve_config
 from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
 from steppe.core.system.timing import RunClock
-from steppe.envs import make_world, probe
+from steppe.envs import make_segment_env, probe
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP, Context
-from steppe.roles.learner import Limits
-from steppe.roles.tabular.learner import Keeper
-from steppe.roles.tabular.rollouts import EpisodeCrew, GameCrew, WorldCrew, game_of
-from steppe.roles.tabular.worker import Worker
+from steppe.roles.learner import RunLimits
+from steppe.roles.tabular.learner import TabularLearner
+from steppe.roles.tabular.rollouts import (
+    EpisodeTabularRollout,
+    GameTabularRollout,
+    VectorTabularRollout,
+    make_game_trainer,
+)
+from steppe.roles.tabular.worker import TabularWorker
 from steppe.transport.local import LocalBoard, LocalWeights
 from steppe.transport.tables.shared import LocalTable
 from tests.support.tabular_envs import Corridor, Maze
@@ -33,10 +38,10 @@ class House:
 
     def __init__(self, agent, crews, *, chunk=32, limits=None):
         self.asked, self.board, self.weights, self.table = RUN, LocalBoard(), LocalWeights(), LocalTable()
-        self.limits, self.saved = limits or Limits(steps=1_000), []
-        self.keeper = Keeper(agent, len(crews), self.limits, self._save, self.context("learner"))
+        self.limits, self.saved = limits or RunLimits(steps=1_000), []
+        self.keeper = TabularLearner(agent, len(crews), self.limits, self._save, self.context("learner"))
         self.workers = [
-            Worker(number, crew, chunk, self.limits.steps, self.context(f"worker-{number}"))
+            TabularWorker(number, crew, chunk, self.limits.steps, self.context(f"worker-{number}"))
             for number, crew in enumerate(crews)
         ]
         for worker in self.workers:
@@ -59,9 +64,9 @@ class House:
 
 
 def classic(env, **options):
-    config = {"env": "x", "algo": reference(ClassicAgent), "agent.learner": reference(OptimalQLearning)}
-    made = resolve(("test", {**config, "agent.options": options})).config.agent
-    return ClassicAgent(made, probe(reference(env), INDEX), seed=0)
+    config = {"env": "x", "algo": make_reference(ClassicAgent), "agent.learner": make_reference(OptimalQLearning)}
+    made = resolve_config(("test", {**config, "agent.options": options})).config.agent
+    return ClassicAgent(made, probe(make_reference(env), INDEX), seed=0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -74,7 +79,7 @@ def test_one_worker_learns_what_a_learner_alone_does(seed, chunk, steps):
     agent = classic(Maze, learning_rate=0.2, epsilon=0.5)
     agent.algorithm.words = type(alone.words)(seed)
     house = House(
-        classic(Maze), [EpisodeCrew(agent, Maze(), seed)], chunk=chunk, limits=Limits(steps=steps)
+        classic(Maze), [EpisodeTabularRollout(agent, Maze(), seed)], chunk=chunk, limits=RunLimits(steps=steps)
     )  # fmt: skip
     np.testing.assert_array_equal(house.run(), alone.q_table)
     assert house.keeper.totals.steps == alone.step_count
@@ -89,32 +94,34 @@ def test_workers_come_to_the_values_of_value_iteration(algo, num_workers):
     options = {"learning_rate": 0.03, "learning_rate_end": 0.0, "epsilon_end": 1.0, "gamma": 0.8}
     if algo == "n-step-q":
         options |= {"n_step": 1}
-    config = resolve(("test", {"env": reference(Maze), "algo": algo, **options})).config
+    config = resolve_config(("test", {"env": make_reference(Maze), "algo": algo, **options})).config
     spec = probe(config.env, config.environment)
     agents = [make_agent(algo, config.agent, spec, seed=number) for number in range(num_workers + 1)]
     crews = [
-        WorldCrew(agent, make_world(config.env, config.environment, 8, np.random.SeedSequence(n)), 16, np.random.SeedSequence(n))
+        VectorTabularRollout(agent, make_segment_env(config.env, config.environment, 8, np.random.SeedSequence(n)), 16, np.random.SeedSequence(n))
         for n, agent in enumerate(agents[1:])
     ]  # fmt: skip
     for number, crew in enumerate(crews):
         crew.agent.begin(8, np.random.default_rng(number))
-    table = House(agents[0], crews, chunk=128, limits=Limits(steps=60_000)).run()
+    table = House(agents[0], crews, chunk=128, limits=RunLimits(steps=60_000)).run()
     error = np.abs(table[:-1] - Maze().exact(0.8))
     assert error.max() < 0.25, error.round(2)
 
 
 def lake_crew(vector, number):
-    config = resolve(("test", {"env": "FrozenLake-v1", "algo": "q-learning", "environment.vector": vector})).config
+    config = resolve_config(
+        ("test", {"env": "FrozenLake-v1", "algo": "q-learning", "environment.vector": vector})
+    ).config
     agent = make_agent("q-learning", config.agent, probe(config.env, config.environment), seed=number)
     agent.begin(5, np.random.default_rng(number))
     seeds = np.random.SeedSequence(number)
-    return WorldCrew(agent, make_world(config.env, config.environment, 5, seeds), 16, seeds)
+    return VectorTabularRollout(agent, make_segment_env(config.env, config.environment, 5, seeds), 16, seeds)
 
 
 def game_crew(number):
-    config = resolve(("test", {"env": "steppe/TicTacToe-v0", "algo": "q-learning"})).config
+    config = resolve_config(("test", {"env": "steppe/TicTacToe-v0", "algo": "q-learning"})).config
     agent = make_agent("q-learning", config.agent, probe(config.env, config.environment), seed=number)
-    return GameCrew(agent, game_of(agent, config.env, config.environment, 16, number))
+    return GameTabularRollout(agent, make_game_trainer(agent, config.env, config.environment, 16, number))
 
 
 @pytest.mark.parametrize(
@@ -123,14 +130,14 @@ def game_crew(number):
         lambda number: lake_crew("loop", number),
         lambda number: lake_crew("auto", number),
         game_crew,
-        lambda number: EpisodeCrew(classic(Maze), Maze(), number),
+        lambda number: EpisodeTabularRollout(classic(Maze), Maze(), number),
     ],
     ids=["loop", "vector", "games", "episodes"],
 )
 @pytest.mark.parametrize("total", [1, 23, 700])
 def test_workers_play_as_many_episodes_as_asked_for(crew_of, total):
     crews = [crew_of(number) for number in range(3)]
-    house = House(crew_of(9).agent, crews, chunk=80, limits=Limits(episodes=total))
+    house = House(crew_of(9).agent, crews, chunk=80, limits=RunLimits(episodes=total))
     house.run()
     reports = [record for _, record in house.board.read(ACTORS)]
     assert house.keeper.totals.episodes == total
@@ -143,7 +150,7 @@ def test_an_environment_that_waited_begins_its_episode_where_it_was():
     agent = classic(Corridor, epsilon=1.0, epsilon_decay=1.0)
     agent.begin(2, np.random.default_rng(0))
     seeds = np.random.SeedSequence(0)
-    crew = WorldCrew(agent, make_world(reference(Corridor), INDEX, 2, seeds), 64, seeds)
+    crew = VectorTabularRollout(agent, make_segment_env(make_reference(Corridor), INDEX, 2, seeds), 64, seeds)
     left, steps, finished = 0, 0, []
     for more in (1, 2, 1, 2, 1, 2):
         left += more
@@ -157,13 +164,14 @@ def test_an_environment_that_waited_begins_its_episode_where_it_was():
 
 
 def test_compiled_games_are_learned_together():
-    config = resolve(("test", {"env": "steppe/TicTacToe-v0", "algo": "q-learning"})).config
+    config = resolve_config(("test", {"env": "steppe/TicTacToe-v0", "algo": "q-learning"})).config
     spec = probe(config.env, config.environment)
     agents = [make_agent("q-learning", config.agent, spec, seed=number) for number in range(3)]
     crews = [
-        GameCrew(agent, game_of(agent, config.env, config.environment, 256, n)) for n, agent in enumerate(agents[1:])
+        GameTabularRollout(agent, make_game_trainer(agent, config.env, config.environment, 256, n))
+        for n, agent in enumerate(agents[1:])
     ]
-    house = House(agents[0], crews, chunk=32 * 256, limits=Limits(steps=400_000))
+    house = House(agents[0], crews, chunk=32 * 256, limits=RunLimits(steps=400_000))
     table = house.run()
     totals = house.keeper.totals
     assert 400_000 <= totals.steps < 400_000 + 2 * 256
@@ -176,29 +184,31 @@ def test_compiled_games_are_learned_together():
 
 def test_games_that_are_set_up_differently_are_not_compiled():
     spec = probe("steppe/TicTacToe-v0", INDEX)
-    agent = make_agent("q-learning", resolve(("t", {"env": "x", "algo": "q-learning"})).config.agent, spec, seed=0)
+    agent = make_agent(
+        "q-learning", resolve_config(("t", {"env": "x", "algo": "q-learning"})).config.agent, spec, seed=0
+    )
     for options in ({"vector": "loop"}, {"reward_scale": 2.0}, {"time_limit": 3}):
-        assert game_of(agent, "steppe/TicTacToe-v0", EnvConfig(observations="index", **options), 4, 0) is None
-    assert game_of(agent, "Taxi-v4", INDEX, 4, 0) is None
-    sarsa = make_agent("sarsa", resolve(("t", {"env": "x", "algo": "sarsa"})).config.agent, spec, seed=0)
-    assert game_of(sarsa, "steppe/TicTacToe-v0", INDEX, 4, 0) is None
-    assert game_of(agent, "steppe/TicTacToe-v0", INDEX, 4, 0).num_games == 4
+        assert make_game_trainer(agent, "steppe/TicTacToe-v0", EnvConfig(observations="index", **options), 4, 0) is None
+    assert make_game_trainer(agent, "Taxi-v4", INDEX, 4, 0) is None
+    sarsa = make_agent("sarsa", resolve_config(("t", {"env": "x", "algo": "sarsa"})).config.agent, spec, seed=0)
+    assert make_game_trainer(sarsa, "steppe/TicTacToe-v0", INDEX, 4, 0) is None
+    assert make_game_trainer(agent, "steppe/TicTacToe-v0", INDEX, 4, 0).num_games == 4
 
 
 @pytest.mark.parametrize("kind", ["world", "episodes"])
 def test_long_work_shows_life_and_ends_early_when_asked(kind):
     beats = []
     if kind == "episodes":
-        crew = EpisodeCrew(classic(Maze, epsilon=1.0), Maze(), 0)
+        crew = EpisodeTabularRollout(classic(Maze, epsilon=1.0), Maze(), 0)
     else:
         agent = make_agent(
             "q-learning",
-            resolve(("t", {"env": "x", "algo": "q-learning"})).config.agent,
-            probe(reference(Maze), INDEX),
+            resolve_config(("t", {"env": "x", "algo": "q-learning"})).config.agent,
+            probe(make_reference(Maze), INDEX),
             seed=0,
         )
         seeds = np.random.SeedSequence(0)
-        crew = WorldCrew(agent, make_world(reference(Maze), INDEX, 2, seeds), 500, seeds)
+        crew = VectorTabularRollout(agent, make_segment_env(make_reference(Maze), INDEX, 2, seeds), 500, seeds)
 
     def pulse():
         beats.append(1)
@@ -214,14 +224,14 @@ def test_long_work_shows_life_and_ends_early_when_asked(kind):
 
 def test_masks_are_kept_to():
     agent = classic(Corridor, epsilon=1.0)
-    house = House(classic(Corridor), [EpisodeCrew(agent, Corridor(), 0)], limits=Limits(episodes=20))
+    house = House(classic(Corridor), [EpisodeTabularRollout(agent, Corridor(), 0)], limits=RunLimits(episodes=20))
     house.run()  # the environment itself objects to moves that it did not allow
     assert house.keeper.totals.episodes >= 20
 
 
 def test_reports_add_up_and_the_end_is_written_down():
     agent = classic(Corridor, epsilon=0.3)
-    house = House(classic(Corridor), [EpisodeCrew(agent, Corridor(), 0)])
+    house = House(classic(Corridor), [EpisodeTabularRollout(agent, Corridor(), 0)])
     table = house.run().copy()
     actors = [record for _, record in house.board.read(ACTORS)]
     training = [record for _, record in house.board.read(TRAINING)]
@@ -237,7 +247,9 @@ def test_reports_add_up_and_the_end_is_written_down():
     newest = house.weights.newer_than("policy", -1)
     np.testing.assert_array_equal(newest.arrays()["q_table"], table)
     assert (newest.env_steps, newest.episodes) == (steps, house.keeper.totals.episodes)
-    again = House(classic(Corridor), [EpisodeCrew(classic(Corridor), Corridor(), 1)], limits=Limits(steps=2_000))
+    again = House(
+        classic(Corridor), [EpisodeTabularRollout(classic(Corridor), Corridor(), 1)], limits=RunLimits(steps=2_000)
+    )
     again.keeper.restore(weights, state, counters)
     again.run()
     assert 2_000 <= again.keeper.totals.steps < 2_100
@@ -246,7 +258,9 @@ def test_reports_add_up_and_the_end_is_written_down():
 
 def test_resting_ending_and_a_worker_that_comes_again():
     house = House(
-        classic(Corridor), [EpisodeCrew(classic(Corridor, epsilon=0.3), Corridor(), 0)], limits=Limits(steps=None)
+        classic(Corridor),
+        [EpisodeTabularRollout(classic(Corridor, epsilon=0.3), Corridor(), 0)],
+        limits=RunLimits(steps=None),
     )
     worker = house.workers[0]
     assert not worker.step(), "there is no table yet"
@@ -256,7 +270,9 @@ def test_resting_ending_and_a_worker_that_comes_again():
     assert not worker.step()
     house.asked = RUN
     house.table.claim(0, 500, 0.0)  # and is killed
-    again = Worker(0, EpisodeCrew(classic(Corridor), Corridor(), 1), 32, None, house.context("worker-0"))
+    again = TabularWorker(
+        0, EpisodeTabularRollout(classic(Corridor), Corridor(), 1), 32, None, house.context("worker-0")
+    )
     assert again.step()
     (_, event) = house.board.read(EVENTS)[-1]
     assert event["kind"] == "warning"

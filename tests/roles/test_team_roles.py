@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from steppe.core.config.run import EnvConfig
-from steppe.core.contracts.env import comm_mask_of
+from steppe.core.contracts.env import get_comm_mask
 from steppe.core.contracts.reports import ActorReport
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.core.contracts.transport import ACTORS
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.roles.actor import Actor
 from steppe.roles.context import POLICY
-from steppe.roles.evaluation import Judge, means_of
-from steppe.roles.learner import Learner, Limits
-from steppe.roles.scheduling import Free, Rounds
+from steppe.roles.evaluation import Evaluator, mean_returns_by_agent
+from steppe.roles.learner import Learner, RunLimits
+from steppe.roles.scheduling import FreeCollectPolicy, RoundBatchPolicy
 from tests.support.role_fakes import ScriptedAgent, ScriptedMemory, ScriptedPolicy, make_context, weights_of
 
 pytestmark = pytest.mark.unit
@@ -26,7 +26,7 @@ COMM = FieldSpec("comm_mask", (3,), "bool")
 
 
 def maze(seed=0, num_envs=2):
-    return make_world("steppe/Pathfinding-v0", MAZE, num_envs, np.random.SeedSequence(seed))
+    return make_segment_env("steppe/Pathfinding-v0", MAZE, num_envs, np.random.SeedSequence(seed))
 
 
 class Listener(ScriptedPolicy):
@@ -54,7 +54,7 @@ def actor_with(policy, extras=(COMM,), num_steps=4):
     spec = SegmentSpec(num_steps, 6, world.spec.obs, world.spec.action.field, extras, 3)
     context = make_context("actor-0", spec=spec)
     context.weights.publish(POLICY, weights_of(0))
-    return Actor(0, world, policy, Free(), context), context
+    return Actor(0, world, policy, FreeCollectPolicy(), context), context
 
 
 def test_who_hears_whom_reaches_the_policy_and_the_segment_with_one_row_more():
@@ -66,7 +66,7 @@ def test_who_hears_whom_reaches_the_policy_and_the_segment_with_one_row_more():
         segment = context.channel.poll()
         assert segment["comm_mask"].shape == (5, 6, 3)
         np.testing.assert_array_equal(segment["comm_mask"][:4], policy.heard[-4:])
-        np.testing.assert_array_equal(segment["comm_mask"][4], comm_mask_of(actor.world))
+        np.testing.assert_array_equal(segment["comm_mask"][4], get_comm_mask(actor.world))
         told.append(segment["comm_mask"].copy())
         context.channel.release(segment)
     np.testing.assert_array_equal(told[0][4], told[1][0])
@@ -76,7 +76,7 @@ def test_who_hears_whom_reaches_the_policy_and_the_segment_with_one_row_more():
 def test_a_policy_that_does_not_listen_is_not_told_and_the_column_is_there_if_declared():
     actor, context = actor_with(Deaf())
     actor.step()
-    np.testing.assert_array_equal(context.channel.poll()["comm_mask"][4], comm_mask_of(actor.world))
+    np.testing.assert_array_equal(context.channel.poll()["comm_mask"][4], get_comm_mask(actor.world))
     actor, context = actor_with(Deaf(), extras=())
     actor.step()
     assert "comm_mask" not in context.channel.poll().columns
@@ -99,7 +99,7 @@ def test_where_a_world_does_not_say_everyone_hears_everyone():
         spec = EnvSpec("silent", FieldSpec("obs", (1,), "float32"), ActionSpec("discrete", (2,)), num_agents=2)
         num_envs = 3
 
-    np.testing.assert_array_equal(comm_mask_of(Silent()), np.ones((6, 2), bool))
+    np.testing.assert_array_equal(get_comm_mask(Silent()), np.ones((6, 2), bool))
 
 
 def team_segment(channel, valid, cut, sequence=0):
@@ -136,8 +136,8 @@ def test_a_learner_counts_environments_and_agents_apart():
     learner = Learner(
         ScriptedAgent(),
         ScriptedMemory(),
-        Rounds(context.channel, 1),
-        Limits(),
+        RoundBatchPolicy(context.channel, 1),
+        RunLimits(),
         lambda *parts: saved.append(parts),
         context,
     )
@@ -146,13 +146,15 @@ def test_a_learner_counts_environments_and_agents_apart():
     assert (learner.env_steps, learner.agent_steps, learner.episodes) == (6, 8, 2)
     learner.checkpoint()
     weights, state, counters = saved[-1]
-    other = Learner(ScriptedAgent(), ScriptedMemory(), Rounds(context.channel, 1), Limits(), lambda *_: None, context)
+    other = Learner(
+        ScriptedAgent(), ScriptedMemory(), RoundBatchPolicy(context.channel, 1), RunLimits(), lambda *_: None, context
+    )
     other.restore(weights, state, counters)
     assert (other.env_steps, other.agent_steps, other.episodes) == (6, 8, 2)
 
 
 def test_an_evaluation_counts_an_environments_episode_once():
-    judge = Judge(maze(), Deaf(), 0)
+    judge = Evaluator(maze(), Deaf(), 0)
     evaluation = judge.evaluate(5, lambda: False)
     assert evaluation.lengths == [5] * 5
     assert evaluation.agents == ("agent_0", "agent_1", "agent_2")
@@ -163,5 +165,5 @@ def test_an_evaluation_counts_an_environments_episode_once():
 
 def test_means_leave_out_who_was_not_there():
     returns = np.array([[1.0, np.nan, np.nan], [3.0, 5.0, np.nan]])
-    assert means_of(("a", "b", "c"), returns) == {"a": 2.0, "b": 5.0}
-    assert means_of(("a", "b", "c"), np.zeros((0, 3))) == {}
+    assert mean_returns_by_agent(("a", "b", "c"), returns) == {"a": 2.0, "b": 5.0}
+    assert mean_returns_by_agent(("a", "b", "c"), np.zeros((0, 3))) == {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config.tunables import live_fields
+from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.transport import COMMANDS
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.gradients.worker import GradientWorker
@@ -21,7 +21,7 @@ FIELDS = [(algo, field) for algo, kind in ALGORITHMS.items() for field in kind.l
 @pytest.fixture(autouse=True)
 def attentive(monkeypatch):
     """Learners look for commands before every step."""
-    monkeypatch.setattr("steppe.roles.learner.LISTEN_EVERY_S", 0.0)
+    monkeypatch.setattr("steppe.roles.learner.POLL_COMMANDS_EVERY_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ class TestWorkers:
         """In this process workers and learner take turns, so two runs of the same seed are the same."""
         plain, tuned = (Life.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
         assert plain.learn(ROUNDS) == tuned.learn(ROUNDS)
-        fields = [name for name in live_fields(tuned.plan.config) if name != "bounds_coef"]
+        fields = [name for name in tunable_fields(tuned.plan.config) if name != "bounds_coef"]
         change = {name: CHANGES[name] for name in fields}
         tuned.set(change)
         before = tuned.learner.updates
@@ -106,7 +106,7 @@ class TestWorkers:
         assert (answer["obeyed"], answer["live"]) == (True, sorted(fields))
         assert answer["updates"] > before, "a gradient that was made with it has been applied"
         for worker in tuned.handle._roles["worker"]:
-            config = worker.making.agent.config
+            config = worker.gradient_source.agent.config
             assert {name: getattr(config, name) for name in fields} == change
         for life in (plain, tuned):
             life.stop()
@@ -154,13 +154,13 @@ class TestWorkers:
         worker = life.handle._roles["worker"][0]
         late = GradientWorker(0, worker.world, late_making(worker), worker.gate, worker.context)
         late.update_weights()
-        assert late.making.agent.config.gamma == 0.5
+        assert late.gradient_source.agent.config.gamma == 0.5
         life.stop()
 
 
 def late_making(worker):
     """What a worker that is started again is made with: the configuration that the run began with."""
-    agent = type(worker.making.agent)(
-        worker.making.agent.config.model_copy(update={"gamma": 0.99}), worker.world.spec, seed=0
+    agent = type(worker.gradient_source.agent)(
+        worker.gradient_source.agent.config.model_copy(update={"gamma": 0.99}), worker.world.spec, seed=0
     )
-    return replace(worker.making, agent=agent)
+    return replace(worker.gradient_source, agent=agent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steppe.core.contracts.errors import EnvironmentFault, NotFinite, UsageError
-from steppe.runtimes.handle import Fault, Turns, borrowed_torch
+from steppe.runtimes.handle import Fault, RoleScheduler, temporary_torch_settings
 
 pytestmark = pytest.mark.unit
 
@@ -33,20 +33,20 @@ class Scripted:
 
 def test_everyone_has_one_step():
     roles = [Scripted(name, ["work"]) for name in "abc"]
-    turns = Turns(roles)
+    turns = RoleScheduler(roles)
     assert turns.once()
     assert turns.once()
     assert [role.steps for role in roles] == [2, 2, 2]
 
 
 def test_whether_anyone_did_anything():
-    assert not Turns([Scripted("a", ["idle"]), Scripted("b", ["idle"])]).once()
-    assert Turns([Scripted("a", ["idle"]), Scripted("b", ["work"])]).once()
+    assert not RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["idle"])]).once()
+    assert RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["work"])]).once()
 
 
 def test_who_is_done_is_closed_once_and_left_alone():
     one, other = Scripted("a", ["done"]), Scripted("b", ["work"])
-    turns = Turns([one, other])
+    turns = RoleScheduler([one, other])
     turns.once()
     turns.once()
     turns.close()
@@ -57,7 +57,7 @@ def test_who_is_done_is_closed_once_and_left_alone():
 
 def test_who_raises_is_out_and_the_others_go_on():
     one, other = Scripted("a", [ValueError("broken")]), Scripted("b", ["work"])
-    turns = Turns([one, other])
+    turns = RoleScheduler([one, other])
     assert turns.once()
     turns.once()
     (fault,) = turns.faults
@@ -69,14 +69,14 @@ def test_who_raises_is_out_and_the_others_go_on():
 
 def test_closing_goes_on_after_one_that_fails():
     roles = [Scripted("a", ["work"], OSError("disk full")), Scripted("b", ["work"])]
-    turns = Turns(roles)
+    turns = RoleScheduler(roles)
     turns.close()
     assert [role.closed for role in roles] == [1, 1]
     assert [fault.role for fault in turns.faults] == ["a"]
 
 
 def test_faults_are_in_the_order_they_came():
-    turns = Turns([Scripted("a", ["work", ValueError()]), Scripted("b", [ValueError()])])
+    turns = RoleScheduler([Scripted("a", ["work", ValueError()]), Scripted("b", [ValueError()])])
     turns.once()
     turns.once()
     assert [fault.role for fault in turns.faults] == ["b", "a"]
@@ -87,7 +87,7 @@ def test_an_interrupt_is_nobodys_fault():
         def step(self):
             raise KeyboardInterrupt
 
-    turns = Turns([Interrupted("a", [])])
+    turns = RoleScheduler([Interrupted("a", [])])
     with pytest.raises(KeyboardInterrupt):
         turns.once()
     assert turns.faults == []
@@ -116,10 +116,10 @@ def test_torch_is_given_back_as_it_was():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with borrowed_torch(1):
+        with temporary_torch_settings(1):
             assert torch.get_num_threads() == 1
             assert torch.tensor(1e-40) * 1.0 == 0.0  # denormals are flushed
-            with borrowed_torch(1):
+            with temporary_torch_settings(1):
                 pass
             assert torch.tensor(1e-40) * 1.0 == 0.0
         assert torch.get_num_threads() == 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError
 from steppe.replay import factory
-from steppe.runtimes.memory_need import least_spec, require_memory
+from steppe.runtimes.memory_need import require_memory, smallest_env_spec
 from steppe.training.train import train
 
 pytestmark = pytest.mark.unit
@@ -21,8 +21,8 @@ def small_machine(monkeypatch):
 
 
 def required(algo="ppo", **more):
-    config = resolve(("call", {"env": "CartPole-v1", "algo": algo, **more})).config
-    require_memory(config, least_spec(config))
+    config = resolve_config(("call", {"env": "CartPole-v1", "algo": algo, **more})).config
+    require_memory(config, smallest_env_spec(config))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steppe.core.config import references
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import FactoryError, WorldError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.runtimes.plan import make_plan
@@ -18,7 +18,7 @@ CONTINUOUS = EnvSpec("arm", FieldSpec("obs", (4,), "float32"), ActionSpec("box",
 
 
 def plan_of(spec=WORLD, **layer):
-    return make_plan(resolve(("flag", {"env": "CartPole-v1", **layer})).config, spec)
+    return make_plan(resolve_config(("flag", {"env": "CartPole-v1", **layer})).config, spec)
 
 
 def names(plan):
@@ -112,7 +112,7 @@ def test_an_action_space_the_algorithm_cannot_do():
     ],
 )
 def test_what_other_processes_cannot_find_is_refused(layer, words):
-    text = references.reference(lambda: None)
+    text = references.make_reference(lambda: None)
     key, value = next(iter(layer.items()))
     given = {key: (text,) if isinstance(value, tuple) else text}
     with pytest.raises(FactoryError, match=words):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from steppe.algorithms import make_agent
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.envs import probe
 from steppe.envs.toy.builtin import CountingEnv
 from steppe.records.run_directory import RunDirectory
@@ -35,14 +35,14 @@ SMALL = {
 
 def run(tmp_path, name="run", **settings):
     layer = {**SMALL, "env": "steppe/Counting-v0", "runtime": "processes", "run_dir": tmp_path / name, **settings}
-    return run_experiment(resolve(("call", layer)))
+    return run_experiment(resolve_config(("call", layer)))
 
 
 @pytest.mark.parametrize("runtime", [inline, processes], ids=["inline", "processes"])
 def test_no_two_actors_are_alike(runtime, tmp_path):
     """Environments and actions of two actors come from streams of their own; the caller reads in the learner's place."""
     layer = {**SMALL, "env": "steppe/Counting-v0", "mode": "async", "run_dir": tmp_path / "run"}
-    config = resolve(("call", layer)).config
+    config = resolve_config(("call", layer)).config
     plan = make_plan(config, probe(config.env, config.environment))
     plan = replace(plan, roles=plan.roles[:2])
     directory = RunDirectory.create(plan.config, {})
@@ -52,7 +52,7 @@ def test_no_two_actors_are_alike(runtime, tmp_path):
         handle.weights.publish(POLICY, agent.weights())
         found = {}
         while len(found) < 2:
-            handle.await_segment(1.0)
+            handle.wait_for_segment(1.0)
             while (segment := handle.channel.poll()) is not None:
                 found.setdefault(segment.header.actor, (segment["obs"][:-1, :, 0].copy(), segment["action"].copy()))
                 handle.channel.release(segment)
@@ -104,7 +104,7 @@ def test_directory_and_variables_are_those_of_now(tmp_path, monkeypatch):
 
 SCRIPT = """
 import gymnasium as gym
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.envs.toy.builtin import CountingEnv
 from steppe.training.train import train
 print("before")

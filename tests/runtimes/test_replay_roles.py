@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError
 from steppe.records.checkpoints import Checkpoints
 from steppe.training.resume import resume
@@ -41,7 +41,7 @@ def test_the_weights_of_one_process(case, tmp_path):
     found = {}
     for runtime in ("inline", "processes"):
         settings = {**case, "flow.replay_roles": 2, "runtime": runtime, "run_dir": tmp_path / runtime}
-        summary = run_experiment(resolve(("call", settings))).summary
+        summary = run_experiment(resolve_config(("call", settings))).summary
         found[runtime] = {name: summary[name] for name in FIGURES}
     assert found["inline"] == found["processes"]
     assert found["inline"]["updates"] > 10
@@ -81,7 +81,7 @@ def test_a_killed_replay_role_ends_the_run_which_resumes_exactly(monkeypatch, tm
     monkeypatch.delenv(PACE)
     resumed = resume("run")
     assert resumed.state == "SUCCEEDED", resumed.message
-    calm = run_experiment(resolve(("call", {**given, "runtime": "inline", "run_dir": tmp_path / "calm"})))
+    calm = run_experiment(resolve_config(("call", {**given, "runtime": "inline", "run_dir": tmp_path / "calm"})))
     assert resumed.weights_sha256 == calm.weights_sha256
 
 
@@ -92,4 +92,4 @@ def test_what_it_does_not_go_with():
         ({**DQN, "buffer_size": 1}, "flow.replay_roles=2 is more than buffer_size"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
-            resolve(("call", {**settings, "flow.replay_roles": 2}))
+            resolve_config(("call", {**settings, "flow.replay_roles": 2}))

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.transport import ACTORS, EVENTS
 from steppe.envs import probe
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.handle import Scaler
+from steppe.runtimes.handle import ScalableHandle
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.processes import supervisor as processes
-from steppe.transport.shm import Control
+from steppe.transport.shm import ShmControl
 
 SMALL = {
     "env": "steppe/Counting-v0", "mode": "async", "actors": 1, "envs": 2, "segment_steps": 8, "hidden": (8,), "epochs": 1,
@@ -25,7 +25,7 @@ SMALL = {
 
 
 def planned(**settings: object) -> Plan:
-    config = resolve(("call", {**SMALL, **settings})).config
+    config = resolve_config(("call", {**SMALL, **settings})).config
     return make_plan(config, probe(config.env, config.environment))
 
 
@@ -49,12 +49,12 @@ def test_seats_that_make_no_sense_are_refused(wrong: dict) -> None:
 
 @pytest.mark.unit
 def test_one_place_is_dismissed_alone(tmp_path: Path) -> None:
-    control = Control(tmp_path / "control", create=True, num_places=3)
-    other = Control(tmp_path / "control")
+    control = ShmControl(tmp_path / "control", create=True, num_places=3)
+    other = ShmControl(tmp_path / "control")
     control.dismiss(1)
     assert [other.dismissed(place) for place in range(3)] == [False, True, False]
     control.dismiss(1, dismissed=False)
-    control.beat(1)
+    control.heartbeat(1)
     assert not any(other.dismissed(place) for place in range(3))
 
 
@@ -63,8 +63,8 @@ def test_actors_come_go_and_come_back(tmp_path: Path) -> None:
     plan = planned(run_dir=tmp_path / "run")
     directory = RunDirectory.create(plan.config, {})
     handle = processes.launch(plan, directory)
-    assert isinstance(handle, Scaler)
-    assert handle.num_seats == 3
+    assert isinstance(handle, ScalableHandle)
+    assert handle.max_actors == 3
 
     def reports() -> dict[int, tuple[str, int]]:
         return {one["actor"]: (one["state"], one["epoch"]) for _, one in directory.store.read(ACTORS)}

@@ -311,7 +311,7 @@ def segments() -> Entry:
     from steppe.core.contracts.algorithm import Learned, Progress
     from steppe.core.contracts.segment import SegmentHeader
     from steppe.core.io.codec import decode_segment, encode_segment
-    from steppe.core.system.shared_dir import make_room
+    from steppe.core.system.shared_dir import make_shared_dir
     from steppe.replay.factory import make_memory
     from steppe.transport.frames import SegmentFrame
     from steppe.transport.shm import ShmChannel
@@ -325,7 +325,7 @@ def segments() -> Entry:
         agent = DistributedAgent(name, batch_size=ROWS, config=made.get(name)).bind(world)
         config = agent.agent.config.model_copy(update=update)
         spec = SegmentSpec(3, 2, *world.fields, config.columns(world), num_agents=world.num_agents)
-        learned[name] = agent.agent, config, spec, ShmChannel(make_room("fuzz", 1), spec, "fuzz", 1, create=True)
+        learned[name] = agent.agent, config, spec, ShmChannel(make_shared_dir("fuzz", 1), spec, "fuzz", 1, create=True)
 
     def calls(data: st.DataObject) -> Iterator[Call]:
         agent, config, spec, channel = learned[data.draw(st.sampled_from(sorted(learned)))]

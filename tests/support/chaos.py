@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import SteppeError
 from steppe.core.contracts.transport import EVENTS
 from steppe.records.checkpoints import Checkpoints
@@ -42,7 +42,7 @@ def settings(algo, steps, directory, **more):
 
 
 def train(layer, observers=()):
-    return run_experiment(resolve(("call", layer)), observers=observers)
+    return run_experiment(resolve_config(("call", layer)), observers=observers)
 
 
 def twin(algo, steps, directory, **more):

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
 
@@ -26,7 +26,7 @@ def obey(order):
     if "resume" in order:
         resume(order["resume"])
     else:
-        run_experiment(resolve(("call", order["run"])))
+        run_experiment(resolve_config(("call", order["run"])))
 
 
 def main():

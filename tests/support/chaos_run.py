@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
 from steppe.training.train import run_experiment
 
@@ -65,5 +65,5 @@ class InfiniteEnv(CountingEnv):
 
 
 if __name__ == "__main__":
-    result = run_experiment(resolve(("call", json.loads(sys.argv[1]))))
+    result = run_experiment(resolve_config(("call", json.loads(sys.argv[1]))))
     print(json.dumps({"state": result.state, "reason": result.reason, "message": result.message}), flush=True)

@@ -13,15 +13,22 @@ from steppe.core.contracts.errors import Unreachable
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.runtimes.kafka.manifest import wire_name
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import DEAD_LETTERS, Connection, ends, ensure_topics, reading, span
-from steppe.transport.kafka.dev_broker import Broker, cache_directory, fetch_jars
+from steppe.transport.kafka.client import (
+    DEAD_LETTERS,
+    KafkaConnection,
+    ensure_topics,
+    get_watermarks,
+    open_consumer,
+    read_range,
+)
+from steppe.transport.kafka.dev_broker import DevBroker, cache_directory, fetch_jars
 
 PATIENCE_S = 240.0  # only bounds how long a failure takes
 
 
-def own_broker(home: Path) -> Broker:
+def own_broker(home: Path) -> DevBroker:
     """A broker with files of its own, not yet started."""
-    return Broker(home, Broker.usual().jars)
+    return DevBroker(home, DevBroker.default().jars)
 
 
 def session_home(factory) -> Path:
@@ -37,7 +44,7 @@ def started(home: Path) -> str:
     with (home / "lock").open("a") as lock, (cache_directory() / "lock").open("a") as cache:
         fcntl.flock(lock, fcntl.LOCK_EX)
         fcntl.flock(cache, fcntl.LOCK_EX)
-        fetch_jars(Broker.usual().jars)
+        fetch_jars(DevBroker.default().jars)
         fcntl.flock(cache, fcntl.LOCK_UN)
         return own_broker(home).up(0).address
 
@@ -47,25 +54,25 @@ def settings(address: str, **more) -> KafkaConfig:
     return KafkaConfig(address=address, prefix=f"t{uuid.uuid4().hex[:8]}.", **{"partitions": 2, **more})
 
 
-def connected(address: str, run: str = "conformance", **more) -> Connection:
-    connection = Connection(settings(address, **more), f"{run}~{uuid.uuid4().hex[:8]}")
+def connected(address: str, run: str = "conformance", **more) -> KafkaConnection:
+    connection = KafkaConnection(settings(address, **more), f"{run}~{uuid.uuid4().hex[:8]}")
     assert ensure_topics(connection) == []
     return connection
 
 
-def dead_letters(connection: Connection) -> list:
+def dead_letters(connection: KafkaConnection) -> list:
     """Everything in the dead-letter topic, oldest first."""
     topic = connection.topic(DEAD_LETTERS)
-    with reading(connection) as consumer:
-        low, high = ends(consumer, topic)
-        return span(consumer, topic, 0, low, high) if low < high else []
+    with open_consumer(connection) as consumer:
+        low, high = get_watermarks(consumer, topic)
+        return read_range(consumer, topic, 0, low, high) if low < high else []
 
 
 class Topics:
     """The two topics, read by a consumer that knows nothing of the service."""
 
     def __init__(self, config, directory):
-        self._board = KafkaBoard(Connection(config, wire_name(directory)))
+        self._board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
 
     def commands(self):
         return [record for _, record in self._board.read(COMMANDS) if record["command"] not in ("charter", "plan")]

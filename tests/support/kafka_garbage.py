@@ -15,20 +15,20 @@ import msgspec
 
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TOPICS, TRAINING
-from steppe.transport.kafka.channel import Read
+from steppe.transport.kafka.channel import ReadProgress
 from steppe.transport.kafka.client import (
     EXPERIENCES,
+    INT64,
+    MODEL_UPDATES,
     PROGRESS,
-    UPDATES,
-    WORD,
-    Connection,
-    ends,
-    headers_of,
-    reading,
-    span,
+    KafkaConnection,
+    decode_headers,
+    get_watermarks,
+    open_consumer,
+    read_range,
 )
 
-EVERY = (EXPERIENCES, PROGRESS, UPDATES, *TOPICS)
+EVERY = (EXPERIENCES, PROGRESS, MODEL_UPDATES, *TOPICS)
 HOSTILE = ("epoch", "sequence", "version", "life", "schema", "actor", "kind", "run", "policy", "state")
 SAMPLES = 50  # messages of a topic that others are made from
 OVERSIZED_EVERY, MOST_OVERSIZED = 40, 200  # records; more would only fill the disk
@@ -48,13 +48,13 @@ class Garbage(NamedTuple):
 class Maker:
     """Makes records from what is in the topics of a run now; the same for the same seed and topics."""
 
-    def __init__(self, connection: Connection, seed: str, partitions: int = 2) -> None:
+    def __init__(self, connection: KafkaConnection, seed: str, partitions: int = 2) -> None:
         self._connection, self._random, self._partitions = connection, random.Random(seed), partitions
         self._own, self._name = ("run", connection.run.encode()), connection.name
         self._made = 0
         self._kinds = [self._arbitrary] * 4 + [self._truncated] * 3 + [self._nested] * 2 + [self._misaddressed] * 6
-        with reading(connection) as consumer:
-            places = [(EXPERIENCES, number) for number in range(partitions)] + [(UPDATES, 0)]
+        with open_consumer(connection) as consumer:
+            places = [(EXPERIENCES, number) for number in range(partitions)] + [(MODEL_UPDATES, 0)]
             self._samples = {place: self._recent(consumer, *place) for place in places}
 
     def make(self) -> Garbage:
@@ -67,9 +67,9 @@ class Maker:
         return self._random.choice(self._kinds)(topic)
 
     def _recent(self, consumer, topic, partition):
-        low, high = ends(consumer, self._connection.topic(topic), partition)
+        low, high = get_watermarks(consumer, self._connection.topic(topic), partition)
         start = max(low, high - SAMPLES)
-        return span(consumer, self._connection.topic(topic), partition, start, high) if start < high else []
+        return read_range(consumer, self._connection.topic(topic), partition, start, high) if start < high else []
 
     def _garbage(self, topic, value, headers=None, key=None):
         partition = self._random.randrange(self._partitions) if topic == EXPERIENCES else 0
@@ -85,18 +85,18 @@ class Maker:
 
     def _word(self):
         number = self._random.choice((0, 1, 7, -1, 2**40, 2**62, -(2**63)))
-        return self._random.choice((WORD.pack(number), b"", b"x", self._random.randbytes(9)))
+        return self._random.choice((INT64.pack(number), b"", b"x", self._random.randbytes(9)))
 
     def _arbitrary(self, topic):
         return self._garbage(topic, self._random.choice((None, b"", b"{}", b"[]", b"null", self._random.randbytes(40))))
 
     def _truncated(self, topic):
-        if topic in (EXPERIENCES, UPDATES) and (sample := self._sample(topic)) is not None:
+        if topic in (EXPERIENCES, MODEL_UPDATES) and (sample := self._sample(topic)) is not None:
             value = sample.value() or b""
             cut = value[: self._random.randrange(max(1, len(value)))]
             return self._like(topic, sample, cut)
         if topic == PROGRESS:
-            whole = msgspec.msgpack.encode(Read(5, (3, 4), 2))
+            whole = msgspec.msgpack.encode(ReadProgress(5, (3, 4), 2))
         else:
             whole = self._whole(topic)
         return self._garbage(topic, whole[: self._random.randrange(len(whole))])
@@ -111,11 +111,17 @@ class Maker:
         return self._garbage(topic, self._random.choice((b"x" * size, json.dumps({"a": "x" * size}).encode())))
 
     def _misaddressed(self, topic):
-        if topic in (EXPERIENCES, UPDATES):
+        if topic in (EXPERIENCES, MODEL_UPDATES):
             sample = self._sample(topic)
             return self._arbitrary(topic) if sample is None else self._changed(topic, sample)
         if topic == PROGRESS:
-            wrong = (Read(-9), Read(0, life=2**50), Read(0, shift=2**62), Read(2**62), Read(0, (-5,)))
+            wrong = (
+                ReadProgress(-9),
+                ReadProgress(0, life=2**50),
+                ReadProgress(0, shift=2**62),
+                ReadProgress(2**62),
+                ReadProgress(0, (-5,)),
+            )
             return self._garbage(topic, msgspec.msgpack.encode(self._random.choice(wrong)))
         if topic == COMMANDS and self._random.random() > ANSWERED:
             return self._arbitrary(topic)
@@ -145,14 +151,14 @@ class Maker:
         return self._random.choice(self._samples[self._random.choice(places)]) if places else None
 
     def _like(self, topic, sample, value, **changes):
-        about = {**headers_of(sample), **changes}
+        about = {**decode_headers(sample), **changes}
         return Garbage(topic, value, sample.key() or b"", sample.partition(), list(about.items()))
 
     def _changed(self, topic, sample):
         """One that was there, with another header, partition, key or byte; or once more as it was."""
         how, value = self._random.randrange(4), sample.value()
         found = self._like(topic, sample, value)
-        if how == 0 and headers_of(sample).get("kind", b"segment") == b"segment":
+        if how == 0 and decode_headers(sample).get("kind", b"segment") == b"segment":
             return found
         if how == 1 and topic == EXPERIENCES:
             return found._replace(partition=1 - found.partition)

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from steppe.core.contracts.transport import COMMANDS, EVENTS, TRAINING
-from steppe.runtimes.kafka.manifest import find_charter
+from steppe.runtimes.kafka.manifest import find_manifest
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection
+from steppe.transport.kafka.client import KafkaConnection
 from tests.support.commands import opened
 from tests.support.kafka import settings
 
@@ -47,10 +47,10 @@ def described(given):
 def connection_to(kafka, prefix):
     """As the run's processes have it; None while it does not exist."""
     config = settings(kafka).model_copy(update={"prefix": prefix})
-    if prefix + COMMANDS not in Connection(config, "run").reach().topics:
+    if prefix + COMMANDS not in KafkaConnection(config, "run").fetch_metadata().topics:
         return None
-    charter = find_charter(config, "run")
-    return None if charter is None else Connection(config, charter.run)
+    charter = find_manifest(config, "run")
+    return None if charter is None else KafkaConnection(config, charter.run)
 
 
 def told(connection, topic):

@@ -15,11 +15,11 @@ import torch
 from steppe.algorithms import make_agent
 from steppe.core.algorithms import A2CConfig, AgentConfig, DHCConfig, DQNConfig, PPOConfig, R2D2Config
 from steppe.core.config.cluster import ClusterConfig, read_cluster
-from steppe.core.contracts.algorithm import Progress, trainable
+from steppe.core.contracts.algorithm import Progress, trainable_entries
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.params.from_cluster import Step
-from steppe.roles.cluster.node import Node, bring_up, connect
+from steppe.params.from_cluster import AdamSettings
+from steppe.roles.cluster.node import ClusterNode, connect, start_cluster_server
 from steppe.testing.agent import invented_draw, invented_segment, invented_windows
 
 STEPS, AGENTS = 4, 3
@@ -51,7 +51,7 @@ CARRIED = ("dqn", "ppo", "dhc")
 
 def fitted(case: str) -> AgentConfig:
     _, config, spec = CASES[case]
-    return config.fitted(spec, 1, 4)[0]
+    return config.resolve_defaults(spec, 1, 4)[0]
 
 
 def made(case: str) -> Any:
@@ -120,17 +120,17 @@ def part(batch: Batch, memory: str, index: int) -> Batch:
 
 def params_of(agent: Any) -> dict[str, np.ndarray]:
     arrays = agent.weights().arrays()
-    return {entry.name: arrays[entry.name] for entry in trainable(agent)}
+    return {entry.name: arrays[entry.name] for entry in trainable_entries(agent)}
 
 
 def flat(agent: Any) -> np.ndarray:
     return np.concatenate([array.ravel() for array in params_of(agent).values()])
 
 
-def begun(case: str) -> tuple[dict[str, np.ndarray], Step]:
+def begun(case: str) -> tuple[dict[str, np.ndarray], AdamSettings]:
     """What a cluster's server begins with."""
     agent = made(case)
-    return params_of(agent), Step(agent.learning_rate, agent.adam_eps, COMMON["max_grad_norm"], halved_at(case))
+    return params_of(agent), AdamSettings(agent.learning_rate, agent.adam_eps, COMMON["max_grad_norm"], halved_at(case))
 
 
 def halved_at(case: str) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ def member(case: str, index: int, cluster: ClusterConfig) -> Callable[[], Any]:
 
 
 def taken_part(case: str, agent: Any, parts: list[Batch], cluster: ClusterConfig) -> Any:
-    node = Node(cluster, agent, connect(cluster))
+    node = ClusterNode(cluster, agent, connect(cluster))
     node.join()
     try:
         for mine in parts:
@@ -215,7 +215,7 @@ def in_mpi() -> None:
     rank = world.Get_rank()
     for case in CARRIED:
         cluster = cluster_of(rank, backend="mpi")
-        host = bring_up(cluster, *begun(case)) if rank == 0 else None
+        host = start_cluster_server(cluster, *begun(case)) if rank == 0 else None
         world.Barrier()
         agree(case, member(case, rank, cluster)(), alone(case))
         world.Barrier()
@@ -229,15 +229,15 @@ def in_ray(directory: str) -> None:
     the cluster's address, for other programs."""
     import ray
 
-    from steppe.runtimes.ray.placement import SYSTEM
+    from steppe.runtimes.ray.placement import RAY_SYSTEM_CONFIG
 
     about = ray.init(
         address="local", num_cpus=2, object_store_memory=80 << 20, include_dashboard=False,
-        _node_ip_address="127.0.0.1", _temp_dir=directory, _system_config=SYSTEM, log_to_driver=False,
+        _node_ip_address="127.0.0.1", _temp_dir=directory, _system_config=RAY_SYSTEM_CONFIG, log_to_driver=False,
     )  # fmt: skip
     for case in CARRIED:
         clusters = [cluster_of(index, backend="ray", name=case) for index in range(2)]
-        host = bring_up(clusters[0], *begun(case))
+        host = start_cluster_server(clusters[0], *begun(case))
         known = alone(case)
         for found in in_threads(*(member(case, index, clusters[index]) for index in range(2))):
             agree(case, found, known)

@@ -9,7 +9,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from steppe.cli.main import app
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.transport import EVENTS
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
@@ -24,7 +24,7 @@ ROUNDS = 640 // (16 * 2)  # only the steps of the first actor count
 
 def require_refusals(run_dir: Path, **layer: Any) -> None:
     """Run it: half of all segments are refused, and everyone who looks at the run is told so."""
-    result = run_experiment(resolve(("call", RUN | layer | {"run_dir": run_dir})))
+    result = run_experiment(resolve_config(("call", RUN | layer | {"run_dir": run_dir})))
     assert (result.state, result.reason) == ("SUCCEEDED", "steps_done"), result.message
     assert result.summary["env_steps"] == 640
     assert result.summary["refused_segments"] == ROUNDS

@@ -207,7 +207,7 @@ class ScriptedMemory:
         if len(self.intakes) >= self.warm_up:
             self._left = self.batches
 
-    def hungry(self) -> bool:
+    def wants_data(self) -> bool:
         return self._left == 0
 
     def ready(self) -> bool:

@@ -115,7 +115,7 @@ def bring_down(service: Served) -> None:
         service.stop()
     for record in (service.root / "runs").glob("*/run.json"):
         directory = RunDirectory(record.parent)
-        process_host.kill(directory.store.status())
+        process_host.kill_run_processes(directory.store.status())
         until(lambda store=directory.store: store.status().state in (*ENDED, "PENDING"), "the run is gone")
     clean_up(service.root / "runs")
 
@@ -125,7 +125,7 @@ def clean_up(runs: Path) -> None:
     names = [path.parent.name[:40] for path in runs.glob("*/run.json")]
 
     def gone() -> bool:
-        process_host.clean_up()
+        process_host.remove_stale_shared_memory()
         return not [room for name in names for room in Path("/dev/shm").glob(f"steppe-{name}-*")]
 
     until(gone, "no room is left")

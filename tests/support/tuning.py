@@ -10,16 +10,16 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 
-from steppe.core.config.run import resolve
-from steppe.core.config.tunables import live_fields
-from steppe.core.contracts.algorithm import trainable
+from steppe.core.config.run import resolve_config
+from steppe.core.config.tunables import tunable_fields
+from steppe.core.contracts.algorithm import trainable_entries
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.envs.factory import probe
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes import inline
 from steppe.runtimes.plan import make_plan
-from steppe.training.resume import tuned
+from steppe.training.resume import with_set_hyperparameters
 from steppe.training.train import run_experiment
 
 SMALL = {
@@ -95,7 +95,7 @@ class Life:
     @classmethod
     def begin(cls, path, layer):
         """A new run."""
-        config = resolve(("call", {**layer, "run_dir": path})).config
+        config = resolve_config(("call", {**layer, "run_dir": path})).config
         plan = plan_of(config)
         return cls(plan, RunDirectory.create(plan.config, {}))
 
@@ -103,7 +103,7 @@ class Life:
     def resume(cls, path):
         """What a stopped run is when it goes on from its newest checkpoint, with what was set meanwhile."""
         directory = RunDirectory.open(path)
-        plan = plan_of(tuned(directory.config(), directory))
+        plan = plan_of(with_set_hyperparameters(directory.config(), directory))
         newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
         return cls(replace(plan, resume=newest.number), directory)
 
@@ -117,7 +117,7 @@ class Life:
         for _ in range(100_000):
             if len(hashes) == rounds:
                 return hashes
-            self.handle.await_segment(0.0)
+            self.handle.wait_for_segment(0.0)
             if self.learner.version > version:
                 version = self.learner.version
                 hashes.append(self.learner.agent.weights().sha256())
@@ -178,8 +178,8 @@ def require_tuned(kind, run_dir, **layer):
     moves = not repeatable and kind != "table"
     if moves:
         given |= STILL | ({"value_coef": 0.0} if kind == "rollout" else {})
-    resolved = resolve(("call", given | layer))
-    live = [name for name in live_fields(resolved.config) if name not in ("bounds_coef", "learning_rate_end")]
+    resolved = resolve_config(("call", given | layer))
+    live = [name for name in tunable_fields(resolved.config) if name not in ("bounds_coef", "learning_rate_end")]
     values = {name: CHANGES[name] for name in live} or {"learning_rate": CHANGES["learning_rate"]}
     more = 40 if moves else 0  # pushes that were under way then were made with the values before
     change = Change(values, more)
@@ -209,7 +209,7 @@ def require_moved(layer, run_dir, updates, only):
     """
     life = Life.begin(run_dir.with_name(f"{run_dir.name}-start"), layer | {"mode": "sync", "runtime": "inline"})
     agent = life.learner.agent
-    names = [entry.name for entry in trainable(agent) if only in entry.name]
+    names = [entry.name for entry in trainable_entries(agent) if only in entry.name]
     before = {name: agent.weights().arrays()[name].copy() for name in names}
     life.stop()
     directory = RunDirectory.open(run_dir)
@@ -229,11 +229,11 @@ def repeat_inline(layer, updates, taken=None):
         return [(1, command_of(taken["values"], taken["live"]))] if due else []
 
     learner.context = replace(learner.context, commands=commands)
-    with patch("steppe.roles.learner.LISTEN_EVERY_S", 0.0):
+    with patch("steppe.roles.learner.POLL_COMMANDS_EVERY_S", 0.0):
         for _ in range(1_000_000):
             if learner.updates >= updates:
                 break
-            life.handle.await_segment(0.0)
+            life.handle.wait_for_segment(0.0)
     assert taken is None or learner.updates == updates  # ppo without the change takes more steps at once
     found = learner.agent.weights().sha256()
     life.stop()

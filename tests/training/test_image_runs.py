@@ -3,7 +3,7 @@
 import pytest
 
 import steppe
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError
 from steppe.replay import factory
 from steppe.training.resume import resume
@@ -22,7 +22,7 @@ ALGORITHMS = {"ppo": PPO, "dqn": DQN}
 
 
 def run(tmp_path, name, **settings):
-    result = run_experiment(resolve(("call", {"run_dir": tmp_path / name, **PONG, **settings})))
+    result = run_experiment(resolve_config(("call", {"run_dir": tmp_path / name, **PONG, **settings})))
     assert result.state == "SUCCEEDED", result.message
     assert result.updates > 0
     return result

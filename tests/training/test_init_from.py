@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, RunNotFound
 from steppe.records.checkpoints import Checkpoints, load_weights
 from steppe.records.run_directory import RunDirectory
@@ -23,7 +23,7 @@ LEARN_NOTHING = {"ppo": {"epochs": 1, "learning_rate": 1e-30}, "dqn": {"learning
 
 
 def experiment(**settings):
-    return resolve(("call", {**SMALL, **settings}))
+    return resolve_config(("call", {**SMALL, **settings}))
 
 
 def train(observers=(), **settings):

@@ -12,7 +12,7 @@ from steppe.control.curves import Curves
 from steppe.core.config.run import RunConfig
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import RUN
-from steppe.training.supervisor import Interrupts, Supervisor
+from steppe.training.supervisor import StopSignalHandler, Supervisor
 
 SHORT = {"steps": 64, "envs": 2, "segment_steps": 16, "evaluation.episodes": 1, "actors": 2}
 
@@ -66,7 +66,7 @@ class SlowActors:
 def test_the_manager_goes_after_the_actors(tmp_path: Path, stopped: bool) -> None:
     config = RunConfig(env="CartPole-v1", steps=1, run_dir=tmp_path / "run")
     directory, handle = RunDirectory.create(config, {}), SlowActors()
-    supervisor = Supervisor(handle, directory, config, Interrupts())
+    supervisor = Supervisor(handle, directory, config, StopSignalHandler())
     if stopped:
         supervisor.stop("stop_requested")
     assert supervisor.run(()).state == ("STOPPED" if stopped else "SUCCEEDED")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import DamagedFile, EnvironmentFault, RunNotFound
 from steppe.core.io import codec
 from steppe.training.composition.environment import DistributedEnvironment
@@ -19,7 +19,7 @@ SMALL = {"actors": 2, "envs": 3, "segment_steps": 16, "hidden": (8,), "epochs": 
 
 def broken_run(env: str, name: str = "broken", **settings):
     layer = {**SMALL, "env": env, "name": name, "steps": 200_000, "runtime": "inline", **settings}
-    result = run_experiment(resolve(("call", layer)))
+    result = run_experiment(resolve_config(("call", layer)))
     assert (result.state, result.reason) == ("FAILED", "environment_fault"), result.message
     return result
 
@@ -127,7 +127,7 @@ def test_workers_of_an_environment_keep_nothing():
 
 
 def test_a_run_without_faults_and_a_damaged_record(tmp_path):
-    fine = run_experiment(resolve(("call", {**SMALL, "env": "CartPole-v1", "steps": 200, "runtime": "inline"})))
+    fine = run_experiment(resolve_config(("call", {**SMALL, "env": "CartPole-v1", "steps": 200, "runtime": "inline"})))
     with pytest.raises(RunNotFound, match="has no recorded fault"):
         reproduce(fine.path)
     result = broken_run("tests.support.broken_envs:Unlucky", seed=3)
@@ -151,7 +151,7 @@ def test_actions_are_kept_from_the_seeds_on_where_nothing_can_be_read(monkeypatc
     assert rounds > 1
     assert rounds * length < len(circumstances["actions"]) <= (rounds + 1) * length, "a part of the segment under way"
     assert circumstances["whole"]
-    monkeypatch.setattr(action_log, "MOST_BYTES", 0)
+    monkeypatch.setattr(action_log, "MAX_ACTION_BYTES", 0)
     short = kept(broken_run("tests.support.broken_envs:tests/Closed-v0", name="short", seed=3, envs=8))
     assert not short["whole"]
     assert len(short["actions"]) <= SMALL["segment_steps"]

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, Conflict, DamagedFile, UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
@@ -40,7 +40,7 @@ DQN = {
 
 def train(*layers, observers=(), **settings):
     merged = {key: value for layer in layers for key, value in layer.items()}
-    return run_experiment(resolve(("call", {**ASYNC, **JUDGE, **merged, **settings})), observers=observers)
+    return run_experiment(resolve_config(("call", {**ASYNC, **JUDGE, **merged, **settings})), observers=observers)
 
 
 def lines(result):
@@ -279,7 +279,7 @@ def test_a_version_that_never_comes_is_an_error_and_no_wait():
 
 
 def test_weights_of_another_run_come_along():
-    taught = run_experiment(resolve(("call", {**JUDGE, **PPO, "env": "CartPole-v1", "name": "taught", "actors": 1,
+    taught = run_experiment(resolve_config(("call", {**JUDGE, **PPO, "env": "CartPole-v1", "name": "taught", "actors": 1,
                                               "hidden": (16,), "runtime": "inline"})))  # fmt: skip
     original = train(PPO, {"init_from": "taught"}, runtime="processes")
     assert original.weights_sha256 != taught.weights_sha256

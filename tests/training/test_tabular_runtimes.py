@@ -154,15 +154,15 @@ def test_any_number_of_runs_at_once():
 
 def test_one_process_learns_what_one_core_would():
     """The same words and the same episodes: what the run hands its worker is the stream named for it."""
-    from steppe.algorithms.tabular.rng import Words
+    from steppe.algorithms.tabular.rng import WordStream
     from steppe.core.system import seeding
 
     names = ("worker", 0, 0, 0)
     runtime = ParallelQLearning(num_processes=1, epsilon=0.4, learning_rate=0.3, seed=9)
     runtime.train(maze, 700, steps_per_sync=50, runtime="inline")
     alone, env = OptimalQLearning(6, 3, epsilon=0.4, learning_rate=0.3), maze()
-    alone.words = Words(int(seeding.generator(9, *names, "policy").integers(2**63)))
-    env.reset(seed=seeding.integer(9, *names, "env"))
+    alone.words = WordStream(int(seeding.generator(9, *names, "policy").integers(2**63)))
+    env.reset(seed=seeding.integer_seed(9, *names, "env"))
     while alone.step_count < 700:
         alone.train_episode(env)
     np.testing.assert_array_equal(runtime.q_table, alone.q_table)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from steppe.core.config.run import KafkaConfig
-from steppe.transport.kafka.client import DEAD_LETTERS, Connection, topic_settings
-from steppe.transport.kafka.dead_letters import DeadLetters
+from steppe.transport.kafka.client import DEAD_LETTERS, KafkaConnection, topic_settings
+from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
 pytestmark = pytest.mark.unit
 
@@ -21,8 +21,8 @@ def message(topic: str) -> SimpleNamespace:
 
 def test_sums_are_told_at_most_once_a_second() -> None:
     now, told = [0.0], []
-    connection = Connection(KafkaConfig(address="127.0.0.1:9"), "run")
-    letters = DeadLetters(connection, "learner", told.append, lambda: now[0])
+    connection = KafkaConnection(KafkaConfig(address="127.0.0.1:9"), "run")
+    letters = DeadLetterQueue(connection, "learner", told.append, lambda: now[0])
 
     def refuse(count: int) -> None:
         for _ in range(count):
@@ -46,7 +46,7 @@ def test_sums_are_told_at_most_once_a_second() -> None:
 
 
 def test_the_topic_is_bounded_in_time_and_size() -> None:
-    connection = Connection(KafkaConfig(address="127.0.0.1:9"), "run")
+    connection = KafkaConnection(KafkaConfig(address="127.0.0.1:9"), "run")
     partitions, settings = topic_settings(connection)[connection.topic(DEAD_LETTERS)]
     assert (partitions, settings["cleanup.policy"]) == (1, "delete")
     assert int(settings["retention.ms"]) == 7 * 24 * 3600 * 1000

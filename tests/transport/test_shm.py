@@ -16,11 +16,11 @@ import pytest
 
 from steppe.core.contracts.errors import UsageError
 from steppe.core.system import shared_dir
-from steppe.core.system.shared_dir import Bell, make_room, remove_room, sweep
+from steppe.core.system.shared_dir import Wakeup, make_shared_dir, remove_abandoned_dirs, remove_shared_dir
 from steppe.testing.channel import SPEC, fill, header, require_equal, send
 from steppe.testing.weights import some_weights
 from steppe.transport import shm
-from steppe.transport.shm import Control, ShmChannel, ShmWeights
+from steppe.transport.shm import ShmChannel, ShmControl, ShmWeights
 
 pytestmark = pytest.mark.integration
 
@@ -29,10 +29,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from steppe.testing.channel import SPEC, send
-from steppe.core.system.shared_dir import Bell
+from steppe.core.system.shared_dir import Wakeup
 from steppe.transport.shm import ShmChannel
 room, actor, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
-channel, bell = ShmChannel(room, SPEC, "shm-test", 2, 2), Bell(room / f"bell-actor-{actor}")
+channel, bell = ShmChannel(room, SPEC, "shm-test", 2, 2), Wakeup(room / f"bell-actor-{actor}")
 for sequence in range(first, last):
     while channel.blank(actor) is None:
         bell.wait(60.0)
@@ -65,17 +65,17 @@ ShmWeights(Path(sys.argv[1])).publish("policy", some_weights(int(sys.argv[2])))
 """
 ROOM_KEEPER = """
 import sys
-from steppe.core.system.shared_dir import make_room
-print(make_room("keeper", 1), flush=True)
+from steppe.core.system.shared_dir import make_shared_dir
+print(make_shared_dir("keeper", 1), flush=True)
 sys.stdin.read()
 """
 ROOM_MAKER = """
-from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir
 for _ in range(150):
-    room = make_room("maker", 1)
+    room = make_shared_dir("maker", 1)
     assert (room / "owner").exists(), "a living room was swept"
     (room / "weights").write_bytes(b"x")
-    remove_room(room)
+    remove_shared_dir(room)
     assert not room.exists()
 """
 
@@ -98,9 +98,9 @@ def finished(script: str, *words: object) -> None:
 
 @pytest.fixture
 def room():
-    path = make_room(RUN, 1)
+    path = make_shared_dir(RUN, 1)
     yield path
-    remove_room(path)
+    remove_shared_dir(path)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def receive(channel, bell):
 
 class TestChannel:
     def test_two_writing_processes(self, room, channel):
-        bell, count = Bell(room / "bell-learner"), 200
+        bell, count = Wakeup(room / "bell-learner"), 200
         with running(WRITER, room, 0, 0, count), running(WRITER, room, 1, 0, count):
             expected = [0, 0]
             while min(expected) < count:
@@ -132,7 +132,7 @@ class TestChannel:
         bell.close()
 
     def test_a_writer_killed_in_mid_segment_leaves_the_channel_usable(self, room, channel):
-        bell = Bell(room / "bell-learner")
+        bell = Wakeup(room / "bell-learner")
         finished(WRITER, room, 0, 0, 1)
         with running(HALF_A_SEGMENT, room) as victim:
             assert victim.stdout.readline() == "filling\n"
@@ -213,12 +213,12 @@ class TestRooms:
         with running(ROOM_KEEPER) as keeper:
             kept = Path(keeper.stdout.readline().strip())
             (kept / "channel").write_bytes(b"x")
-            sweep(kept.parent)
+            remove_abandoned_dirs(kept.parent)
             assert (kept / "channel").exists()
             keeper.kill()
             keeper.wait()
             assert kept.exists()
-            sweep(kept.parent)
+            remove_abandoned_dirs(kept.parent)
             assert not kept.exists()
 
     def test_the_next_room_sweeps_the_last(self):
@@ -226,11 +226,11 @@ class TestRooms:
             left = Path(keeper.stdout.readline().strip())
             keeper.kill()
             keeper.wait()
-        own = make_room(RUN, 1)
+        own = make_shared_dir(RUN, 1)
         assert not left.exists()
-        sweep(own.parent)
+        remove_abandoned_dirs(own.parent)
         assert own.exists(), "a process swept a room of its own"
-        remove_room(own)
+        remove_shared_dir(own)
 
     @pytest.mark.regression
     def test_makers_and_sweepers_at_the_same_time(self):
@@ -244,17 +244,17 @@ class TestRooms:
         monkeypatch.setattr(shared_dir.tempfile, "gettempdir", lambda: str(tmp_path))
         free = {Path("/dev/shm"): 10, tmp_path: 1000}
         monkeypatch.setattr(shutil, "disk_usage", lambda base: SimpleNamespace(free=free[Path(base)]))
-        room = make_room(RUN, 100)
+        room = make_shared_dir(RUN, 100)
         assert room.parent == tmp_path
         assert (room.stat().st_mode & 0o777) == 0o700
-        remove_room(room)
+        remove_shared_dir(room)
         with pytest.raises(UsageError, match="shared memory are needed"):
-            make_room(RUN, 2000)
+            make_shared_dir(RUN, 2000)
 
     def test_mappings_outlive_their_room(self):
-        room = make_room(RUN, 1)
+        room = make_shared_dir(RUN, 1)
         channel = ShmChannel(room, SPEC, RUN, 1, 1, create=True)
-        remove_room(room)
+        remove_shared_dir(room)
         sent = send(channel, RUN, 0, 0)
         require_equal(channel.poll(), sent, header(RUN, 0, 0))
         channel.close()
@@ -262,13 +262,13 @@ class TestRooms:
 
 class TestBellsAndWords:
     def test_a_ring_before_the_wait_is_not_missed(self, room):
-        bell = Bell(room / "bell-x")
-        Bell(room / "bell-x").ring()
+        bell = Wakeup(room / "bell-x")
+        Wakeup(room / "bell-x").ring()
         bell.wait(3600.0)
         bell.close()
 
     def test_one_wait_answers_all_rings(self, room):
-        owner, visitor = Bell(room / "bell-x"), Bell(room / "bell-x")
+        owner, visitor = Wakeup(room / "bell-x"), Wakeup(room / "bell-x")
         for _ in range(100_000):  # more than the pipe holds
             visitor.ring()
         assert owner.wait(3600.0)
@@ -278,11 +278,11 @@ class TestBellsAndWords:
         visitor.close()
 
     def test_words_cross_processes(self, room):
-        control = Control(room / "control", create=True)
+        control = ShmControl(room / "control", create=True)
         assert control.get("manager") == 0
         finished(
-            "import sys; from pathlib import Path; from steppe.transport.shm import Control\n"
+            "import sys; from pathlib import Path; from steppe.transport.shm import ShmControl\n"
             "Control(Path(sys.argv[1])).set('manager', 2)",
             room / "control",
         )
-        assert [control.get(kind) for kind in Control.KINDS] == [0, 0, 2, 0, 0]
+        assert [control.get(kind) for kind in ShmControl.KINDS] == [0, 0, 2, 0, 0]

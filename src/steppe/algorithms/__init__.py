@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from steppe.core.algorithms import AgentConfig, implementation
+from steppe.core.algorithms import AgentConfig, agent_class
 
 if TYPE_CHECKING:
     from steppe.algorithms.a2c.a2c import A2C
@@ -33,10 +33,10 @@ def make_agent(algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, devi
     """The agent of an algorithm by name (or `module:Class`), with fresh weights drawn from `seed`."""
     config.require(spec, algo)
     if config.policies != "shared":
-        from steppe.algorithms.shared.multi_policy import Grouped
+        from steppe.algorithms.shared.multi_policy import MultiPolicyAgent
 
-        return Grouped(algo, config, spec, seed=seed, device=device)
-    agent: Agent = implementation(algo)(config, spec, seed=seed, device=device)
+        return MultiPolicyAgent(algo, config, spec, seed=seed, device=device)
+    agent: Agent = agent_class(algo)(config, spec, seed=seed, device=device)
     return agent
 
 

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from steppe.cli.text_charts import bar, count, decimal, duration, fill, percent, progress, sparkline, spread
+from steppe.cli.text_charts import bar, count, decimal, duration, fill, mean_and_std, percent, progress, sparkline
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -40,17 +40,17 @@ PHASE_STYLES = ("cyan", "blue", "magenta", "yellow", "dim")
 LABEL = 12  # columns before each value
 PLAIN_EVERY_S = 5.0
 SHORTEST_BAR = 5
-MOST_ACTORS = 6
-MOST_EVENTS = 5
+MAX_ACTORS = 6
+MAX_EVENTS = 5
 UNLIMITED = 10_000
 
 
-def render(view: RunView) -> Picture:
+def render(view: RunView) -> LivePanel:
     """What a run looks like now, for any console."""
-    return Picture(view)
+    return LivePanel(view)
 
 
-class Picture:
+class LivePanel:
     """Lines chosen for the width and height at hand: the least important go first."""
 
     def __init__(self, view: RunView) -> None:
@@ -78,7 +78,9 @@ def title(view: RunView) -> Text:
     if view.reason:
         line.append(f" ({view.reason})")
     line.append(f"  {config.env} · {config.algo}", "bold")
-    return line.append(f" · {config.runtime}/{config.mode} · {_crew(config.actors, config.envs)} · seed {config.seed}")
+    return line.append(
+        f" · {config.runtime}/{config.mode} · {_actor_counts(config.actors, config.envs)} · seed {config.seed}"
+    )
 
 
 def warning_lines(view: RunView) -> list[Text]:
@@ -86,7 +88,7 @@ def warning_lines(view: RunView) -> list[Text]:
     return [Text(f"⚠ WARNING  {_one_line(view.warning)}", "bold yellow")] if view.warning else []
 
 
-def _crew(actors: int, envs: int | None) -> str:
+def _actor_counts(actors: int, envs: int | None) -> str:
     return f"{actors} actor{'s' if actors != 1 else ''}" + (f" × {envs} envs" if envs else "")
 
 
@@ -109,8 +111,8 @@ def progress_lines(view: RunView, width: int) -> list[Text]:
 def figure_lines(view: RunView, width: int) -> list[Text]:
     """Returns with their course so far, then everything that is a single number."""
     train = f"{decimal(view.train_return_mean)}  over {count(view.episodes)} episodes"
-    lines = [with_course("return", train, [score for _, score in view.history], width)]
-    lines.append(with_course("evaluation", _judged(view), [score for _, score in view.evaluations], width))
+    lines = [with_sparkline("return", train, [score for _, score in view.history], width)]
+    lines.append(with_sparkline("evaluation", _evaluation_text(view), [score for _, score in view.evaluations], width))
     figures = [
         f"{count(view.steps_per_s if view.ended else view.recent_steps_per_s)} steps/s",
         f"version {count(view.version)}",
@@ -119,14 +121,14 @@ def figure_lines(view: RunView, width: int) -> list[Text]:
         f"dropped {count(view.dropped)}",
         f"restarts {count(view.actor_restarts)}",
     ]
-    return lines + flowing("speed", [Text(figure) for figure in figures], width)
+    return lines + wrap_pieces("speed", [Text(figure) for figure in figures], width)
 
 
-def _judged(view: RunView) -> str:
+def _evaluation_text(view: RunView) -> str:
     last, best, target = view.last_evaluation, view.best_evaluation, view.config.target_return
     if last is None:
         return "not yet" + (f"  target {decimal(target)}" if target is not None else "")
-    words = spread(last.return_mean, last.return_std)
+    words = mean_and_std(last.return_mean, last.return_std)
     if best is not None:
         words += f"  best {decimal(best.return_mean)}"
     return words + (f"  target {decimal(target)}" if target is not None else "")
@@ -140,7 +142,7 @@ def time_lines(view: RunView, width: int) -> list[Text]:
     room = min(40, width - LABEL - longest)  # the same for every role, so that bars can be compared
     for role, shares in view.time_shares.items():
         pieces = [_bar(shares, room), *legends[role]] if room >= SHORTEST_BAR else legends[role]
-        lines += flowing(role, pieces, width)
+        lines += wrap_pieces(role, pieces, width)
     return lines
 
 
@@ -163,19 +165,19 @@ def _phase_style(place: int) -> str:
 def actor_lines(view: RunView, width: int) -> list[Text]:
     """One line per actor, the first few of many."""
     lines = [Text("actors", "bold")] if view.actors else []
-    for report in list(view.actors.values())[:MOST_ACTORS]:
+    for report in list(view.actors.values())[:MAX_ACTORS]:
         pieces = [report.state, f"version {report.version}", f"{count(report.env_steps)} steps"]
         pieces += [f"restarted {report.epoch} ×"] if report.epoch else []
         lines.append(labelled(f"actor {report.actor}", Text("  ".join(pieces))))
-    if len(view.actors) > MOST_ACTORS:
-        lines.append(labelled("", Text(f"and {len(view.actors) - MOST_ACTORS} more")))
+    if len(view.actors) > MAX_ACTORS:
+        lines.append(labelled("", Text(f"and {len(view.actors) - MAX_ACTORS} more")))
     return lines
 
 
 def event_lines(view: RunView, width: int) -> list[Text]:
     """What happened last, newest at the bottom."""
     lines = [Text("events", "bold")] if view.events else []
-    for event in list(view.events)[-MOST_EVENTS:]:
+    for event in list(view.events)[-MAX_EVENTS:]:
         at = time.strftime("%H:%M:%S", time.localtime(event.time_s))
         details = "  ".join(f"{key} {_short(value)}" for key, value in event.details.items())
         lines.append(labelled(at, Text("  ".join(word for word in (event.kind, event.role, details) if word))))
@@ -196,7 +198,7 @@ def labelled(label: str, value: Text) -> Text:
     return Text.assemble((f"{label:<{LABEL - 1}} ", "dim")).append_text(value)
 
 
-def with_course(label: str, words: str, course: list[float], width: int) -> Text:
+def with_sparkline(label: str, words: str, course: list[float], width: int) -> Text:
     """A value and, where there is room, the course it took."""
     line = labelled(label, Text(words))
     room = min(40, width - line.cell_len - 2)
@@ -205,7 +207,7 @@ def with_course(label: str, words: str, course: list[float], width: int) -> Text
     return line
 
 
-def flowing(label: str, pieces: Sequence[Text], width: int) -> list[Text]:
+def wrap_pieces(label: str, pieces: Sequence[Text], width: int) -> list[Text]:
     """Pieces side by side, going to the next line where the width ends."""
     lines = [labelled(label, Text())]
     for piece in pieces:
@@ -226,7 +228,7 @@ def plain_line(view: RunView) -> str:
     )
     return (
         f"{view.state}  {duration(view.train_s)}  steps {count(view.env_steps)}{of_total}  "
-        f"return {decimal(view.train_return_mean)}  evaluation {_judged(view)}  {count(view.steps_per_s)} steps/s  "
+        f"return {decimal(view.train_return_mean)}  evaluation {_evaluation_text(view)}  {count(view.steps_per_s)} steps/s  "
         f"version {count(view.version)}  lag {decimal(view.lag_mean)}"
     )
 
@@ -247,10 +249,10 @@ class PlainLines:
 
 
 @contextmanager
-def showing(stream: IO[str] | None = None) -> Iterator[Callable[[RunView], None]]:
+def live_view(stream: IO[str] | None = None) -> Iterator[Callable[[RunView], None]]:
     """A function that shows a view: the picture in a terminal, plain lines without escape codes elsewhere."""
     stream = stream or sys.stderr
-    with _terminated_is_interrupted():
+    with _sigterm_as_interrupt():
         if not stream.isatty() or os.environ.get("TERM") == "dumb":
             yield PlainLines(stream)
             return
@@ -261,7 +263,7 @@ def showing(stream: IO[str] | None = None) -> Iterator[Callable[[RunView], None]
 
 
 @contextmanager
-def _terminated_is_interrupted() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM unwinds like Ctrl-C, so that the cursor comes back; a run that is under way answers both signals itself."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:

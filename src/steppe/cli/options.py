@@ -15,7 +15,7 @@ from steppe.core.contracts.errors import ConfigError
 Layers = tuple[tuple[str, Mapping[str, Any]], ...]
 Text = str | None
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; everything else goes to stderr.")]
-WORDS = {
+PLAIN_TEXT_KEYS = {
     "env",
     "algo",
     "name",
@@ -33,13 +33,15 @@ class FieldHelp(TyperCommand):
     """A command whose flags take their help from the configuration's fields, at the moment help is shown."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from steppe.core.algorithms import Frozen
+        from steppe.core.algorithms import FrozenConfig
         from steppe.core.config.run import FlowConfig, RunConfig
 
         for parameter in self.params:
             name = parameter.name or ""
             field = RunConfig.model_fields.get(name) or FlowConfig.model_fields.get(name)
-            if field is not None and not isinstance(field.get_default(), Frozen):  # a flag never is a whole section
+            if field is not None and not isinstance(
+                field.get_default(), FrozenConfig
+            ):  # a flag never is a whole section
                 choices = _choices(field.annotation)
                 default = field.get_default()
                 hints = [f"One of {', '.join(choices)}."] if choices else []
@@ -48,7 +50,7 @@ class FieldHelp(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-def experiment(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
+def experiment_flags(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
     """Give a command the flags of an experiment; it receives the layers that they, the environment and a file make."""
 
     def flags(
@@ -106,7 +108,7 @@ def layers(given: Mapping[str, str], pairs: list[str], file: Path | None) -> Lay
     """What `core.config.resolve` takes: file, environment and flags, weakest first."""
     from steppe.core.config.run import from_environ, from_pairs, from_toml, parse_value
 
-    flags = {key: text if key in WORDS else parse_value(text) for key, text in given.items()}
+    flags = {key: text if key in PLAIN_TEXT_KEYS else parse_value(text) for key, text in given.items()}
     extra = from_pairs(pairs)
     twice = flags.keys() & extra.keys()
     if twice:

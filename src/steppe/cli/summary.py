@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.cli.text_charts import count, decimal, duration, shares_in_words, spread
+from steppe.cli.text_charts import count, decimal, duration, format_shares, mean_and_std
 
-MOST_NAMED = 8  # agents
+MAX_LISTED_AGENTS = 8  # agents
 
 
 def summary_text(summary: Mapping[str, Any], directory: Path) -> str:
@@ -28,7 +28,7 @@ def _headline(summary: Mapping[str, Any]) -> str:
 
 def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, str]]:
     if summary.get("eval_return_mean") is not None:
-        judged = spread(summary["eval_return_mean"], summary["eval_return_std"])
+        judged = mean_and_std(summary["eval_return_mean"], summary["eval_return_std"])
         yield "evaluation", f"{judged} over {count(summary['eval_episodes'])} episodes"
     if summary.get("eval_agent_returns"):
         yield "by agent", _by_agent(summary["eval_agent_returns"])
@@ -52,14 +52,16 @@ def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, st
     if "rerun_of" in summary:
         yield "rerun", _comparison(summary)
     for role, shares in (summary.get("time_shares") or {}).items():
-        yield role, shares_in_words(shares)
+        yield role, format_shares(shares)
     yield "run", str(directory)
-    yield from _places(directory)
+    yield from _file_rows(directory)
 
 
 def _by_agent(returns: Mapping[str, float]) -> str:
     named = [f"{agent} {decimal(value)}" for agent, value in returns.items()]
-    return ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
+    return ", ".join(named[:MAX_LISTED_AGENTS]) + (
+        f" and {len(named) - MAX_LISTED_AGENTS} more" if len(named) > MAX_LISTED_AGENTS else ""
+    )
 
 
 def _comparison(summary: Mapping[str, Any]) -> str:
@@ -67,7 +69,7 @@ def _comparison(summary: Mapping[str, Any]) -> str:
     return f"{verdict}: weights {str(summary['weights_sha256'])[:12]}, those of {summary['rerun_of']} {summary['expected_sha256'][:12]}"
 
 
-def _places(directory: Path) -> Iterator[tuple[str, str]]:
+def _file_rows(directory: Path) -> Iterator[tuple[str, str]]:
     if (directory / "tb").is_dir():
         yield "curves", f"tensorboard --logdir {directory / 'tb'}"
     numbered = sorted((directory / "checkpoints").glob("[0-9]*"))

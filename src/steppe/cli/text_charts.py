@@ -59,7 +59,7 @@ def decimal(value: float | None) -> str:
     return f"{value:,.{_places(value)}f}"
 
 
-def spread(mean: float, deviation: float) -> str:
+def mean_and_std(mean: float, deviation: float) -> str:
     """Mean ± deviation, both to the places that suit the mean."""
     return f"{decimal(mean)} ± {deviation:,.{_places(mean)}f}"
 
@@ -84,7 +84,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def shares_in_words(shares: Mapping[str, float]) -> str:
+def format_shares(shares: Mapping[str, float]) -> str:
     """`env 45 %  policy 30 %`, largest first, leaving out what rounds to nothing."""
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return "  ".join(f"{phase} {percent(share)}" for phase, share in ordered if share >= 0.005)

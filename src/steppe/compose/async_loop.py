@@ -9,17 +9,17 @@ from typing import Any
 
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.algorithm import Agent
-from steppe.core.contracts.components import ParameterSource, ReplayPart
+from steppe.core.contracts.components import ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError, UsageError
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.config_merge import BY_GRADIENTS, NEVER
+from steppe.training.composition.config_merge import MAX_SETTING, PARAMETER_SERVER_SETTINGS
 from steppe.training.composition.environment import DistributedEnvironment
-from steppe.training.composition.parameter_server import decided_by
+from steppe.training.composition.parameter_server import server_settings
 from steppe.training.train import Callback, MainLoop
 
 
-@checked
+@typechecked
 class AsyncMainLoop(MainLoop):
     """`num_workers` workers, whatever the environment has, each with environments and an agent of its own.
 
@@ -31,7 +31,7 @@ class AsyncMainLoop(MainLoop):
     def __init__(
         self,
         environment: DistributedEnvironment,
-        replay_buffer: ReplayPart | None,
+        replay_buffer: ReplayComponent | None,
         agent: DistributedAgent,
         param_server: ParameterSource | None,
         num_workers: int = 8,
@@ -42,7 +42,7 @@ class AsyncMainLoop(MainLoop):
             raise ConfigError(f"num_workers={num_workers}: there must be at least one")
         self.num_workers = num_workers
         super().__init__(environment, replay_buffer, agent, param_server, config)
-        if self._hand_run is not None:
+        if self._manual_run is not None:
             raise ConfigError(
                 "AsyncMainLoop builds its parts again in every worker, so they must be of the house: use MainLoop for your own"
             )
@@ -57,13 +57,18 @@ class AsyncMainLoop(MainLoop):
 
     def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
         runtime = {} if "runtime" in environment.decided else {"runtime": self._runtime(environment)}
-        found: dict[str, Mapping[str, Any]] = {"loop": BY_GRADIENTS | {"actors": self.num_workers}, "usual": runtime}
+        found: dict[str, Mapping[str, Any]] = {
+            "loop": PARAMETER_SERVER_SETTINGS | {"actors": self.num_workers},
+            "usual": runtime,
+        }
         return (
-            found if self._server is None else found | {"server": decided_by(self._gradient_server(), self.num_workers)}
+            found
+            if self._server is None
+            else found | {"server": server_settings(self._given_server(), self.num_workers)}
         )
 
 
-@checked
+@typechecked
 class AsyncAgent(DistributedAgent):
     """A DistributedAgent that `num_workers` processes train in the background, in the environment that it is bound to.
 
@@ -114,6 +119,6 @@ class AsyncAgent(DistributedAgent):
 
     def _train(self, loop: AsyncMainLoop) -> None:
         try:
-            self._outcome = loop.run_async_training(NEVER, callbacks=[lambda view: self._stopping.is_set()])
+            self._outcome = loop.run_async_training(MAX_SETTING, callbacks=[lambda view: self._stopping.is_set()])
         except BaseException as error:  # noqa: BLE001 - raised where the training is stopped
             self._outcome = error

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 import numpy as np
 
 from steppe.core.config.cluster import ClusterConfig, read_cluster
-from steppe.core.config.run import Resolved, RunConfig, flatten, unflatten
-from steppe.core.contracts.algorithm import trainable
+from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
+from steppe.core.contracts.algorithm import trainable_entries
 from steppe.core.contracts.errors import ConfigError, Unreachable
 from steppe.core.contracts.transport import EVENTS
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.params.client import ParameterClient
-from steppe.params.from_cluster import Step, server_for
+from steppe.params.from_cluster import AdamSettings, build_parameter_server
 from steppe.params.rpc.protocol import TOKEN_VARIABLE, Tls
 from steppe.params.server import ParameterServer
 from steppe.records.run_directory import RunDirectory
@@ -27,13 +27,13 @@ from steppe.training.train import MainLoop
 
 if TYPE_CHECKING:
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.roles.cluster.node import Node
+    from steppe.roles.cluster.node import ClusterNode
 else:
     ReplayBufferPool = ForwardRef("steppe.replay.pool.ReplayBufferPool")
-    Node = ForwardRef("steppe.roles.cluster.node.Node")
+    ClusterNode = ForwardRef("steppe.roles.cluster.node.ClusterNode")
 
 
-@checked
+@typechecked
 class DistributedMainLoop(MainLoop):
     """A MainLoop that is the node `node_id` of a cluster. `cluster_config` has the keys of ClusterConfig (docs/cluster.md).
 
@@ -56,7 +56,7 @@ class DistributedMainLoop(MainLoop):
     ) -> None:
         if cluster_config is None:
             raise ConfigError("cluster_config is required: at least {'parameter_server': 'host:port'}")
-        self.cluster = _as_node(cluster_config, node_id)
+        self.cluster = _node_config(cluster_config, node_id)
         if isinstance(param_server, ParameterClient) and param_server.url != self.cluster.url:
             raise ConfigError(
                 f"param_server is a client of {param_server.url}, the cluster meets at {self.cluster.url}"
@@ -69,8 +69,8 @@ class DistributedMainLoop(MainLoop):
         settings = _with_cluster(config, self.cluster, seeded=seeded)
         super().__init__(environment, replay_buffer, agent, config=settings)
         self.param_server = param_server
-        self._node: Node | None = None
-        self._hosting, self._is_hosting = contextlib.ExitStack(), False
+        self._node: ClusterNode | None = None
+        self._hosting, self._serves_cluster = contextlib.ExitStack(), False
 
     @property
     def rank(self) -> int | None:
@@ -92,7 +92,7 @@ class DistributedMainLoop(MainLoop):
     def synchronize_with_cluster(self) -> int:
         """Between runs: take over what the cluster has learned, and from the second time on hand in first what the agent
         has learned since the last. The cluster's version."""
-        from steppe.roles.cluster.node import Node as Joined
+        from steppe.roles.cluster.node import ClusterNode as Joined
 
         self._require_here("synchronizing by hand")
         self._serve()
@@ -108,10 +108,10 @@ class DistributedMainLoop(MainLoop):
         """Leave the cluster, and stop the server if it is this node's, when all others have left."""
         self._leave()
         self._hosting.close()
-        self._is_hosting = False
+        self._serves_cluster = False
         if isinstance(self.param_server, ParameterServer) and self.param_server.is_serving:
             with self._connect() as client:
-                _await_others(self.cluster, client)
+                _wait_for_other_nodes(self.cluster, client)
             self.param_server.stop_server()
 
     def _leave(self) -> None:
@@ -121,10 +121,10 @@ class DistributedMainLoop(MainLoop):
 
     def _serve(self) -> None:
         if isinstance(self.param_server, ParameterServer) and not self.param_server.is_serving:
-            serve(self.param_server, self.cluster)
-        if not self._is_hosting:
-            self._hosting.enter_context(hosting(self.cluster, self))
-            self._is_hosting = True
+            serve_cluster(self.param_server, self.cluster)
+        if not self._serves_cluster:
+            self._hosting.enter_context(hosted_cluster_server(self.cluster, self))
+            self._serves_cluster = True
 
     def _node_client(self) -> ParameterClient | None:
         return self.param_server if isinstance(self.param_server, ParameterClient) else None
@@ -135,47 +135,47 @@ class DistributedMainLoop(MainLoop):
         return connect(self.cluster)
 
 
-def cluster_server(cluster: ClusterConfig, resolved: Resolved) -> ParameterServer:
+def make_cluster_server(cluster: ClusterConfig, resolved: ResolvedConfig) -> ParameterServer:
     """The server of a cluster that trains what a configuration describes, from its checkpoint if there is one."""
-    return server_for(cluster, *_beginning(MainLoop.of(resolved)))
+    return build_parameter_server(cluster, *_initial_parameters(MainLoop.of(resolved)))
 
 
 @contextlib.contextmanager
-def hosting(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
+def hosted_cluster_server(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
     """Where the cluster's server is its first node's, have it up, and afterwards until all others have left."""
-    from steppe.roles.cluster.node import bring_up, connect
+    from steppe.roles.cluster.node import connect, start_cluster_server
 
     if not cluster.hosts:
         yield
         return
-    host = bring_up(cluster, *_beginning(loop))
+    host = start_cluster_server(cluster, *_initial_parameters(loop))
     try:
         yield
         with connect(cluster) as client:
-            _await_others(cluster, client)
+            _wait_for_other_nodes(cluster, client)
     finally:
         host.close()
 
 
-def _await_others(cluster: ClusterConfig, client: ParameterClient) -> None:
-    from steppe.roles.cluster.node import LATE_S, await_others
+def _wait_for_other_nodes(cluster: ClusterConfig, client: ParameterClient) -> None:
+    from steppe.roles.cluster.node import DEADLINE_GRACE_S, wait_for_other_nodes
 
     with contextlib.suppress(Unreachable):
-        await_others(client, cluster.deadline_s + LATE_S)
+        wait_for_other_nodes(client, cluster.deadline_s + DEADLINE_GRACE_S)
 
 
-def _beginning(loop: MainLoop) -> tuple[dict[str, np.ndarray], Step]:
+def _initial_parameters(loop: MainLoop) -> tuple[dict[str, np.ndarray], AdamSettings]:
     """The parameters that a loop's agent trains, as they are at first, and how it would take a step."""
     plan = loop.plan()
     loop.agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
     agent: Any = loop.agent.agent
     arrays = agent.weights().arrays()
     halve_at = tuple(getattr(plan.config.agent, "halve_at", ()))
-    step = Step(agent.learning_rate, agent.adam_eps, plan.config.agent.max_grad_norm, halve_at)
-    return {entry.name: arrays[entry.name] for entry in trainable(agent)}, step
+    step = AdamSettings(agent.learning_rate, agent.adam_eps, plan.config.agent.max_grad_norm, halve_at)
+    return {entry.name: arrays[entry.name] for entry in trainable_entries(agent)}, step
 
 
-def serve(server: ParameterServer, cluster: ClusterConfig) -> int:
+def serve_cluster(server: ParameterServer, cluster: ClusterConfig) -> int:
     """Serve at a cluster's address, with the tokens of its file or of the environment; the port."""
     host, port = cluster.address
     files = cluster.tls
@@ -192,7 +192,7 @@ def serve(server: ParameterServer, cluster: ClusterConfig) -> int:
     return server.start_server(cluster.server.listen or host, port, token=_tokens(cluster), tls=tls)
 
 
-def _as_node(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> ClusterConfig:
+def _node_config(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> ClusterConfig:
     values = given.model_dump(exclude_none=True) if isinstance(given, ClusterConfig) else dict(given)
     if values.setdefault("node_id", node_id) != node_id:
         raise ConfigError(
@@ -212,7 +212,7 @@ def _with_cluster(
     values = {f"cluster.{key}": value for key, value in cluster.model_dump(mode="json", exclude_none=True).items()}
     if isinstance(config, RunConfig):
         return unflatten({**flatten(config), **values})
-    own = {} if seeded else {"seed": cluster.seed_shift}
+    own = {} if seeded else {"seed": cluster.seed_offset}
     return {**own, **(config or {}), **values}
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.contracts.errors import ConfigError, UsageError, nearest
+from steppe.core.contracts.errors import ConfigError, UsageError, did_you_mean
 from steppe.core.system import seeding
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.training.composition.agent import DistributedAgent
 from steppe.training.composition.environment import DistributedEnvironment
 
@@ -20,7 +20,7 @@ Steps = Sequence[Mapping[str, Any]]
 REWARD = "reward"
 
 
-@checked
+@typechecked
 class MultiAgentLearner:
     """Members by name, of any algorithms, bound to one world (`bind`, if they are not).
 
@@ -73,7 +73,7 @@ class MultiAgentLearner:
         """What the members choose together without exploring: the mean of continuous actions, the majority's choice of others,
         of equal numbers the lowest. `state` is one observation, or several along a first axis."""
         rows, single = self._rows(state)
-        action = _together(self._votes(rows), continuous=self._continuous)
+        action = _combine_votes(self._votes(rows), continuous=self._continuous)
         return action[0] if single else action
 
     def disagreement(self, state: np.ndarray) -> float:
@@ -82,7 +82,7 @@ class MultiAgentLearner:
         votes = self._votes(self._rows(state)[0])
         if self._continuous:
             return float(votes.std(axis=0).mean())
-        chosen = _together(votes, continuous=False)
+        chosen = _combine_votes(votes, continuous=False)
         return float((votes != chosen).mean())
 
     @property
@@ -114,15 +114,17 @@ class MultiAgentLearner:
 
     def _require(self, name: str) -> None:
         if name not in self.agents:
-            raise ConfigError(f"there is no member {name!r}.{nearest(name, self.agents)}")
+            raise ConfigError(f"there is no member {name!r}.{did_you_mean(name, self.agents)}")
 
     def _told(self, told: Mapping[str, Any], metric: str) -> float:
         if metric not in told:
-            raise ConfigError(f"training told no {metric!r}: {', '.join(told)}, or {REWARD}.{nearest(metric, told)}")
+            raise ConfigError(
+                f"training told no {metric!r}: {', '.join(told)}, or {REWARD}.{did_you_mean(metric, told)}"
+            )
         return float(told[metric])
 
 
-def _together(votes: np.ndarray, *, continuous: bool) -> np.ndarray:
+def _combine_votes(votes: np.ndarray, *, continuous: bool) -> np.ndarray:
     if continuous:
         chosen: np.ndarray = votes.mean(axis=0, dtype=np.float64)
     else:

@@ -18,8 +18,8 @@ from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventRe
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.records.scalars import Scalars
 
-MOST_POINTS = 20_000  # kept of one series; beyond, the older ones are thinned out
-MOST_SERIES = 500
+MAX_POINTS = 20_000  # kept of one series; beyond, the older ones are thinned out
+MAX_SERIES = 500
 _KINDS: dict[str, type[Report]] = {
     TRAINING: TrainingReport,
     ACTORS: ActorReport,
@@ -32,7 +32,7 @@ Point = tuple[int, float, float | None]
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # of a series, in its order
 
 
-class Series(NamedTuple):
+class CurveColumns(NamedTuple):
     """Columns of one curve: the report's number in the store, environment steps, time, value."""
 
     numbers: array[int]
@@ -41,7 +41,7 @@ class Series(NamedTuple):
     values: array[float]
 
     @classmethod
-    def empty(cls) -> Series:
+    def empty(cls) -> CurveColumns:
         return cls(array("q"), array("q"), array("d"), array("d"))
 
     def add(self, columns: Columns) -> None:
@@ -49,21 +49,21 @@ class Series(NamedTuple):
         for column, new in zip(own, columns, strict=True):
             column.frombytes(new.tobytes())
 
-    def take(self, rows: Sequence[int]) -> Series:
+    def take(self, rows: Sequence[int]) -> CurveColumns:
         numbers, steps = (array("q", [column[row] for row in rows]) for column in (self.numbers, self.steps))
         times, values = (array("d", [column[row] for row in rows]) for column in (self.times, self.values))
-        return Series(numbers, steps, times, values)
+        return CurveColumns(numbers, steps, times, values)
 
 
 class Curves:
     """Not for several threads at once."""
 
-    def __init__(self, board: Board, most_points: int = MOST_POINTS) -> None:
+    def __init__(self, board: Board, most_points: int = MAX_POINTS) -> None:
         self.cursor = 0  # number of the newest report that was taken in
         self._board, self._most = board, most_points
         self._scalars = Scalars()
         self._cursors = dict.fromkeys(_KINDS, 0)
-        self._series: dict[str, Series] = {}
+        self._series: dict[str, CurveColumns] = {}
 
     @property
     def names(self) -> list[str]:
@@ -102,16 +102,16 @@ class Curves:
         if not heads:
             return
         numbers, steps, times = map(np.array, zip(*heads, strict=True))
-        for name, chosen, column in _columns(tables):
-            if name in self._series or len(self._series) < MOST_SERIES:
+        for name, chosen, column in _columns_by_curve(tables):
+            if name in self._series or len(self._series) < MAX_SERIES:
                 self._add(name, (numbers[chosen], steps[chosen], times[chosen].astype(np.float64), column))
 
     def _add(self, name: str, columns: Columns) -> None:
-        series = self._series.setdefault(name, Series.empty())
+        series = self._series.setdefault(name, CurveColumns.empty())
         series.add(columns)
         length = len(series.values)
         if length > self._most:
-            kept = extremes(series.values, range(length - 1), self._most // 2)
+            kept = downsample_extremes(series.values, range(length - 1), self._most // 2)
             self._series[name] = series.take([*kept, length - 1])
 
     def points(self, name: str, since: int, most: int) -> tuple[list[Point], int]:
@@ -120,11 +120,13 @@ class Curves:
         if series is None:
             return [], 0
         rows = range(bisect_right(series.numbers, since), len(series.numbers))
-        chosen = extremes(series.values, rows, most)
-        return [(series.steps[row], series.times[row], _finite(series.values[row])) for row in chosen], len(rows)
+        chosen = downsample_extremes(series.values, rows, most)
+        return [(series.steps[row], series.times[row], _finite_or_none(series.values[row])) for row in chosen], len(
+            rows
+        )
 
 
-def _columns(
+def _columns_by_curve(
     tables: Mapping[tuple[str, ...], tuple[list[int], list[list[float]]]],
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Each curve with the rows that it has points in, in order, and their values."""
@@ -139,11 +141,11 @@ def _columns(
         yield name, rows_[order], column_[order]
 
 
-def extremes(values: Sequence[float], rows: range, most: int) -> list[int]:
+def downsample_extremes(values: Sequence[float], rows: range, max_points: int) -> list[int]:
     """At most so many of the rows, in order: of equal parts of them each one's least and greatest value."""
-    if len(rows) <= most:
+    if len(rows) <= max_points:
         return list(rows)
-    parts = max(1, most // 2)
+    parts = max(1, max_points // 2)
     bounds = np.arange(parts + 1) * len(rows) // parts
     part = np.repeat(np.arange(parts), np.diff(bounds))
     column = np.asarray(values, dtype=np.float64)[rows.start : rows.stop]
@@ -153,9 +155,9 @@ def extremes(values: Sequence[float], rows: range, most: int) -> list[int]:
         filled = np.where(known, column, nothing)
         hits = np.flatnonzero(known & (filled == ufunc.reduceat(filled, bounds[:-1])[part]))
         found.append(hits[np.unique(part[hits], return_index=True)[1]])
-    chosen: list[int] = (rows.start + np.unique(np.concatenate(found))[:most]).tolist()
+    chosen: list[int] = (rows.start + np.unique(np.concatenate(found))[:max_points]).tolist()
     return chosen
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

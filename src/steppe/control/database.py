@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steppe.control.pagination import OUTDATED
+from steppe.control.pagination import STALE_CURSOR
 from steppe.core.contracts.errors import Conflict, UsageError
 
 KEEP_S = 7 * 86_400.0  # how long answers, finished operations and audit entries are kept
@@ -45,7 +45,7 @@ class KeyReused(UsageError):
     """An idempotency key came again with another request."""
 
 
-class Asked(NamedTuple):
+class RequestedState(NamedTuple):
     """What was asked of a run: the desired state, if anybody wanted one, its generation, and the newest operation."""
 
     desired: str | None = None
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
     operation: str | None = None
 
 
-class Due(NamedTuple):
+class PendingAnswer(NamedTuple):
     """A command on Kafka that was not answered there yet, and the operation that shows what comes of it."""
 
     id: str
@@ -63,7 +63,7 @@ class Due(NamedTuple):
     waits: bool = False  # whether it is still to be published, when a broker answers
 
 
-class Ledger:
+class ControlDatabase:
     """May be used by several threads; every write is on the disk when it returns."""
 
     def __init__(self, directory: Path) -> None:
@@ -89,7 +89,7 @@ class Ledger:
         self._run("DELETE FROM answers WHERE created_s < ?", before_s)
         self._run("DELETE FROM audit WHERE time_s < ?", before_s)
 
-    def keep_operation(self, record: dict[str, Any]) -> None:
+    def save_operation(self, record: dict[str, Any]) -> None:
         """Write down what has become of an operation."""
         values = (record["id"], record["run"], record["state"] == "pending", record["created_s"], json.dumps(record))
         self._run("INSERT OR REPLACE INTO operations VALUES (?, ?, ?, ?, ?)", *values)
@@ -106,27 +106,27 @@ class Ledger:
         if after is not None:
             rows = self._run("SELECT created_s, id FROM operations WHERE id = ?", after)
             if not rows:
-                raise UsageError(OUTDATED)
+                raise UsageError(STALE_CURSOR)
             before = (rows[0][0], rows[0][1])
         where = "(? IS NULL OR run = ?) AND (? = 0 OR pending = 1) AND (created_s, id) < (?, ?)"
         query = f"SELECT record FROM operations WHERE {where} ORDER BY created_s DESC, id DESC LIMIT ?"
         return [json.loads(text) for (text,) in self._run(query, run, run, int(pending), *before, limit)]
 
-    def wish(self, run: str) -> tuple[str | None, int]:
+    def desired_state(self, run: str) -> tuple[str | None, int]:
         """The desired state, if anybody asked for one, and the run's generation."""
         rows = self._run("SELECT desired, generation FROM wishes WHERE run = ?", run)
         return (rows[0][0] or None, rows[0][1]) if rows else (None, 1)
 
-    def asked(self) -> dict[str, Asked]:
+    def asked(self) -> dict[str, RequestedState]:
         """Of every run that anything was asked of."""
         wishes = {row[0]: row[1:] for row in self._run("SELECT run, desired, generation FROM wishes")}
         newest = dict(self._run("SELECT run, id FROM (SELECT run, id, MAX(created_s) FROM operations GROUP BY run)"))
         known = ((run, *wishes.get(run, ("", 1))) for run in {*wishes, *newest})
-        return {run: Asked(desired or None, generation, newest.get(run)) for run, desired, generation in known}
+        return {run: RequestedState(desired or None, generation, newest.get(run)) for run, desired, generation in known}
 
     def require(self, run: str, expected: int | None) -> None:
         """Stale unless the run's generation is the `expected` one, if one is."""
-        _, generation = self.wish(run)
+        _, generation = self.desired_state(run)
         if expected is not None and expected != generation:
             raise Stale(f"{run} is at generation {generation}, not {expected}: look at it again before changing it")
 
@@ -134,31 +134,31 @@ class Ledger:
         """Accept a change: the next generation, if the run's is the `expected` one; Stale otherwise."""
         with self._alone():
             self.require(run, expected)
-            before, generation = self.wish(run)
+            before, generation = self.desired_state(run)
             values = (run, desired or before or "", generation + 1)
             self._run("INSERT OR REPLACE INTO wishes VALUES (?, ?, ?)", *values)
             return generation + 1
 
-    def forget_run(self, run: str) -> None:
+    def delete_run_records(self, run: str) -> None:
         self._run("DELETE FROM wishes WHERE run = ?", run)
         self._run("DELETE FROM operations WHERE run = ?", run)
         self._run("DELETE FROM dues WHERE run = ?", run)
 
-    def keep_due(self, due: Due) -> None:
+    def save_pending_answer(self, due: PendingAnswer) -> None:
         """Write down that a command is to be answered on Kafka."""
         values = (due.id, due.operation, due.run, json.dumps(due.command), due.waits)
         self._run("INSERT OR REPLACE INTO dues VALUES (?, ?, ?, ?, ?)", *values)
 
-    def drop_due(self, identity: str) -> None:
+    def delete_pending_answer(self, identity: str) -> None:
         """A command was answered, or none is on Kafka."""
         self._run("DELETE FROM dues WHERE id = ?", identity)
 
-    def dues(self) -> list[Due]:
+    def pending_answers(self) -> list[PendingAnswer]:
         """The commands that are still to be answered, oldest first."""
         rows = self._run("SELECT id, operation, run, command, waits FROM dues ORDER BY rowid")
-        return [Due(row[0], row[1], row[2], json.loads(row[3]), bool(row[4])) for row in rows]
+        return [PendingAnswer(row[0], row[1], row[2], json.loads(row[3]), bool(row[4])) for row in rows]
 
-    def begin_answer(self, key: str, request: str) -> dict[str, Any] | None:
+    def claim_idempotency_key(self, key: str, request: str) -> dict[str, Any] | None:
         """The answer that this request got before; None when it is to be carried out now."""
         with self._alone():
             rows = self._run("SELECT request, answer FROM answers WHERE key = ?", key)
@@ -172,14 +172,14 @@ class Ledger:
             answer: dict[str, Any] = json.loads(rows[0][1])
             return answer
 
-    def keep_answer(self, key: str, answer: dict[str, Any] | None) -> None:
+    def save_answer(self, key: str, answer: dict[str, Any] | None) -> None:
         """What the request got; with None it was not carried out and may come again."""
         if answer is None:
             self._run("DELETE FROM answers WHERE key = ?", key)
         else:
             self._run("UPDATE answers SET answer = ? WHERE key = ?", json.dumps(answer), key)
 
-    def drop_unanswered(self) -> None:
+    def delete_unfinished_answers(self) -> None:
         """At the start of a service: what its predecessor was doing when it died may be asked for again."""
         self._run("DELETE FROM answers WHERE answer IS NULL")
 
@@ -188,10 +188,10 @@ class Ledger:
         query = "INSERT INTO audit (time_s, who, scope, operation, run, outcome) VALUES (?, ?, ?, ?, ?, ?)"
         self._run(query, time.time(), who, scope, operation, run, outcome[:500])
 
-    def audited(self, limit: int, after: str | None = None) -> list[dict[str, Any]]:
+    def audit_entries(self, limit: int, after: str | None = None) -> list[dict[str, Any]]:
         """Newest first, after the entry of a number."""
         if after is not None and not (after.isdigit() and len(after) < 19):
-            raise UsageError(OUTDATED)
+            raise UsageError(STALE_CURSOR)
         names = ("number", "time_s", "who", "scope", "operation", "run", "outcome")
         query = f"SELECT {', '.join(names)} FROM audit WHERE number < ? ORDER BY number DESC LIMIT ?"
         rows = self._run(query, int(after) if after is not None else 2**62, limit)

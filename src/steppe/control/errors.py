@@ -19,7 +19,7 @@ _STATUS: dict[type[SteppeError], int] = {
 }  # fmt: skip
 
 
-def explain(error: SteppeError) -> tuple[int, str, str]:
+def to_problem(error: SteppeError) -> tuple[int, str, str]:
     """Status, code and detail."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     code = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(error).__name__).lstrip("_")

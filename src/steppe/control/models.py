@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
-from steppe.core.algorithms import Frozen
+from steppe.core.algorithms import FrozenConfig
 from steppe.core.config.run import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
 
 # What a request may say, by name: a new field of the configuration is closed to strangers until it is let in here.
-OPEN: dict[type[Frozen], tuple[str, ...]] = {
+ALLOWED_FIELDS: dict[type[FrozenConfig], tuple[str, ...]] = {
     RunConfig: ("mode", "actors", "envs", "steps", "episodes", "seed", "target_return", "restarts"),
     EnvConfig: (
         *("frame_stack", "time_limit", "reward_clip", "reward_scale", "grayscale", "resize", "vector", "observations"),
@@ -26,7 +26,7 @@ OPEN: dict[type[Frozen], tuple[str, ...]] = {
     EvalConfig: ("every_steps", "every_episodes", "episodes", "max_share", "explore", "max_episode_steps", "record"),
     CheckpointConfig: ("every_s", "every_episodes", "keep"),
 }
-NETWORKS = ("auto", "mlp", "cnn")
+ALLOWED_NETWORKS = ("auto", "mlp", "cnn")
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 RunId = Annotated[str, Field(pattern=RUN_ID)]
@@ -34,13 +34,13 @@ Scalar = bool | int | float | str | None | list[int]
 State = Literal["PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 
 
-def _open_part(kind: type[Frozen]) -> dict[str, Any]:
-    return {name: (kind.model_fields[name].annotation, kind.model_fields[name]) for name in OPEN[kind]}
+def _allowed_fields(kind: type[FrozenConfig]) -> dict[str, Any]:
+    return {name: (kind.model_fields[name].annotation, kind.model_fields[name]) for name in ALLOWED_FIELDS[kind]}
 
 
-def _section(name: str, kind: type[Frozen], more: Mapping[str, Any] | None = None) -> type[BaseModel]:
-    fields = {**_open_part(kind), **(more or {})}
-    made: type[BaseModel] = create_model(name, __base__=Frozen, __doc__=kind.__doc__, **fields)
+def _make_section(name: str, kind: type[FrozenConfig], more: Mapping[str, Any] | None = None) -> type[BaseModel]:
+    fields = {**_allowed_fields(kind), **(more or {})}
+    made: type[BaseModel] = create_model(name, __base__=FrozenConfig, __doc__=kind.__doc__, **fields)
     return made
 
 
@@ -52,10 +52,10 @@ _KWARGS: dict[str, Any] = {
     )
 }
 _SECTIONS = {
-    "environment": _section("EnvironmentRequest", EnvConfig, _KWARGS),
-    "flow": _section("FlowRequest", FlowConfig),
-    "evaluation": _section("EvaluationRequest", EvalConfig),
-    "checkpoint": _section("CheckpointRequest", CheckpointConfig),
+    "environment": _make_section("EnvironmentRequest", EnvConfig, _KWARGS),
+    "flow": _make_section("FlowRequest", FlowConfig),
+    "evaluation": _make_section("EvaluationRequest", EvalConfig),
+    "checkpoint": _make_section("CheckpointRequest", CheckpointConfig),
 }
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ if TYPE_CHECKING:
 else:
     RunRequest = create_model(
         "RunRequest",
-        __base__=Frozen,
+        __base__=FrozenConfig,
         __doc__="One experiment. Environment and algorithm are names from the lists that the service gives.",
         **{
-            **_open_part(RunConfig),
+            **_allowed_fields(RunConfig),
             "env": (str, Field(max_length=200, description="An id from the list of environments.")),
             "algo": (str, Field("ppo", max_length=100, description="A name from the list of algorithms.")),
             "name": (
@@ -97,7 +97,7 @@ else:
     )
 
 
-def settings_of(request: RunRequest) -> dict[str, Any]:
+def to_settings(request: RunRequest) -> dict[str, Any]:
     """The flat dotted keys that a request decides."""
     flat: dict[str, Any] = {}
     for key, value in request.model_dump(exclude_unset=True).items():
@@ -108,20 +108,20 @@ def settings_of(request: RunRequest) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if value is not None}
 
 
-class Answer(BaseModel):
+class ResponseModel(BaseModel):
     """What every answer is: complete, and nothing else in it."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
 
 
-class FieldError(Answer):
+class FieldError(ResponseModel):
     """What is wrong with one field."""
 
     field: str
     detail: str
 
 
-class Problem(Answer):
+class Problem(ResponseModel):
     """An error as RFC 9457 has it; `code` is a short word for machines."""
 
     type: str
@@ -134,7 +134,7 @@ class Problem(Answer):
     )
 
 
-class Progress(Answer):
+class Progress(ResponseModel):
     """How far a run is; null is what is not known yet."""
 
     env_steps: int = 0
@@ -147,7 +147,7 @@ class Progress(Answer):
     episodes: int | None = None
 
 
-class Run(Answer):
+class Run(ResponseModel):
     """A run: what is wanted of it beside what is seen of it."""
 
     id: str
@@ -173,14 +173,14 @@ class RunDetail(Run):
     sources: dict[str, str]
 
 
-class Runs(Answer):
+class Runs(ResponseModel):
     """Newest first; `next` is the cursor to ask with for the rest, null when that was all."""
 
     runs: list[Run]
     next: str | None = None
 
 
-class Operation(Answer):
+class Operation(ResponseModel):
     """A change under way: it has succeeded when whoever carries it out has said so."""
 
     id: str
@@ -197,14 +197,14 @@ class Operation(Answer):
     details: dict[str, JsonValue] = {}
 
 
-class Operations(Answer):
+class Operations(ResponseModel):
     """Newest first."""
 
     operations: list[Operation]
     next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
-class ActorState(Answer):
+class ActorState(ResponseModel):
     """One actor as it last reported."""
 
     actor: int
@@ -216,7 +216,7 @@ class ActorState(Answer):
     rss_bytes: int | None
 
 
-class Actors(Answer):
+class Actors(ResponseModel):
     """Wanted and seen."""
 
     desired: int
@@ -225,7 +225,7 @@ class Actors(Answer):
     actors: list[ActorState]
 
 
-class Learner(Answer):
+class Learner(ResponseModel):
     """Wanted and seen."""
 
     desired: Literal[0, 1]
@@ -234,19 +234,19 @@ class Learner(Answer):
     updates: int
 
 
-class ActorCount(Frozen):
+class ActorCount(FrozenConfig):
     """How many actors are wanted."""
 
     actors: Annotated[int, Field(ge=0, le=1_000)]
 
 
-class LearnerCount(Frozen):
+class LearnerCount(FrozenConfig):
     """0 stops the run with a checkpoint, 1 lets it go on from there."""
 
     learner: Literal[0, 1]
 
 
-class Hyperparameter(Answer):
+class Hyperparameter(ResponseModel):
     """One setting of the algorithm: its range, its value, and when a change of it takes effect."""
 
     name: str
@@ -259,33 +259,33 @@ class Hyperparameter(Answer):
     )
 
 
-class Hyperparameters(Answer):
+class Hyperparameters(ResponseModel):
     algo: str
     hyperparameters: list[Hyperparameter]
 
 
-class HyperparameterChange(Frozen):
+class HyperparameterChange(FrozenConfig):
     """New values by name. With `dry_run` nothing changes, and the answer says what would."""
 
     values: dict[str, Scalar] = Field(min_length=1, max_length=100)
     dry_run: bool = False
 
 
-class Effect(Answer):
+class Effect(ResponseModel):
     name: str
     before: JsonValue
     after: JsonValue
     effect: Literal["takes effect with the next update", "takes effect on restart"]
 
 
-class Effects(Answer):
+class Effects(ResponseModel):
     """What a change does; `operation` is null for a dry run."""
 
     effects: list[Effect]
     operation: Operation | None
 
 
-class Series(Answer):
+class Series(ResponseModel):
     """Points [env_steps, time_s, value], oldest first; null is a value that was not finite."""
 
     name: str
@@ -293,7 +293,7 @@ class Series(Answer):
     total: int = Field(description="Points there are since the cursor, before downsampling.")
 
 
-class Metrics(Answer):
+class Metrics(ResponseModel):
     """`next` is the cursor to ask with for what comes after."""
 
     series: list[Series]
@@ -301,7 +301,7 @@ class Metrics(Answer):
     next: int
 
 
-class Logs(Answer):
+class Logs(ResponseModel):
     """Whole lines of one role's output; `next` is the cursor to ask with for what comes after. Untrusted text."""
 
     source: str | None
@@ -310,7 +310,7 @@ class Logs(Answer):
     next: int
 
 
-class Event(Answer):
+class Event(ResponseModel):
     number: int
     time_s: float
     kind: str
@@ -318,12 +318,12 @@ class Event(Answer):
     details: dict[str, JsonValue]
 
 
-class Events(Answer):
+class Events(ResponseModel):
     events: list[Event]
     next: int
 
 
-class CheckpointState(Answer):
+class CheckpointState(ResponseModel):
     number: int
     best: bool
     age_s: float
@@ -335,12 +335,12 @@ class CheckpointState(Answer):
     damage: str | None
 
 
-class CheckpointList(Answer):
+class CheckpointList(ResponseModel):
     checkpoints: list[CheckpointState]
     next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
-class Judgement(Answer):
+class Judgement(ResponseModel):
     number: int
     time_s: float
     version: int
@@ -353,12 +353,12 @@ class Judgement(Answer):
     recording: str | None = Field(None, description="Name of the film of one episode, where one was kept.")
 
 
-class Evaluations(Answer):
+class Evaluations(ResponseModel):
     evaluations: list[Judgement]
     next: int
 
 
-class Environment(Answer):
+class Environment(ResponseModel):
     id: str
     max_episode_steps: int | None
     solved_at: float | None
@@ -366,12 +366,12 @@ class Environment(Answer):
     needs: str | None = Field(description="A package that is missing on this machine.")
 
 
-class Environments(Answer):
+class Environments(ResponseModel):
     environments: list[Environment]
     next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
-class Algorithm(Answer):
+class Algorithm(ResponseModel):
     name: str
     summary: str
     actions: list[str]
@@ -379,12 +379,12 @@ class Algorithm(Answer):
     hyperparameters: list[Hyperparameter]
 
 
-class Algorithms(Answer):
+class Algorithms(ResponseModel):
     algorithms: list[Algorithm]
     next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
 
 
-class Finding(Answer):
+class Finding(ResponseModel):
     """What holds a run back, in one sentence, and the numbers that were measured: shares of time, cores, actors."""
 
     window_s: float | None = Field(description="How far back it was measured; null for the whole run.")
@@ -396,19 +396,19 @@ class Finding(Answer):
     lags: dict[str, int] = Field(description="Versions that a segment was behind when learned from → segments.")
 
 
-class Version(Answer):
+class Version(ResponseModel):
     version: str
     api: str
     broker: str
     runtimes: list[str] = Field(description="Where roles can live here.")
 
 
-class Health(Answer):
+class Health(ResponseModel):
     status: Literal["ok", "unavailable"]
     detail: str | None = None
 
 
-class AuditEntry(Answer):
+class AuditEntry(ResponseModel):
     time_s: float
     who: str
     scope: str
@@ -417,6 +417,6 @@ class AuditEntry(Answer):
     outcome: str
 
 
-class Audit(Answer):
+class Audit(ResponseModel):
     entries: list[AuditEntry]
     next: str | None = Field(None, description="The cursor for the rest; null when that was all.")

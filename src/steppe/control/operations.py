@@ -9,24 +9,24 @@ from typing import Any
 from steppe.control import process_host
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS, SCALE, SET
 from steppe.records.run_directory import RunDirectory
-from steppe.records.store import LOST, PAUSED, PENDING, RUNNING, SILENT, STOPPED, SUCCEEDED, Status
+from steppe.records.store import HEARTBEAT_EXPIRED, LOST, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED, Status
 from steppe.records.view import ENDED
 
 Record = dict[str, Any]
-_BACK = 2_000  # records that hold more than READY_S of reports
+_RECENT_REPORTS = 2_000  # records that hold more than READY_S of reports
 DEADLINE_S = 60.0  # how long an operation may take that does not say otherwise
 READY_S = 6.0  # an actor that reported no longer ago than this is there
 
 
-def settle(record: Record, run: RunDirectory) -> Record:
+def refresh_operation(record: Record, run: RunDirectory) -> Record:
     """The operation as it is now."""
     status = run.store.status()
-    verdict = _JUDGES.get(record["kind"], _acknowledged)(record, run, status)
+    verdict = _OUTCOME_CHECKS.get(record["kind"], _acknowledged_outcome)(record, run, status)
     rests = record["kind"] == SET and status.state == PAUSED  # workers take values over with the next weights
     deadline_s = record["details"].get("deadline_s", DEADLINE_S)
     if verdict is None and not rests and time.time() - record["created_s"] > deadline_s:
         if record["kind"] in ("stop", "kill"):
-            return _escalated(record, status)
+            return _kill_overdue(record, status)
         verdict = "failed", f"nobody has carried it out within {deadline_s:g} s"
     if verdict is None:
         return record
@@ -34,60 +34,60 @@ def settle(record: Record, run: RunDirectory) -> Record:
     return record | {"state": state, "message": message, "finished_s": time.time()}
 
 
-Verdict = tuple[str, str | None] | None
+OperationOutcome = tuple[str, str | None] | None
 
 
-def _started(record: Record, run: RunDirectory, status: Status) -> Verdict:
+def _start_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
     if status.state in (RUNNING, PAUSED, SUCCEEDED, STOPPED):
         return "succeeded", None
     return ("failed", status.message or status.reason) if _has_ended(status) else None
 
 
-def _stopped(record: Record, run: RunDirectory, status: Status) -> Verdict:
+def _stop_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
     if status.state not in ENDED:
         return None
     if record["details"].get("escalated") or record["kind"] == "kill":
         if status.state == LOST:
             run.store.set_status(STOPPED, "killed", f"killed by {record['issuer']}")
-            process_host.clean_up()
+            process_host.remove_stale_shared_memory()
         return "succeeded", "it did not stop in time and was killed" if record["kind"] == "stop" else None
     return "succeeded", None
 
 
-def _paused(record: Record, run: RunDirectory, status: Status) -> Verdict:
+def _pause_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
     wanted = PAUSED if record["kind"] == "pause" else RUNNING
     if status.state == wanted:
-        return _acknowledged(record, run, status)
-    return _too_late(status)
+        return _acknowledged_outcome(record, run, status)
+    return _ended_outcome(status)
 
 
-def _scaled(record: Record, run: RunDirectory, status: Status) -> Verdict:
-    heard = _acknowledged(record, run, status)
+def _scale_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
+    heard = _acknowledged_outcome(record, run, status)
     if heard is None or heard[0] == "failed":
         return heard
     later = run.store.read(COMMANDS, record["details"].get("number", 0))
     if any(command.get("command") == SCALE for _, command in later):
         return "failed", "another number was asked for before this one was reached"
     if _has_ended(status):
-        return _too_late(status)
+        return _ended_outcome(status)
     ready = ready_actors(run)
     return ("succeeded", None) if ready == record["details"]["actors"] else None
 
 
-def _acknowledged(record: Record, run: RunDirectory, status: Status) -> Verdict:
+def _acknowledged_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
     """Whether whoever carries the command out has said so."""
     for _, event in run.store.read(EVENTS, record["details"].get("number", 0)):
         details = event.get("details", {})
         if event.get("kind") == "command" and details.get("id") == record["id"]:
             if not details.get("obeyed"):
                 return "failed", details.get("message") or "the run refused it"
-            return "succeeded", _words(details)
+            return "succeeded", _set_message(details)
     if record["kind"] == SET and (_has_ended(status) or status.state == PENDING):
         return "succeeded", "takes effect on restart"
-    return _too_late(status)
+    return _ended_outcome(status)
 
 
-def _words(details: Record) -> str | None:
+def _set_message(details: Record) -> str | None:
     if details.get("command") != SET:
         return None
     later = sorted(set(details.get("values", ())) - set(details.get("live", ())))
@@ -97,36 +97,36 @@ def _words(details: Record) -> str | None:
     return f"taken over at version {details.get('version')}{rest}"
 
 
-def _too_late(status: Status) -> Verdict:
+def _ended_outcome(status: Status) -> OperationOutcome:
     return ("failed", f"the run ended {status.state} before") if _has_ended(status) else None
 
 
 def _has_ended(status: Status) -> bool:
     """Whether nothing more is to come. A process that is silent may only be short of processor time: the deadline decides."""
-    return status.state in ENDED and status.reason != SILENT
+    return status.state in ENDED and status.reason != HEARTBEAT_EXPIRED
 
 
-def _escalated(record: Record, status: Status) -> Record:
+def _kill_overdue(record: Record, status: Status) -> Record:
     """A run that does not stop in time is killed, and the next look finds it ended."""
-    process_host.kill(status)
+    process_host.kill_run_processes(status)
     return record | {"details": record["details"] | {"escalated": True}}
 
 
 def ready_actors(run: RunDirectory) -> int:
     """Actors that report that they run."""
     newest: dict[int, tuple[str, float]] = {}
-    after = max(0, run.store.newest(ACTORS) - _BACK)
+    after = max(0, run.store.newest(ACTORS) - _RECENT_REPORTS)
     for _, report in run.store.read(ACTORS, after):
         newest[report["actor"]] = (report.get("state", "running"), report["time_s"])
     bound = time.time() - READY_S
     return sum(state == "running" and time_s > bound for state, time_s in newest.values())
 
 
-_JUDGES: dict[str, Callable[[Record, RunDirectory, Status], Verdict]] = {
-    "start": _started,
-    "stop": _stopped,
-    "kill": _stopped,
-    "pause": _paused,
-    "resume": _paused,
-    SCALE: _scaled,
+_OUTCOME_CHECKS: dict[str, Callable[[Record, RunDirectory, Status], OperationOutcome]] = {
+    "start": _start_outcome,
+    "stop": _stop_outcome,
+    "kill": _stop_outcome,
+    "pause": _pause_outcome,
+    "resume": _pause_outcome,
+    SCALE: _scale_outcome,
 }

@@ -8,10 +8,10 @@ from typing import TypeVar
 from steppe.core.contracts.errors import UsageError
 
 Item = TypeVar("Item")
-OUTDATED = "what the cursor names is not in the list any more: begin again without one"
+STALE_CURSOR = "what the cursor names is not in the list any more: begin again without one"
 
 
-def paged(
+def paginate(
     items: Sequence[Item], name: Callable[[Item], str], limit: int | None, after: str | None
 ) -> tuple[list[Item], str | None]:
     """The items after the one of a name, at most `limit` of them, and the cursor for the rest; None when that was all.
@@ -22,7 +22,7 @@ def paged(
     if after is not None:
         places = [place for place, item in enumerate(items) if name(item) == after]
         if not places:
-            raise UsageError(OUTDATED)
+            raise UsageError(STALE_CURSOR)
         begin = places[0] + 1
     page = list(items[begin:] if limit is None else items[begin : begin + limit])
     return page, name(page[-1]) if page and begin + len(page) < len(items) else None

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from steppe.core.contracts.errors import SteppeError
 
 
-class Repeating:
+class PeriodicTask:
     """Does all of `works` every `every_s` seconds, between `start` and `stop`."""
 
-    needed = False  # whether the service is not ready while this fails
+    required_for_readiness = False  # whether the service is not ready while this fails
 
     def __init__(self, name: str, every_s: float, *works: Callable[[], None]) -> None:
         self.failures = 0
         self.trouble: str | None = None  # why the last attempt of a work failed; None when none did
-        self._every_s, self._works = every_s, works
+        self._every_s, self._tasks = every_s, works
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
@@ -32,10 +32,10 @@ class Repeating:
 
     def _loop(self) -> None:
         while not self._ended.wait(self._every_s):
-            troubles = [self._attempt(work) for work in self._works]
+            troubles = [self._try_task(work) for work in self._tasks]
             self.trouble = next((trouble for trouble in troubles if trouble is not None), None)
 
-    def _attempt(self, work: Callable[[], None]) -> str | None:
+    def _try_task(self, work: Callable[[], None]) -> str | None:
         """One run that cannot be read must not end the care for the others: the next time tries again."""
         try:
             work()

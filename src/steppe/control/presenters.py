@@ -11,30 +11,30 @@ from typing import Any, Literal
 import msgspec
 
 from steppe.control import models
-from steppe.control.database import Asked
+from steppe.control.database import RequestedState
 from steppe.control.operations import READY_S
 from steppe.core.algorithms import ALGORITHMS, AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.reports import ActorReport
 from steppe.core.contracts.transport import COMMANDS, EVALUATIONS, SCALE
 from steppe.records.checkpoints import CheckpointInfo
-from steppe.records.profiling.diagnosis import Measured, diagnose, measure
+from steppe.records.profiling.diagnosis import TimeShares, diagnose, measure_time_shares
 from steppe.records.run_directory import RunDirectory, RunInfo
-from steppe.records.store import NOBODY, PAUSED, PENDING
+from steppe.records.store import NO_OWNER, PAUSED, PENDING
 from steppe.records.view import DIAGNOSIS_S, ENDED, RunView, time_shares_of
 
 _TEXT = 2_000  # characters of untrusted text that are passed on
 
 
-def run(info: RunInfo, view: RunView | None, asked: Asked) -> models.Run:
+def present_run(info: RunInfo, view: RunView | None, asked: RequestedState) -> models.Run:
     """One line of the list."""
     status = info.status if view is None else view.status
     return models.Run(
         id=info.path.name,
         state=status.state,
         reason=status.reason,
-        message=_cut(status.message),
-        desired=_desired(status.state, status.pid, asked.desired),
+        message=_truncate(status.message),
+        desired=_desired_state(status.state, status.pid, asked.desired),
         generation=asked.generation,
         env=info.env,
         algo=info.algo,
@@ -42,52 +42,52 @@ def run(info: RunInfo, view: RunView | None, asked: Asked) -> models.Run:
         started_s=status.started_s,
         heartbeat_s=status.heartbeat_s,
         operation=asked.operation,
-        progress=_progress(view) if view is not None else _summarized(info),
+        progress=_present_progress(view) if view is not None else _progress_from_summary(info),
         damage=info.damage,
     )
 
 
-def _desired(state: str, pid: int | None, wish: str | None) -> Literal["waiting", "running", "paused", "stopped"]:
+def _desired_state(state: str, pid: int | None, wish: str | None) -> Literal["waiting", "running", "paused", "stopped"]:
     if state in ENDED:
         return "stopped" if wish != "running" or state != "LOST" else "running"
-    if state == PENDING and pid in (None, NOBODY):
+    if state == PENDING and pid in (None, NO_OWNER):
         return "waiting"
     return wish or ("paused" if state == PAUSED else "running")  # type: ignore[return-value]
 
 
-def _progress(view: RunView) -> models.Progress:
+def _present_progress(view: RunView) -> models.Progress:
     judged = view.last_evaluation
     return models.Progress(
         env_steps=view.env_steps,
         total_steps=view.total_steps,
         updates=view.updates,
         version=view.version,
-        train_return_mean=finite(view.train_return_mean),
-        eval_return_mean=finite(judged.return_mean) if judged else None,
-        steps_per_s=finite(view.recent_steps_per_s),
+        train_return_mean=finite_or_none(view.train_return_mean),
+        eval_return_mean=finite_or_none(judged.return_mean) if judged else None,
+        steps_per_s=finite_or_none(view.recent_steps_per_s),
         episodes=view.episodes,
     )
 
 
-def _summarized(info: RunInfo) -> models.Progress:
+def _progress_from_summary(info: RunInfo) -> models.Progress:
     """From a run's summary; one that was stopped has no final evaluation, and keeps its last one."""
     names = ("env_steps", "updates", "version", "train_return_mean", "eval_return_mean", "steps_per_s")
     known = {name: value for name in names if (value := (info.summary or {}).get(name)) is not None}
     if "eval_return_mean" not in known:
         store = RunDirectory(info.path).store
         for _, record in store.read(EVALUATIONS, store.newest(EVALUATIONS) - 1, 1):
-            known["eval_return_mean"] = finite(record.get("return_mean"))
+            known["eval_return_mean"] = finite_or_none(record.get("return_mean"))
     return models.Progress(**known, total_steps=info.total_steps)
 
 
-def seats(config: RunConfig) -> int:
+def max_scalable_actors(config: RunConfig) -> int:
     """How many actors a run has room for; 0 where their number cannot change."""
     if config.mode != "async" or config.runtime not in ("processes", "kafka"):
         return 0
     return config.flow.max_actors or config.actors
 
 
-def actors(view: RunView) -> models.Actors:
+def present_actors(view: RunView) -> models.Actors:
     now = time.time()
     commands = view.directory.store.read(COMMANDS)
     scaled = [command["actors"] for _, command in commands if command.get("command") == SCALE]
@@ -106,7 +106,10 @@ def actors(view: RunView) -> models.Actors:
     ]
     ready = sum(actor.state == "running" for actor in told)
     return models.Actors(
-        desired=0 if view.ended else desired, ready=0 if view.ended else ready, most=seats(view.config), actors=told
+        desired=0 if view.ended else desired,
+        ready=0 if view.ended else ready,
+        most=max_scalable_actors(view.config),
+        actors=told,
     )
 
 
@@ -117,7 +120,7 @@ def _actor_state(report: ActorReport, desired: int, now: float) -> str:
     return "stopped" if report.actor >= desired else "silent"
 
 
-def algorithm(name: str) -> models.Algorithm:
+def present_algorithm(name: str) -> models.Algorithm:
     kind = ALGORITHMS[name]
     defaults = {key: field.get_default() for key, field in kind.model_fields.items()}
     return models.Algorithm(
@@ -125,11 +128,11 @@ def algorithm(name: str) -> models.Algorithm:
         summary=" ".join((kind.__doc__ or "").split()),
         actions=list(kind.actions),
         memory=kind.memory,
-        hyperparameters=hyperparameters(kind, msgspec.json.decode(msgspec.json.encode(defaults))),
+        hyperparameters=present_hyperparameters(kind, msgspec.json.decode(msgspec.json.encode(defaults))),
     )
 
 
-def hyperparameters(
+def present_hyperparameters(
     kind: type[AgentConfig], values: Mapping[str, Any], live: Iterable[str] | None = None
 ) -> list[models.Hyperparameter]:
     """With their ranges, and when a change takes effect; `live` are a run's, the algorithm's if absent."""
@@ -147,7 +150,7 @@ def hyperparameters(
     ]
 
 
-def effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[str]) -> list[models.Effect]:
+def present_effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[str]) -> list[models.Effect]:
     now = set(live)
     return [
         models.Effect(
@@ -160,14 +163,14 @@ def effects(before: Mapping[str, Any], after: Mapping[str, Any], live: Iterable[
     ]
 
 
-def numbers(measured: Measured) -> dict[str, float]:
+def measured_numbers(measured: TimeShares) -> dict[str, float]:
     """What a diagnosis rests on."""
     told = {name: value for name, value in asdict(measured).items() if isinstance(value, int | float)}
     return {name: round(float(value), 4) for name, value in told.items() if not isinstance(told[name], bool)}
 
 
-def event(number: int, record: Mapping[str, Any]) -> models.Event:
-    details = {str(key)[:100]: plain(value) for key, value in record.get("details", {}).items()}
+def present_event(number: int, record: Mapping[str, Any]) -> models.Event:
+    details = {str(key)[:100]: to_json_value(value) for key, value in record.get("details", {}).items()}
     return models.Event(
         number=number,
         time_s=record.get("time_s", 0.0),
@@ -177,7 +180,7 @@ def event(number: int, record: Mapping[str, Any]) -> models.Event:
     )
 
 
-def checkpoint(info: CheckpointInfo) -> models.CheckpointState:
+def present_checkpoint(info: CheckpointInfo) -> models.CheckpointState:
     counters = info.counters
     return models.CheckpointState(
         number=info.number,
@@ -187,29 +190,29 @@ def checkpoint(info: CheckpointInfo) -> models.CheckpointState:
         env_steps=counters.get("env_steps"),
         updates=counters.get("updates"),
         version=counters.get("version"),
-        score=finite(counters.get("score")),
+        score=finite_or_none(counters.get("score")),
         damage=None if info.damage is None else "damaged",  # the words name paths of this machine
     )
 
 
-def judgement(number: int, record: Mapping[str, Any]) -> models.Judgement:
+def present_evaluation(number: int, record: Mapping[str, Any]) -> models.Judgement:
     return models.Judgement(
         number=number,
         time_s=record["time_s"],
         version=record["version"],
         env_steps=record["env_steps"],
         episodes=len(record["returns"]),
-        return_mean=finite(record["return_mean"]),
-        return_std=finite(record["return_std"]),
+        return_mean=finite_or_none(record["return_mean"]),
+        return_std=finite_or_none(record["return_std"]),
         reached=record.get("reached", False),
         final=record.get("final", False),
         recording=(record.get("recording") or "").rpartition("/")[2] or None,
     )
 
 
-def finding(view: RunView, *, whole_life: bool) -> models.Finding:
+def present_diagnosis(view: RunView, *, whole_life: bool) -> models.Finding:
     spent = view.totals if whole_life else view.lately
-    measured = measure(view, spent)
+    measured = measure_time_shares(view, spent)
     found = diagnose(measured)
     lags = spent.lags
     return models.Finding(
@@ -217,26 +220,26 @@ def finding(view: RunView, *, whole_life: bool) -> models.Finding:
         window="the whole run" if whole_life else f"the last {DIAGNOSIS_S:g} s",
         rule=found.rule,
         sentence=found.sentence,
-        numbers=numbers(measured),
+        numbers=measured_numbers(measured),
         shares=time_shares_of(spent.phases),
         lags={str(lag): lags[lag] for lag in sorted(lags)},
     )
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Values of a record as JSON has them, long texts cut."""
     if isinstance(value, float):
-        return finite(value)
+        return finite_or_none(value)
     if isinstance(value, str):
-        return _cut(value)
+        return _truncate(value)
     if isinstance(value, dict):
-        return {str(key)[:100]: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {str(key)[:100]: to_json_value(inner) for key, inner in value.items()}
+    return [to_json_value(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _cut(text: str | None) -> str | None:
+def _truncate(text: str | None) -> str | None:
     return text if text is None or len(text) <= _TEXT else text[:_TEXT] + "…"

@@ -13,15 +13,15 @@ from pathlib import Path
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import Conflict, RunNotFound, SteppeError
 from steppe.core.contracts.transport import COMMANDS
-from steppe.core.system.shared_dir import sweep
+from steppe.core.system.shared_dir import remove_abandoned_dirs
 from steppe.records.run_directory import RunDirectory
-from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, NOBODY, PENDING, STARTING, Status
+from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, NO_OWNER, PENDING, STARTING, Status
 
-LOG = "supervisor"
-_MAIN = "from steppe.control.process_host import main; main()"
+SUPERVISOR_LOG = "supervisor"
+_BOOTSTRAP_CODE = "from steppe.control.process_host import main; main()"
 
 
-def launch(directory: RunDirectory, kafka: KafkaConfig | None = None) -> subprocess.Popen[bytes]:
+def start_run_process(directory: RunDirectory, kafka: KafkaConfig | None = None) -> subprocess.Popen[bytes]:
     """Start or go on with a run in a process of its own, which begins when the store says that the run is its.
 
     A run over Kafka goes by the brokers `kafka`, which may have moved since it was made. Conflict when somebody else, perhaps another service, is about to do the same.
@@ -30,7 +30,7 @@ def launch(directory: RunDirectory, kafka: KafkaConfig | None = None) -> subproc
     directory.acquire()
     try:
         earlier = directory.store.newest(COMMANDS)  # whatever is asked of it from now on is for the life that begins
-        process = _claim(directory)
+        process = _spawn_if_free(directory)
     finally:
         directory.release()
     assert process.stdin is not None
@@ -40,17 +40,17 @@ def launch(directory: RunDirectory, kafka: KafkaConfig | None = None) -> subproc
     return process
 
 
-def _claim(directory: RunDirectory) -> subprocess.Popen[bytes]:
+def _spawn_if_free(directory: RunDirectory) -> subprocess.Popen[bytes]:
     status = directory.store.status()
-    if status.live or (status.state == PENDING and status.pid != NOBODY):
+    if status.live or (status.state == PENDING and status.pid != NO_OWNER):
         raise Conflict(f"{directory.path.name} is {status.state} already")
     logs = directory.path / "logs"
     logs.mkdir(exist_ok=True)
     environ = os.environ | {"STEPPE_RUNS": str(directory.path.resolve().parent)}
-    with (logs / f"{LOG}.log").open("ab") as log:
+    with (logs / f"{SUPERVISOR_LOG}.log").open("ab") as log:
         # -P: a file of the current directory must not stand in for one of ours.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _MAIN],
+            [sys.executable, "-P", "-c", _BOOTSTRAP_CODE],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -80,7 +80,7 @@ def read_log(path: Path, after: int, most: int) -> bytes:
         return file.read(most)
 
 
-def kill(status: Status) -> None:
+def kill_run_processes(status: Status) -> None:
     """End a run's processes at once. `status` must be fresh: its pid was just seen to be the owner's."""
     if not status.pid or not (status.state in LIVE or status.state == PENDING):
         return
@@ -91,10 +91,10 @@ def kill(status: Status) -> None:
         return
 
 
-def clean_up() -> None:
+def remove_stale_shared_memory() -> None:
     """Remove the shared memory that killed runs left behind."""
     if Path("/dev/shm").is_dir():
-        sweep(Path("/dev/shm"))
+        remove_abandoned_dirs(Path("/dev/shm"))
 
 
 def main() -> None:
@@ -106,30 +106,30 @@ def main() -> None:
     sys.path.append(os.getcwd())  # where modules that the service was told to allow may be
     directory = RunDirectory(Path(told["path"]))
     started = threading.Event()
-    threading.Thread(target=_beat, args=(directory, started), daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(directory, started), daemon=True).start()
     try:
-        from steppe.training.resume import continued
+        from steppe.training.resume import resume_directory
 
-        result = continued(directory, kafka=told["kafka"], commands_after=told["commands_after"])
+        result = resume_directory(directory, kafka=told["kafka"], commands_after=told["commands_after"])
     except SteppeError as error:
-        _tell(directory, str(error))
+        _set_failed(directory, str(error))
         print(f"steppe: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as error:
-        _tell(directory, f"{type(error).__name__}: {error}")
+        _set_failed(directory, f"{type(error).__name__}: {error}")
         raise
     finally:
         started.set()
     print(f"{directory.id} ended {result.summary['state']} ({result.summary.get('reason')})", flush=True)
 
 
-def _beat(directory: RunDirectory, ended: threading.Event) -> None:
+def _send_heartbeats(directory: RunDirectory, ended: threading.Event) -> None:
     """Show life from the first moment on: imports take their time on a busy machine."""
     while not ended.wait(HEARTBEAT_S):
         directory.store.heartbeat()
 
 
-def _tell(directory: RunDirectory, message: str) -> None:
+def _set_failed(directory: RunDirectory, message: str) -> None:
     """A run that could not begin says why."""
     status = directory.store.status()
     if status.state == PENDING or status.live:

@@ -12,33 +12,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steppe.control.curves import Curves
-from steppe.records.run_directory import RECORD, STORE, SUMMARY, RunDirectory, RunInfo, info_of
-from steppe.records.store import FAILED, NOBODY, PENDING, STOPPED, SUCCEEDED
+from steppe.records.run_directory import RECORD, STORE, SUMMARY, RunDirectory, RunInfo, get_run_info
+from steppe.records.store import FAILED, NO_OWNER, PENDING, STOPPED, SUCCEEDED
 from steppe.records.view import RunView
 
-KEPT = 64  # runs whose curves and pictures stay in memory
-MOST_POINTS = 8_000_000  # of all their curves together, at 32 bytes each
-_QUIET = (SUCCEEDED, FAILED, STOPPED)  # what only a new writer changes
+MAX_CACHED_RUNS = 64  # runs whose curves and pictures stay in memory
+MAX_TOTAL_POINTS = 8_000_000  # of all their curves together, at 32 bytes each
+_FINAL_STATES = (SUCCEEDED, FAILED, STOPPED)  # what only a new writer changes
 _FILES = (RECORD, STORE, f"{STORE}-wal", SUMMARY)
 
-_Mark = tuple[int, int] | None
-_Marks = tuple[_Mark, ...]
+_FileStamp = tuple[int, int] | None
+_FileStamps = tuple[_FileStamp, ...]
 
 
-class Watched:
+class CachedRun:
     """One run. What `view` and `curves` give is up to date, and the caller's alone until he leaves."""
 
-    def __init__(self, directory: RunDirectory, mark: _Mark = None) -> None:
+    def __init__(self, directory: RunDirectory, mark: _FileStamp = None) -> None:
         self.mark = mark  # of the file that says what run this is
         self.num_points = 0  # that its curves take up
         self._directory = directory
         self._view: RunView | None = None
         self._curves: Curves | None = None
-        self._viewing, self._drawing = threading.Lock(), threading.Lock()
+        self._view_lock, self._curves_lock = threading.Lock(), threading.Lock()
 
     @contextlib.contextmanager
     def view(self) -> Iterator[RunView]:
-        with self._viewing:
+        with self._view_lock:
             if self._view is None:
                 self._view = RunView(self._directory)
             self._view.refresh()
@@ -46,7 +46,7 @@ class Watched:
 
     @contextlib.contextmanager
     def curves(self) -> Iterator[Curves]:
-        with self._drawing:
+        with self._curves_lock:
             if self._curves is None:
                 self._curves = Curves(self._directory.board)
             self._curves.refresh()
@@ -54,23 +54,25 @@ class Watched:
             yield self._curves
 
 
-class Known:
+class RunCache:
     """The runs that were looked at lately, and the lines of those that have ended. May be used by several threads."""
 
-    def __init__(self, most: int = KEPT, most_points: int = MOST_POINTS) -> None:
+    def __init__(self, most: int = MAX_CACHED_RUNS, most_points: int = MAX_TOTAL_POINTS) -> None:
         self._most, self._most_points = most, most_points
         self._lock = threading.Lock()
-        self._runs: dict[str, Watched] = {}
-        self._lines: dict[str, tuple[_Marks, RunInfo]] = {}
-        self._open: dict[str, tuple[_Mark, RunDirectory]] = {}  # runs that go on, whose stores need not be opened anew
+        self._runs: dict[str, CachedRun] = {}
+        self._lines: dict[str, tuple[_FileStamps, RunInfo]] = {}
+        self._open: dict[
+            str, tuple[_FileStamp, RunDirectory]
+        ] = {}  # runs that go on, whose stores need not be opened anew
 
-    def of(self, path: Path) -> Watched:
+    def of(self, path: Path) -> CachedRun:
         """A run; another one if what it is has changed, or there is now another run of that name."""
-        mark = _mark(f"{path}/{RECORD}")
+        mark = _file_stamp(f"{path}/{RECORD}")
         with self._lock:
             found = self._runs.pop(path.name, None)
             if found is None or found.mark != mark:
-                found = Watched(RunDirectory(path), mark)
+                found = CachedRun(RunDirectory(path), mark)
             self._runs[path.name] = found
             while len(self._runs) > self._most or (len(self._runs) > 1 and self._num_points() > self._most_points):
                 del self._runs[next(iter(self._runs))]
@@ -81,14 +83,14 @@ class Known:
 
     def info(self, path: Path) -> RunInfo:
         """The line of a run, read again only if its files have changed: most runs of a long list have ended."""
-        marks = tuple(_mark(f"{path}/{name}") for name in _FILES)
+        marks = tuple(_file_stamp(f"{path}/{name}") for name in _FILES)
         with self._lock:
             before, opened = self._lines.get(path.name), self._open.get(path.name)
         if before is not None and before[0] == marks:
             return before[1]
         directory = opened[1] if opened is not None and opened[0] == marks[0] else RunDirectory(path)
-        info = info_of(directory)
-        quiet = info.status.state in _QUIET or (info.status.state == PENDING and info.status.pid == NOBODY)
+        info = get_run_info(directory)
+        quiet = info.status.state in _FINAL_STATES or (info.status.state == PENDING and info.status.pid == NO_OWNER)
         with self._lock:
             self._lines.pop(path.name, None)
             self._open.pop(path.name, None)
@@ -105,7 +107,7 @@ class Known:
             self._open.pop(name, None)
 
 
-def _mark(path: str) -> _Mark:
+def _file_stamp(path: str) -> _FileStamp:
     try:
         found = os.stat(path)
     except FileNotFoundError:

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from steppe.control import models, presenters, process_host
-from steppe.control.database import Asked, Ledger, new_operation
-from steppe.control.operations import DEADLINE_S, settle
-from steppe.control.pagination import paged
-from steppe.control.run_cache import Known, Watched
+from steppe.control.database import ControlDatabase, RequestedState, new_operation
+from steppe.control.operations import DEADLINE_S, refresh_operation
+from steppe.control.pagination import paginate
+from steppe.control.run_cache import CachedRun, RunCache
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config.run import KafkaConfig, RunConfig, flatten, resolve
-from steppe.core.config.tunables import checked_changes, live_fields
+from steppe.core.config.run import KafkaConfig, RunConfig, flatten, resolve_config
+from steppe.core.config.tunables import tunable_fields, validate_changes
 from steppe.core.contracts.errors import (
     ConfigError,
     Conflict,
@@ -39,25 +39,28 @@ from steppe.core.contracts.errors import (
     RunNotFound,
     Unreachable,
     UsageError,
-    nearest,
+    did_you_mean,
 )
 from steppe.core.contracts.transport import COMMANDS, EVALUATIONS, EVENTS, SCALE, SET
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RECORD, RunDirectory, RunInfo, run_paths, runs_root
-from steppe.records.store import NOBODY, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
+from steppe.records.store import NO_OWNER, PAUSED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from steppe.records.view import ENDED, RunView
-from steppe.runtimes.memory_need import least_spec, require_memory
-from steppe.training.resume import COMPLETE, tuned
-from steppe.transport.kafka.client import Connection
+from steppe.runtimes.memory_need import require_memory, smallest_env_spec
+from steppe.training.resume import COMPLETE_REASONS, with_set_hyperparameters
+from steppe.transport.kafka.client import KafkaConnection
 
 SCOPES = ("read", "control", "admin")
 API = "v1"
 PRIVATE = ".control"  # in the folder of the runs
 STOP_S = 30.0  # how long a run has to stop in good order before it is killed
-REACH_S = 2.0  # how long brokers have to answer a probe
-OVER_KAFKA = "kafka:"  # how the name of an issuer begins whose command came over Kafka
+BROKER_TIMEOUT_S = 2.0  # how long brokers have to answer a probe
+KAFKA_ISSUER_PREFIX = "kafka:"  # how the name of an issuer begins whose command came over Kafka
 _PAGE = 1_000
-_HOSTS = ("run_dir", *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")))  # not told
+_HIDDEN_KEYS = (
+    "run_dir",
+    *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")),
+)  # not told
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -100,16 +103,16 @@ class Service:
         """With `kafka`, runs go through those brokers; Unreachable when none answers."""
         self.bounds, self.kafka = bounds or Bounds(), kafka
         if kafka is not None:
-            Connection(kafka, "").reach()
+            KafkaConnection(kafka, "").fetch_metadata()
         self.root = runs_root().resolve()
         self.root.mkdir(parents=True, exist_ok=True)
-        self.ledger = Ledger(self.private)
+        self.ledger = ControlDatabase(self.private)
         self.publisher: Publisher | None = None
         self._lock = threading.RLock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._known = Known()
+        self._known = RunCache()
         self._ids: frozenset[str] = frozenset()
-        self._lines: dict[str, tuple[RunInfo, Asked, models.Run]] = {}
+        self._lines: dict[str, tuple[RunInfo, RequestedState, models.Run]] = {}
 
     @property
     def private(self) -> Path:
@@ -144,7 +147,7 @@ class Service:
             self.ledger.operations(limit=1)
             list(self.root.iterdir())
             if self.kafka is not None:
-                Connection(self.kafka, "").reach(REACH_S)
+                KafkaConnection(self.kafka, "").fetch_metadata(BROKER_TIMEOUT_S)
         except (OSError, Unreachable) as error:
             return models.Health(status="unavailable", detail=str(error))
         return models.Health(status="ok")
@@ -152,30 +155,30 @@ class Service:
     @operation("read")
     def list_environments(self, limit: int | None = None, cursor: str | None = None) -> models.Environments:
         """What can be learned here."""
-        from steppe.envs.catalog import described_environments
+        from steppe.envs.catalog import list_environments
 
-        self._ids = frozenset(row["id"] for row in described_environments(every=True))
-        known = [models.Environment(**row) for row in described_environments()]
+        self._ids = frozenset(row["id"] for row in list_environments(every=True))
+        known = [models.Environment(**row) for row in list_environments()]
         extra = {"max_episode_steps": None, "solved_at": None, "native_vector": False, "needs": None}
         allowed = [models.Environment(id=name, **extra) for name in self.bounds.modules]
-        page, following = paged(known + allowed, lambda one: one.id, limit, cursor)
+        page, following = paginate(known + allowed, lambda one: one.id, limit, cursor)
         return models.Environments(environments=page, next=following)
 
     @operation("read")
     def list_algorithms(self, limit: int | None = None, cursor: str | None = None) -> models.Algorithms:
         """What can learn, with hyperparameters and their ranges."""
-        names, following = paged(list(ALGORITHMS), str, limit, cursor)
-        return models.Algorithms(algorithms=[presenters.algorithm(name) for name in names], next=following)
+        names, following = paginate(list(ALGORITHMS), str, limit, cursor)
+        return models.Algorithms(algorithms=[presenters.present_algorithm(name) for name in names], next=following)
 
     @operation("control")
     def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
         """Make a run, and start it unless asked not to."""
-        config, sources = self._configured(request)
+        config, sources = self._resolve_request(request)
         with self._lock:
             if request.start:
                 self._require_room()
             directory = RunDirectory.create(config, sources)
-            directory.store.set_status(PENDING, "created", "waits to be started", owner=NOBODY)
+            directory.store.set_status(PENDING, "created", "waits to be started", owner=NO_OWNER)
             directory.release()
             if request.start:
                 self._start_new(directory, issuer)
@@ -185,17 +188,17 @@ class Service:
     def list_runs(self, limit: int | None = None, cursor: str | None = None) -> models.Runs:
         """Every run, newest first."""
         asked = self.ledger.asked()
-        infos, following = paged(self._infos(), lambda info: info.path.name, limit, cursor)
-        runs = [self._line(info, asked.get(info.path.name, Asked())) for info in infos]
+        infos, following = paginate(self._infos(), lambda info: info.path.name, limit, cursor)
+        runs = [self._line(info, asked.get(info.path.name, RequestedState())) for info in infos]
         return models.Runs(runs=runs, next=following)
 
     @operation("read")
     def get_run(self, run: str) -> models.RunDetail:
         """One run with its configuration."""
         directory = self._directory(run)
-        asked = self.ledger.asked().get(run, Asked())
+        asked = self.ledger.asked().get(run, RequestedState())
         told = self._line(self._known.info(directory.path), asked).model_dump()
-        config = {key: value for key, value in flatten(self._config(directory)).items() if key not in _HOSTS}
+        config = {key: value for key, value in flatten(self._config(directory)).items() if key not in _HIDDEN_KEYS}
         return models.RunDetail(**told, config=config, sources=directory.sources)
 
     @operation("control")
@@ -204,9 +207,9 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             status = directory.store.status()
-            if status.live or (status.state == PENDING and status.pid != NOBODY):
+            if status.live or (status.state == PENDING and status.pid != NO_OWNER):
                 raise Conflict(f"{run} is {status.state} already")
-            if status.state == SUCCEEDED and status.reason in COMPLETE:
+            if status.state == SUCCEEDED and status.reason in COMPLETE_REASONS:
                 raise Conflict(f"{run} is complete ({status.reason}): there is nothing to go on with")
             self._require_room()
             return self._start(directory, issuer, expected)
@@ -214,12 +217,12 @@ class Service:
     @operation("control")
     def pause_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let actors and learner rest."""
-        return self._command(run, "pause", issuer, expected, desired="paused", of=(RUNNING,))
+        return self._command(run, "pause", issuer, expected, desired="paused", allowed_states=(RUNNING,))
 
     @operation("control")
     def resume_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let a paused run go on."""
-        return self._command(run, "resume", issuer, expected, desired="running", of=(PAUSED,))
+        return self._command(run, "resume", issuer, expected, desired="running", allowed_states=(PAUSED,))
 
     @operation("control")
     def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
@@ -227,14 +230,16 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             status = directory.store.status()
-            if status.state == PENDING and status.pid == NOBODY:
+            if status.state == PENDING and status.pid == NO_OWNER:
                 record = new_operation("stop", run, issuer, deadline_s=self.bounds.stop_s)
                 with self._published(directory, record, expected):
                     self.ledger.change(run, "stopped", expected)
                     directory.store.set_status(STOPPED, "stop_requested", f"stopped by {issuer} before it was started")
-                    self.ledger.keep_operation(record)
-                return self._settled(record)
-        return self._command(run, "stop", issuer, expected, desired="stopped", of=None, deadline_s=self.bounds.stop_s)
+                    self.ledger.save_operation(record)
+                return self._refreshed_operation(record)
+        return self._command(
+            run, "stop", issuer, expected, desired="stopped", allowed_states=None, deadline_s=self.bounds.stop_s
+        )
 
     @operation("admin")
     def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
@@ -242,14 +247,14 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             status = directory.store.status()
-            if status.state in ENDED or status.pid == NOBODY:
+            if status.state in ENDED or status.pid == NO_OWNER:
                 raise Conflict(f"{run} is {status.state}: there is nothing to kill")
             record = new_operation("kill", run, issuer)
             with self._published(directory, record, expected):
                 self.ledger.change(run, "stopped", expected)
-                process_host.kill(status)
-                self.ledger.keep_operation(record)
-            return self._settled(record)
+                process_host.kill_run_processes(status)
+                self.ledger.save_operation(record)
+            return self._refreshed_operation(record)
 
     @operation("admin")
     def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
@@ -257,7 +262,7 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             status = directory.store.status()
-            if status.state not in ENDED and status.pid != NOBODY:
+            if status.state not in ENDED and status.pid != NO_OWNER:
                 raise Conflict(f"{run} is {status.state}: stop it before deleting it")
             directory.acquire()
             try:
@@ -268,32 +273,34 @@ class Service:
                 directory.release()
             self._known.forget(run)
             self._lines.pop(run, None)
-            self.ledger.forget_run(run)
+            self.ledger.delete_run_records(run)
             shutil.rmtree(doomed, ignore_errors=True)
 
     @operation("read")
     def get_actors(self, run: str) -> models.Actors:
         """Actors wanted and seen."""
-        with self._watched(run).view() as view:
-            return presenters.actors(view)
+        with self._cached_run(run).view() as view:
+            return presenters.present_actors(view)
 
     @operation("control")
     def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
         """Have so many actors while the run goes on; what they have handed over is learned from."""
-        room = presenters.seats(self._config(self._directory(run)))
+        room = presenters.max_scalable_actors(self._config(self._directory(run)))
         if not room:
             raise UsageError("the number of actors can change in mode 'async' on runtimes 'processes' and 'kafka' only")
         if not 0 <= count <= min(room, self.bounds.actors):
             raise UsageError(f"actors={count}: this run has room for 0 to {min(room, self.bounds.actors)}")
-        return self._command(run, SCALE, issuer, expected, of=(RUNNING, PAUSED), actors=count, deadline_s=180.0)
+        return self._command(
+            run, SCALE, issuer, expected, allowed_states=(RUNNING, PAUSED), actors=count, deadline_s=180.0
+        )
 
     @operation("read")
     def get_learner(self, run: str) -> models.Learner:
         """The learner wanted and seen."""
-        desired, _ = self.ledger.wish(run)
-        with self._watched(run).view() as view:
+        desired, _ = self.ledger.desired_state(run)
+        with self._cached_run(run).view() as view:
             ready = view.state in (RUNNING, PAUSED)
-            wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NOBODY)
+            wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NO_OWNER)
             return models.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
 
     @operation("control")
@@ -306,7 +313,7 @@ class Service:
         """The algorithm's settings with ranges, values, and when a change takes effect."""
         config = self._config(self._directory(run))
         values = config.agent.model_dump(mode="json")
-        found = presenters.hyperparameters(type(config.agent), values, live_fields(config))
+        found = presenters.present_hyperparameters(type(config.agent), values, tunable_fields(config))
         return models.Hyperparameters(algo=config.algo, hyperparameters=found)
 
     @operation("control")
@@ -317,14 +324,14 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             config = self._config(directory)
-            changed = checked_changes(config.agent, values, directory.spec)
+            changed = validate_changes(config.agent, values, directory.spec)
             asked = config.model_copy(update={"agent": config.agent.model_copy(update=changed)})
-            require_memory(asked, least_spec(asked))
+            require_memory(asked, smallest_env_spec(asked))
             status = directory.store.status()
             if status.state == SUCCEEDED:
                 raise Conflict(f"{run} is complete: its hyperparameters have no effect any more")
-            live = live_fields(config) if status.live else ()
-            effects = presenters.effects(config.agent.model_dump(mode="json"), changed, live)
+            live = tunable_fields(config) if status.live else ()
+            effects = presenters.present_effects(config.agent.model_dump(mode="json"), changed, live)
             if dry_run:
                 return models.Effects(effects=effects, operation=None)
             now = [name for name in changed if name in live]
@@ -336,11 +343,11 @@ class Service:
         self, run: str, series: list[str] | None = None, since: int = 0, max_points: int = 500
     ) -> models.Metrics:
         """Curves after a cursor, each downsampled to its least and greatest values."""
-        with self._watched(run).curves() as curves:
+        with self._cached_run(run).curves() as curves:
             names, cursor = curves.names, curves.cursor
             unknown = sorted(set(series or ()) - set(names))
             if unknown:
-                raise RunNotFound(f"{run} has no series {unknown[0][:100]!r}.{nearest(unknown[0], names)}")
+                raise RunNotFound(f"{run} has no series {unknown[0][:100]!r}.{did_you_mean(unknown[0], names)}")
             found = [(name, *curves.points(name, since, max_points)) for name in series or names]
         told = [models.Series(name=name, points=points, total=total) for name, points, total in found]
         return models.Metrics(series=told, names=names, next=cursor)
@@ -350,7 +357,9 @@ class Service:
         """Lines that a role printed, after a cursor."""
         logs = self._directory(run).path / "logs"
         sources = process_host.log_sources(logs)
-        source = source or (process_host.LOG if process_host.LOG in sources else next(iter(sources), None))
+        source = source or (
+            process_host.SUPERVISOR_LOG if process_host.SUPERVISOR_LOG in sources else next(iter(sources), None)
+        )
         if source is None:
             return models.Logs(source=None, sources=[], lines=[], next=0)
         if source not in sources:
@@ -368,7 +377,7 @@ class Service:
             for number, record in page:
                 after = number
                 if record.get("kind") != "span":
-                    found.append(presenters.event(number, record))
+                    found.append(presenters.present_event(number, record))
                 if len(found) == limit:
                     break
         return models.Events(events=found, next=after)
@@ -378,21 +387,21 @@ class Service:
         """What can be gone on from."""
         directory = self._directory(run)
         found = Checkpoints(directory.checkpoints, run=directory.key).list()
-        page, following = paged(found, lambda info: f"{info.number}{'-best' if info.best else ''}", limit, cursor)
-        return models.CheckpointList(checkpoints=[presenters.checkpoint(info) for info in page], next=following)
+        page, following = paginate(found, lambda info: f"{info.number}{'-best' if info.best else ''}", limit, cursor)
+        return models.CheckpointList(checkpoints=[presenters.present_checkpoint(info) for info in page], next=following)
 
     @operation("read")
     def list_evaluations(self, run: str, after: int = 0, limit: int = 200) -> models.Evaluations:
         """How the weights were judged, after a cursor."""
         rows = self._directory(run).store.read(EVALUATIONS, after, limit)
-        found = [presenters.judgement(*row) for row in rows]
+        found = [presenters.present_evaluation(*row) for row in rows]
         return models.Evaluations(evaluations=found, next=rows[-1][0] if rows else after)
 
     @operation("read")
     def diagnose_run(self, run: str, *, whole_life: bool = False) -> models.Finding:
         """What holds the run back, from shares of time measured over its last 30 s or, on request, its whole life."""
-        with self._watched(run).view() as view:
-            return presenters.finding(view, whole_life=whole_life)
+        with self._cached_run(run).view() as view:
+            return presenters.present_diagnosis(view, whole_life=whole_life)
 
     @operation("read")
     def list_operations(self, run: str | None = None, limit: int = 100, cursor: str | None = None) -> models.Operations:
@@ -400,7 +409,7 @@ class Service:
         if run is not None:
             self._directory(run)
         found = self.ledger.operations(run, limit=limit + 1, after=cursor)
-        page = [self._settled(record) for record in found[:limit]]
+        page = [self._refreshed_operation(record) for record in found[:limit]]
         return models.Operations(operations=page, next=page[-1].id if len(found) > limit else None)
 
     @operation("read")
@@ -409,24 +418,24 @@ class Service:
         record = self.ledger.operation(identity)
         if record is None:
             raise RunNotFound("there is no operation of that id")
-        return self._settled(record)
+        return self._refreshed_operation(record)
 
     @operation("admin")
     def get_audit(self, limit: int = 100, cursor: str | None = None) -> models.Audit:
         """Who did what, newest first."""
-        rows = self.ledger.audited(limit + 1, cursor)
+        rows = self.ledger.audit_entries(limit + 1, cursor)
         numbers = [row.pop("number") for row in rows]
         entries = [models.AuditEntry(**row) for row in rows[:limit]]
         return models.Audit(entries=entries, next=str(numbers[limit - 1]) if len(rows) > limit else None)
 
-    def picture(self, run: str) -> AbstractContextManager[RunView]:
+    def run_view(self, run: str) -> AbstractContextManager[RunView]:
         """A run as it is now, the caller's alone until he leaves."""
-        return self._watched(run).view()
+        return self._cached_run(run).view()
 
-    def tend(self) -> None:
+    def reconcile(self) -> None:
         """Look after operations under way: finish them, and kill what did not stop in time."""
         for record in self.ledger.operations(pending=True, limit=1_000):
-            self._settled(record)
+            self._refreshed_operation(record)
         with self._lock:
             for run, child in list(self._children.items()):
                 if child.poll() is not None:
@@ -437,9 +446,9 @@ class Service:
         record = new_operation("start", run, issuer, deadline_s=180.0)
         with self._published(directory, record, expected):
             self.ledger.change(run, "running", expected)
-            self._children[run] = process_host.launch(directory, self.kafka)
-            self.ledger.keep_operation(record)
-        return self._settled(record)
+            self._children[run] = process_host.start_run_process(directory, self.kafka)
+            self.ledger.save_operation(record)
+        return self._refreshed_operation(record)
 
     def _start_new(self, directory: RunDirectory, issuer: str) -> None:
         """Start a run that was just made; where it cannot be asked for, there is no such run."""
@@ -458,8 +467,8 @@ class Service:
 
         Unreachable or Stale, and nothing was done, where it cannot be published or is for another generation.
         """
-        command = command_of(record)
-        known = record["issuer"].startswith(OVER_KAFKA)
+        command = to_command(record)
+        known = record["issuer"].startswith(KAFKA_ISSUER_PREFIX)
         if self.publisher is None or known or directory.config().runtime != "kafka":
             yield command
             return
@@ -479,7 +488,7 @@ class Service:
         expected: int | None,
         *,
         desired: str | None = None,
-        of: tuple[str, ...] | None = None,
+        allowed_states: tuple[str, ...] | None = None,
         deadline_s: float = DEADLINE_S,
         **values: Any,
     ) -> models.Operation:
@@ -487,17 +496,17 @@ class Service:
         directory = self._directory(run)
         with self._lock:
             status = directory.store.status()
-            wrong = status.state not in of if of else status.state in ENDED and word != SET
+            wrong = status.state not in allowed_states if allowed_states else status.state in ENDED and word != SET
             if wrong:
                 why = f" ({status.reason})" if status.reason else ""
                 raise Conflict(f"{run} is {status.state}{why}: it cannot be asked to {word} now")
             record = new_operation(word, run, issuer, deadline_s=deadline_s, **values)
             with self._sent(directory, record, expected) as command:
                 self.ledger.change(run, desired, expected)
-                self.ledger.keep_operation(record)  # before anybody can carry it out
+                self.ledger.save_operation(record)  # before anybody can carry it out
                 record["details"]["number"] = directory.store.post(COMMANDS, command)
-                self.ledger.keep_operation(record)
-            return self._settled(record)
+                self.ledger.save_operation(record)
+            return self._refreshed_operation(record)
 
     def _sent(
         self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
@@ -505,7 +514,7 @@ class Service:
         """The command of an operation, which goes into the run's store inside; others see it as with `_published`."""
         return self._published(directory, record, expected)
 
-    def _settled(self, record: dict[str, Any]) -> models.Operation:
+    def _refreshed_operation(self, record: dict[str, Any]) -> models.Operation:
         """An operation as it is now."""
         if record["state"] == "pending":
             with self._lock:
@@ -513,24 +522,24 @@ class Service:
                 if child is not None:
                     child.poll()  # a zombie would pass for a process
                 try:
-                    changed = settle(record, self._directory(record["run"]))
+                    changed = refresh_operation(record, self._directory(record["run"]))
                 except RunNotFound:
                     changed = record | {"state": "failed", "message": "the run is gone", "finished_s": time.time()}
                 if changed != record:
-                    self.ledger.keep_operation(changed)
+                    self.ledger.save_operation(changed)
                 record = changed
         return models.Operation(**record)
 
-    def _configured(self, request: models.RunRequest) -> tuple[RunConfig, dict[str, str]]:
-        settings = models.settings_of(request)
+    def _resolve_request(self, request: models.RunRequest) -> tuple[RunConfig, dict[str, str]]:
+        settings = models.to_settings(request)
         if request.env not in self._ids | set(self.bounds.modules):
             self.list_environments()
         if request.env not in self._ids | set(self.bounds.modules):
             raise ConfigError(f"env={request.env!r} is not in the list of environments")
         if settings.get("algo", "ppo") not in ALGORITHMS:
             raise ConfigError(f"algo={settings['algo']!r} is not in the list of algorithms")
-        if settings.get("agent.network", "auto") not in models.NETWORKS:
-            raise ConfigError(f"agent.network must be one of {', '.join(models.NETWORKS)}")
+        if settings.get("agent.network", "auto") not in models.ALLOWED_NETWORKS:
+            raise ConfigError(f"agent.network must be one of {', '.join(models.ALLOWED_NETWORKS)}")
         for key, most in (
             ("actors", self.bounds.actors),
             ("flow.max_actors", self.bounds.actors),
@@ -539,9 +548,9 @@ class Service:
             if settings.get(key, 0) > most:
                 raise ConfigError(f"{key}={settings[key]}: at most {most} here")
         if settings.get("environment.kwargs"):
-            from steppe.envs.arguments import require_arguments
+            from steppe.envs.arguments import require_env_kwargs
 
-            require_arguments(request.env, settings["environment.kwargs"])
+            require_env_kwargs(request.env, settings["environment.kwargs"])
         if settings.get("runtime") not in (None, "kafka", *self._runtimes()):
             raise ConfigError(
                 f"runtime={settings['runtime']!r} is not installed here; there are: {', '.join(self._runtimes())}"
@@ -549,8 +558,8 @@ class Service:
         carried = self._carried(settings)
         if settings.get("mode") == "async" and settings.get("runtime") != "inline":
             settings.setdefault("flow.max_actors", self.bounds.actors)
-        resolved = resolve(("service", carried), ("request", settings))
-        require_memory(resolved.config, least_spec(resolved.config))
+        resolved = resolve_config(("service", carried), ("request", settings))
+        require_memory(resolved.config, smallest_env_spec(resolved.config))
         return resolved.config, resolved.sources
 
     def _runtimes(self) -> list[str]:
@@ -565,7 +574,11 @@ class Service:
     def _carried(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the service decides for a request: where roles live if that says nothing, and how they reach brokers."""
         runtime = settings.get("runtime")
-        if runtime is None and self.kafka is not None and resolve(("request", settings)).config.mode != "workers":
+        if (
+            runtime is None
+            and self.kafka is not None
+            and resolve_config(("request", settings)).config.mode != "workers"
+        ):
             runtime = "kafka"  # workers share memory
         if runtime != "kafka":
             return {}
@@ -584,7 +597,7 @@ class Service:
     def _directory(self, run: str) -> RunDirectory:
         return RunDirectory(self._path(run))
 
-    def _watched(self, run: str) -> Watched:
+    def _cached_run(self, run: str) -> CachedRun:
         return self._known.of(self._path(run))
 
     def _path(self, run: str) -> Path:
@@ -599,34 +612,34 @@ class Service:
         return named and not os.path.islink(path) and os.path.exists(f"{path}/{RECORD}")
 
     def _config(self, directory: RunDirectory) -> RunConfig:
-        return tuned(directory.config(), directory)
+        return with_set_hyperparameters(directory.config(), directory)
 
     def _infos(self) -> list[RunInfo]:
         found = [self._known.info(path) for path in run_paths(self.root) if self._is_run(path)]
         return sorted(found, key=lambda info: info.created_s, reverse=True)
 
-    def _line(self, info: RunInfo, asked: Asked) -> models.Run:
+    def _line(self, info: RunInfo, asked: RequestedState) -> models.Run:
         """One line of the list, from the picture of a run that goes on or that ended without a summary."""
         if not info.damage and (info.summary is None or info.status.live):
             with contextlib.suppress(DamagedFile, RunNotFound), self._known.of(info.path).view() as view:
-                return presenters.run(info, view, asked)
+                return presenters.present_run(info, view, asked)
         before = self._lines.get(info.path.name)
         if before is None or before[0] is not info or before[1] != asked:  # the same line is not made again and again
-            before = self._lines[info.path.name] = (info, asked, presenters.run(info, None, asked))
+            before = self._lines[info.path.name] = (info, asked, presenters.present_run(info, None, asked))
         return before[2]
 
 
 def _has_mpiexec() -> bool:
-    from steppe.runtimes.mpi.launch import mpiexec
+    from steppe.runtimes.mpi.launch import find_mpiexec
 
     try:
-        mpiexec()
+        find_mpiexec()
     except MissingExtra:
         return False
     return True
 
 
-def command_of(record: Mapping[str, Any]) -> dict[str, Any]:
+def to_command(record: Mapping[str, Any]) -> dict[str, Any]:
     """The command of an operation, as it goes to a run: it expires when the operation fails for want of an answer."""
     details = record["details"]
     expires_s = record["created_s"] + details.get("deadline_s", DEADLINE_S)

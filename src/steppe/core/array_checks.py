@@ -19,13 +19,13 @@ from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import FieldSpec
 
 # What agents of ours note beside their actions and compute with; columns of users' agents are theirs to check.
-_NOTED = frozenset({"logp", "value", "hidden"})
+_POLICY_COLUMNS = frozenset({"logp", "value", "hidden"})
 _FEW = 8192  # numbers up to which BLAS stays in this thread
 
 
-def as_array(values: Any, name: str) -> np.ndarray:
+def as_numeric_array(values: Any, name: str) -> np.ndarray:
     """`values` as an array of real numbers, whole numbers or truth values; UsageError for anything else."""
-    given = arrays.as_array(values, repr(name))
+    given = arrays.to_numpy(values, repr(name))
     if given.dtype.kind not in "biuf":
         raise UsageError(f"{name!r} holds {given.dtype} values, where numbers are needed")
     return given
@@ -40,7 +40,7 @@ def as_column(values: Any, name: str, dtype: npt.DTypeLike) -> np.ndarray:
     # The usual case, with no more calls.
     if type(values) is np.ndarray and values.dtype == wanted and values.flags.carray:
         return values
-    given = as_array(values, name)
+    given = as_numeric_array(values, name)
     if given.dtype == wanted and given.flags.carray:
         return given
     with np.errstate(invalid="ignore", over="ignore"):
@@ -75,7 +75,7 @@ def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None
     beyond = numbers.reshape(-1, len(bounds)) >= bounds
     if beyond.any():
         first = int(beyond.argmax())
-        most, place = below[first % len(below)] - 1, _place(column, first)
+        most, place = below[first % len(below)] - 1, _format_index(column, first)
         raise UsageError(f"{name!r} is {column.flat[first]}{place}, where whole numbers from 0 to {most} are allowed")
 
 
@@ -97,7 +97,7 @@ def require_finite(column: np.ndarray, name: str) -> None:
     if not is_finite(column):
         first = int((~np.isfinite(column)).argmax())
         raise NotFinite(
-            f"{name!r} is {column.flat[first]}{_place(column, first)}: only finite numbers can be learned from"
+            f"{name!r} is {column.flat[first]}{_format_index(column, first)}: only finite numbers can be learned from"
         )
 
 
@@ -128,7 +128,7 @@ def require_segment(segment: Segment) -> None:
         if column is None or column.shape != shape or column.dtype != dtype or not column.flags.c_contiguous:
             found = "absent" if column is None else f"{column.dtype}{list(column.shape)}"
             raise UsageError(f"the segment's {name!r} is {found}, not contiguous {dtype}{list(shape)}")
-        if name != "final_obs" and (index < num_own or name in _NOTED or dtype.kind == "b"):
+        if name != "final_obs" and (index < num_own or name in _POLICY_COLUMNS or dtype.kind == "b"):
             require_values(column, name, field)
     _require_final_obs(segment)
 
@@ -145,13 +145,13 @@ def _require_final_obs(segment: Segment) -> None:
             require_values(final_obs[cut], "final_obs", obs)
 
 
-def empty_segment(segment: Segment) -> None:
+def clear_segment(segment: Segment) -> None:
     """Make a segment one without experience: no row is valid and every number is 0."""
     for column in segment.columns.values():
         column.fill(0)
 
 
-def _place(column: np.ndarray, first: int) -> str:
+def _format_index(column: np.ndarray, first: int) -> str:
     """Where a bad value is, in words."""
     where = np.unravel_index(first, column.shape)
     return (

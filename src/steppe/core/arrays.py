@@ -9,7 +9,7 @@ import numpy as np
 from steppe.core.contracts.errors import UsageError
 
 
-def as_array(value: Any, name: str = "a value") -> np.ndarray:
+def to_numpy(value: Any, name: str = "a value") -> np.ndarray:
     """The same numbers as a NumPy array, sharing memory where that is possible."""
     if isinstance(value, np.ndarray):
         return value

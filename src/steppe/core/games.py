@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 DRAW = 3
 MAX_ACTIONS = 16
-MOVER, OUTCOME = 16, 17  # the first bits of these in `Rules.facts`
+MOVER_BIT, OUTCOME_BIT = 16, 17  # the first bits of these in `Rules.facts`
 OPPONENTS = ("random", "perfect", "self")
 
 
@@ -28,15 +28,15 @@ class HasTable(Protocol):
     q_table: Any
 
 
-class Rules(NamedTuple):
+class GameTables(NamedTuple):
     """A game's tables, as compiled code takes them."""
 
     placed: np.ndarray  # int64 [2, A]: what player p's action a adds to the state
-    facts: np.ndarray  # uint32 [S]: bits 0–15 the moves there are, 16 whose turn it is, 17–18 the outcome
+    state_bits: np.ndarray  # uint32 [S]: bits 0–15 the moves there are, 16 whose turn it is, 17–18 the outcome
     nth: np.ndarray  # int8 [2^A, A]: the k-th set bit of a number, counted from 0
 
 
-class Starts(NamedTuple):
+class StartDistribution(NamedTuple):
     """States to begin from, drawn with one look (Walker 1977): a place by equal chances, then one of its two states."""
 
     states: np.ndarray  # int64 [n]
@@ -65,32 +65,32 @@ class TurnGame:
         return int(self.placed.shape[1])
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> GameTables:
         """The tables for compiled code; the k-th bit is looked up because finding it takes branches nobody can predict."""
         if self.num_actions > MAX_ACTIONS:
             raise ConfigError(
                 f"{self.name} has {self.num_actions} moves; compiled play knows games of up to {MAX_ACTIONS}"
             )
-        bits = spread(np.arange(1 << self.num_actions), self.num_actions)
+        bits = moves_to_mask(np.arange(1 << self.num_actions), self.num_actions)
         nth = np.argsort(~bits, axis=1, kind="stable").astype(np.int8)
-        facts = self.legal.astype(np.int64) | self.mover << MOVER | self.outcome.astype(np.int64) << OUTCOME
-        return Rules(self.placed, facts.astype(np.uint32), nth)
+        facts = self.legal.astype(np.int64) | self.mover << MOVER_BIT | self.outcome.astype(np.int64) << OUTCOME_BIT
+        return GameTables(self.placed, facts.astype(np.uint32), nth)
 
-    def starts(self, replies: np.ndarray, opening: int) -> Starts:
+    def starts(self, replies: np.ndarray, opening: int) -> StartDistribution:
         """Where a player meets a new game: in either seat, after 0 to `opening` moves at random, with the exact chances.
 
         `replies` are the opponent's moves as bits; without any (an empty table) it is whoever's turn it is.
         """
-        live, chances = self.legal > 0, _chances(self, self.legal)
+        live, chances = self.legal > 0, _move_probabilities(self, self.legal)
         reached, met = np.eye(1, self.num_states)[0], np.zeros(self.num_states)
         for _ in range(opening + 1):
             met += reached
-            reached = self._moved(reached, chances) + np.where(live, 0.0, reached)
+            reached = self._propagate(reached, chances) + np.where(live, 0.0, reached)
         if len(replies):
-            met = met + self._moved(met, _chances(self, replies))
-        return _drawable(np.where(live, met, 0.0))
+            met = met + self._propagate(met, _move_probabilities(self, replies))
+        return _build_alias_table(np.where(live, met, 0.0))
 
-    def _moved(self, mass: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    def _propagate(self, mass: np.ndarray, chances: np.ndarray) -> np.ndarray:
         """How much comes to each state when what is in each moves on with these chances [S, A]."""
         following: np.ndarray = np.bincount(
             self.following.ravel(), (mass[:, None] * chances).ravel(), minlength=self.num_states
@@ -100,7 +100,7 @@ class TurnGame:
     @cached_property
     def legal_table(self) -> np.ndarray:
         """The legal moves as booleans [S, A]."""
-        return spread(self.legal, self.num_actions)
+        return moves_to_mask(self.legal, self.num_actions)
 
     @cached_property
     def following(self) -> np.ndarray:
@@ -132,17 +132,17 @@ class TurnGame:
             worth = np.where(self.legal_table, self.reward - value[self.following], -np.inf)
             best = np.where(self.legal > 0, worth.max(axis=1), 0.0)
             if np.array_equal(best, value):
-                return gather(worth == best[:, None], self.legal)
+                return mask_to_moves(worth == best[:, None], self.legal)
             value = best
 
 
-def spread(moves: np.ndarray, num_actions: int) -> np.ndarray:
+def moves_to_mask(moves: np.ndarray, num_actions: int) -> np.ndarray:
     """Bits [S] as booleans [S, A]."""
     table: np.ndarray = (moves[:, None].astype(np.int64) >> np.arange(num_actions)) & 1 == 1
     return table
 
 
-def gather(table: np.ndarray, legal: np.ndarray) -> np.ndarray:
+def mask_to_moves(table: np.ndarray, legal: np.ndarray) -> np.ndarray:
     """Booleans [S, A] as bits [S], legal ones only."""
     bits = (table * (1 << np.arange(table.shape[1]))).sum(axis=1)
     moves: np.ndarray = (bits & legal).astype(legal.dtype)
@@ -157,10 +157,10 @@ def greedy_moves(game: TurnGame, q_table: Any) -> np.ndarray:
             f"a player of {game.name} needs a table of {game.num_states} × {game.num_actions}, not {values.shape}"
         )
     best = np.where(game.legal_table, values, -np.inf).argmax(axis=1)
-    return gather(np.arange(game.num_actions) == best[:, None], game.legal)
+    return mask_to_moves(np.arange(game.num_actions) == best[:, None], game.legal)
 
 
-def moves_of(game: TurnGame, player: Any) -> np.ndarray:
+def player_moves(game: TurnGame, player: Any) -> np.ndarray:
     """How `player` plays, as bits [S]: "random", "perfect", or something with a `q_table`, as it is now."""
     if isinstance(player, str):
         if player == "random":
@@ -168,7 +168,7 @@ def moves_of(game: TurnGame, player: Any) -> np.ndarray:
         if player == "perfect":
             return game.perfect
         raise ConfigError(
-            f"there is no opponent {player!r}: {', '.join(OPPONENTS)}, or an agent.{nearest(player, OPPONENTS)}"
+            f"there is no opponent {player!r}: {', '.join(OPPONENTS)}, or an agent.{did_you_mean(player, OPPONENTS)}"
         )
     if isinstance(player, HasTable):
         return greedy_moves(game, player.q_table)
@@ -177,21 +177,21 @@ def moves_of(game: TurnGame, player: Any) -> np.ndarray:
 
 def exact_return(game: TurnGame, player: Any, opponent: Any = "random") -> tuple[float, float]:
     """The expected undiscounted return of `player`, moving first and moving second, over the whole game tree."""
-    mine, theirs = (_chances(game, moves_of(game, who)) for who in (player, opponent))
-    return _settle(game, lambda worth: (mine * worth).sum(axis=1), lambda worth: (theirs * worth).sum(axis=1))
+    mine, theirs = (_move_probabilities(game, player_moves(game, who)) for who in (player, opponent))
+    return _solve_game(game, lambda worth: (mine * worth).sum(axis=1), lambda worth: (theirs * worth).sum(axis=1))
 
 
 def worst_return(game: TurnGame, player: Any) -> tuple[float, float]:
     """The least that `player` can end with, moving first and moving second, whatever anybody plays; −1 is a loss."""
-    chosen = spread(moves_of(game, player), game.num_actions)
-    return _settle(
+    chosen = moves_to_mask(player_moves(game, player), game.num_actions)
+    return _solve_game(
         game,
         lambda worth: np.where(chosen, worth, np.inf).min(axis=1),
         lambda worth: np.where(game.legal_table, worth, np.inf).min(axis=1),
     )
 
 
-def _drawable(weights: np.ndarray) -> Starts:
+def _build_alias_table(weights: np.ndarray) -> StartDistribution:
     """States in proportion to their weights; whole numbers of chances, so that none is lost."""
     states = np.flatnonzero(weights)
     count, full = len(states), 1 << 32
@@ -205,16 +205,16 @@ def _drawable(weights: np.ndarray) -> Starts:
         shares[rich] -= full - shares[poor]
         if shares[rich] < full:
             small.append(large.pop())
-    return Starts(states, others, shares)
+    return StartDistribution(states, others, shares)
 
 
-def _chances(game: TurnGame, moves: np.ndarray) -> np.ndarray:
-    table = spread(moves, game.num_actions)
+def _move_probabilities(game: TurnGame, moves: np.ndarray) -> np.ndarray:
+    table = moves_to_mask(moves, game.num_actions)
     chances: np.ndarray = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     return chances
 
 
-def _settle(game: TurnGame, mine: Any, theirs: Any) -> tuple[float, float]:
+def _solve_game(game: TurnGame, mine: Any, theirs: Any) -> tuple[float, float]:
     """The player's value at the start by how both choose among the worths [S, A] of moves, seen by the player."""
     live = game.legal > 0
     value, waiting = np.zeros(game.num_states), np.zeros(game.num_states)  # the player's, the opponent's turn

@@ -9,24 +9,26 @@ from typing import Any
 
 import numpy as np
 
-ETA = 0.9  # a sequence's priority: this share of its largest error, the rest of its mean (Kapturowski et al. 2019)
-SLOPE = 1e-3  # what is left of the slope of rescaled values far from 0, so that the scale can be undone
+PRIORITY_ETA = (
+    0.9  # a sequence's priority: this share of its largest error, the rest of its mean (Kapturowski et al. 2019)
+)
+RESCALE_EPS = 1e-3  # what is left of the slope of rescaled values far from 0, so that the scale can be undone
 
 
-def rescaled(value: Any) -> Any:
+def rescale_value(value: Any) -> Any:
     """sign(v) (√(|v| + 1) − 1) + 0.001 v: large values come near each other (Pohlen et al. 2018)."""
-    return np.sign(value) * (np.sqrt(np.abs(value) + 1.0) - 1.0) + SLOPE * value
+    return np.sign(value) * (np.sqrt(np.abs(value) + 1.0) - 1.0) + RESCALE_EPS * value
 
 
-def unscaled(value: Any) -> Any:
+def inverse_rescale_value(value: Any) -> Any:
     """The value whose `rescaled` this is."""
-    root = (np.sqrt(1.0 + 4.0 * SLOPE * (np.abs(value) + 1.0 + SLOPE)) - 1.0) / (2.0 * SLOPE)
+    root = (np.sqrt(1.0 + 4.0 * RESCALE_EPS * (np.abs(value) + 1.0 + RESCALE_EPS)) - 1.0) / (2.0 * RESCALE_EPS)
     return np.sign(value) * (root * root - 1.0)
 
 
-def mixed(errors: np.ndarray, counted: np.ndarray) -> np.ndarray:
+def sequence_priority(errors: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """One priority per sequence from errors [T, N] of the steps that count; 0 where none does."""
     size = np.abs(np.where(counted, errors, 0.0))
     number = np.maximum(counted.sum(axis=0), 1)
-    priorities: np.ndarray = ETA * size.max(axis=0) + (1.0 - ETA) * size.sum(axis=0) / number
+    priorities: np.ndarray = PRIORITY_ETA * size.max(axis=0) + (1.0 - PRIORITY_ETA) * size.sum(axis=0) / number
     return priorities

@@ -19,7 +19,7 @@ import numpy as np
 
 
 @numba.njit(cache=True, nogil=True)
-def changed_rows(local: np.ndarray, base: np.ndarray, candidates: np.ndarray, found: np.ndarray) -> Any:
+def find_changed_rows(local: np.ndarray, base: np.ndarray, candidates: np.ndarray, found: np.ndarray) -> Any:
     """Write the numbers of the rows that differ into `found`, and return how many; looks at all rows if no candidates."""
     count = np.int64(0)
     for k in range(len(candidates) if len(candidates) > 0 else len(local)):
@@ -75,7 +75,7 @@ def merge_rows(
 
 
 @numba.njit(cache=True, nogil=True)
-def put_rows(shared: np.ndarray, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
+def apply_remote_rows(shared: np.ndarray, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
     """Put what a worker elsewhere learned into these rows: shared becomes kept · shared + added, entry by entry."""
     for k in range(len(rows)):
         for action in range(shared.shape[1]):

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from steppe.envs.registry import register_builtins
 
 if TYPE_CHECKING:
-    from steppe.envs.factory import make_world, probe
+    from steppe.envs.factory import make_segment_env, probe
     from steppe.envs.lookup import known_environments
-    from steppe.envs.validation.single import check, require_sound
+    from steppe.envs.validation.single import check_env, require_valid_env
     from steppe.envs.vector.finite import require_finite
 
-__all__ = ["check", "known_environments", "make_world", "probe", "require_finite", "require_sound"]
+__all__ = ["check_env", "known_environments", "make_segment_env", "probe", "require_finite", "require_valid_env"]
 
 _HOMES = {
-    "check": "validation.single",
+    "check_env": "validation.single",
     "known_environments": "lookup",
-    "make_world": "factory",
+    "make_segment_env": "factory",
     "probe": "factory",
     "require_finite": "vector.finite",
-    "require_sound": "validation.single",
+    "require_valid_env": "validation.single",
 }
 
 register_builtins()

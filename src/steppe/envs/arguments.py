@@ -14,32 +14,34 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
-from steppe.core.contracts.errors import ConfigError, nearest
-from steppe.envs.lookup import find
+from steppe.core.contracts.errors import ConfigError, did_you_mean
+from steppe.envs.lookup import find_env
 
 _PLAIN = re.compile(r"[A-Za-z0-9 _+-]{0,64}")
-_OUTSIDE = re.compile(
+_UNSAFE_NAME = re.compile(
     r"(^|_)(file|path|dir|directory|folder|root|url|uri|module|import|entry|xml|rom|game|fn|func|function|callback|callable|class"
     r"|cls|kwargs|args|wrapper|wrappers|hook|command|cmd|code)s?(_|$)|render|window|log|save|record",
     re.IGNORECASE,
 )
 
 
-def require_arguments(env: str, given: Mapping[str, Any]) -> None:
+def require_env_kwargs(env: str, given: Mapping[str, Any]) -> None:
     """ConfigError, with everything that is wrong, unless the environment takes these arguments and they are plain values."""
     known = _parameters(env)
-    wrong = [words for name, value in given.items() if (words := _fault(name, value, known)) is not None]
+    wrong = [words for name, value in given.items() if (words := _explain_rejection(name, value, known)) is not None]
     if wrong:
         raise ConfigError("; ".join(f"environment.kwargs.{words}" for words in wrong))
 
 
-def _fault(name: str, value: Any, known: Mapping[str, Any]) -> str | None:
+def _explain_rejection(name: str, value: Any, known: Mapping[str, Any]) -> str | None:
     name = name[:100]
-    if _OUTSIDE.search(name) or _is_outside(known.get(name)):
+    if _UNSAFE_NAME.search(name) or _is_unsafe(known.get(name)):
         return f"{name} cannot be set from here: it may name files, code or windows of this machine"
     if name not in known:
-        takes = ", ".join(key for key, default in known.items() if not (_OUTSIDE.search(key) or _is_outside(default)))
-        return f"{name} is not an argument of this environment; it takes: {takes or 'none'}.{nearest(name, known)}"
+        takes = ", ".join(
+            key for key, default in known.items() if not (_UNSAFE_NAME.search(key) or _is_unsafe(default))
+        )
+        return f"{name} is not an argument of this environment; it takes: {takes or 'none'}.{did_you_mean(name, known)}"
     if not _is_plain(value):
         return f"{name} must be a number, a truth value, a plain word, or a list of those: no path, module or code"
     default = known[name]
@@ -48,7 +50,7 @@ def _fault(name: str, value: Any, known: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_outside(default: Any) -> bool:
+def _is_unsafe(default: Any) -> bool:
     """Whether a default is a path, a module or a function, so that the argument is one too."""
     if default is inspect.Parameter.empty:
         return False
@@ -77,7 +79,7 @@ def _fits(value: Any, default: Any) -> bool:
 
 def _parameters(env: str) -> dict[str, Any]:
     """The names of an environment's arguments, and their defaults."""
-    source = find(env)
+    source = find_env(env)
     registered: dict[str, Any] = dict(source.kwargs) if isinstance(source, EnvSpec) else {}
     creator: Any = source
     if isinstance(source, EnvSpec):

@@ -11,7 +11,7 @@ import gymnasium
 from steppe.envs.lookup import known_environments
 
 # Gymnasium registers these whether or not they can be made: where they come from → the module they need
-NEEDS = {
+REQUIRED_PACKAGES = {
     "steppe.envs.toy.teamwork": "pettingzoo",
     "gymnasium.envs.box2d": "Box2D",
     "gymnasium.envs.mujoco": "mujoco",
@@ -20,7 +20,7 @@ NEEDS = {
 }
 
 
-def described_environments(*, every: bool = False) -> Iterator[dict[str, Any]]:
+def list_environments(*, every: bool = False) -> Iterator[dict[str, Any]]:
     """Every environment that Gymnasium knows by name, only the newest version of each unless `every` is asked for."""
     specs = [gymnasium.registry[name] for name in known_environments()]
     newest: dict[tuple[str | None, str], int] = {}
@@ -31,7 +31,7 @@ def described_environments(*, every: bool = False) -> Iterator[dict[str, Any]]:
         if not every and (spec.version or 0) < newest[spec.namespace, spec.name]:
             continue
         module = spec.entry_point if isinstance(spec.entry_point, str) else ""
-        needs = next((package for prefix, package in NEEDS.items() if module.startswith(prefix)), None)
+        needs = next((package for prefix, package in REQUIRED_PACKAGES.items() if module.startswith(prefix)), None)
         yield {
             "id": spec.id,
             "max_episode_steps": spec.max_episode_steps,

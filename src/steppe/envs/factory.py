@@ -17,28 +17,34 @@ from gymnasium.envs.registration import load_env_creator
 
 from steppe.core.config import references
 from steppe.core.config.run import EnvConfig
-from steppe.core.contracts.env import World
+from steppe.core.contracts.env import SegmentEnv
 from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError, WorldError
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.games import TurnGame
 from steppe.core.system.seeding import env_seeds
-from steppe.envs.lookup import Source, find, is_atari
-from steppe.envs.multi_agent.aec import all_at_once, is_aec
-from steppe.envs.multi_agent.env import TeamWorld
-from steppe.envs.multi_agent.spec import team_rules, team_spec
+from steppe.envs.lookup import EnvSource, find_env, is_atari
+from steppe.envs.multi_agent.aec import is_aec, to_parallel_env
+from steppe.envs.multi_agent.env import ParallelSegmentEnv
+from steppe.envs.multi_agent.spec import make_multi_agent_codec, make_multi_agent_spec
 from steppe.envs.registry import PATHFINDING
-from steppe.envs.vector.loop import Env, LoopWorld
-from steppe.envs.vector.native import NativeWorld, require_native
-from steppe.envs.vector.spaces import ActionRule, ObservationRule, action_rule, index_rule, observation_rule
+from steppe.envs.vector.loop import GymEnv, LoopSegmentEnv
+from steppe.envs.vector.native import NativeSegmentEnv, require_supported_vector_env
+from steppe.envs.vector.spaces import (
+    ActionDecoder,
+    ObservationEncoder,
+    make_action_decoder,
+    make_observation_encoder,
+    make_state_index_encoder,
+)
 from steppe.envs.wrappers.flatten import FlattenMultiDiscreteWrapper
-from steppe.envs.wrappers.frame_stack import Frames
-from steppe.envs.wrappers.rewards import Ledger
+from steppe.envs.wrappers.frame_stack import FrameStack
+from steppe.envs.wrappers.rewards import EpisodeStatistics
 
 Made = TypeVar("Made")
 _SEVERAL = (gym.spaces.MultiDiscrete, gym.spaces.Tuple)
 
 
-def make_world(
+def make_segment_env(
     env: str,
     config: EnvConfig,
     num_envs: int,
@@ -46,22 +52,22 @@ def make_world(
     *,
     render: bool = False,
     whole_games: bool = False,
-) -> World:
+) -> SegmentEnv:
     """`num_envs` copies of an environment, seeded from `seed`; with `render` the first can give images if it has any.
 
     In `whole_games`, as an evaluation wants them, a lost life ends no episode.
     """
-    source, config = find(env), config.fitted(env)
+    source, config = find_env(env), config.resolve_defaults(env)
     if whole_games and config.kwargs.get("episodic_life") and is_atari(source):
         config = config.model_copy(update={"kwargs": {**config.kwargs, "episodic_life": False}})
     if config.vector == "native":
-        return _native(env, source, config, num_envs, seed, render=render)
+        return _make_native_env(env, source, config, num_envs, seed, render=render)
     if config.vector == "auto" and not render:
         try:
-            return _native(env, source, config, num_envs, seed, render=False)
+            return _make_native_env(env, source, config, num_envs, seed, render=False)
         except UsageError:
             pass  # no vector version for this configuration: the loop serves, or says what is really wrong
-    return _loop(env, source, config, num_envs, seed, render=render)
+    return _make_loop_env(env, source, config, num_envs, seed, render=render)
 
 
 class CompiledGame(NamedTuple):
@@ -73,10 +79,10 @@ class CompiledGame(NamedTuple):
 
 def compiled_game(env: str, config: EnvConfig) -> CompiledGame | None:
     """The game behind an environment, for learners that train in it directly; None where it is not such a game."""
-    source = find(env)
-    if _no_native(source, config) is not None or not isinstance(source, Registration):
+    source = find_env(env)
+    if _why_not_native(source, config) is not None or not isinstance(source, Registration):
         return None
-    made = _made(env, config.kwargs, lambda: gym.make_vec(source, 1, "vector_entry_point", **config.kwargs))
+    made = _build(env, config.kwargs, lambda: gym.make_vec(source, 1, "vector_entry_point", **config.kwargs))
     made.close()
     game = getattr(made, "game", None)
     return CompiledGame(game, made.opponent) if isinstance(game, TurnGame) else None  # type: ignore[attr-defined]
@@ -84,16 +90,16 @@ def compiled_game(env: str, config: EnvConfig) -> CompiledGame | None:
 
 def probe(env: str, config: EnvConfig) -> EnvSpec:
     """What an agent will meet in the worlds that `make_world` makes; makes one environment and closes it."""
-    world = make_world(env, config, 1, np.random.SeedSequence(0))
+    world = make_segment_env(env, config, 1, np.random.SeedSequence(0))
     try:
         return world.spec
     finally:
         world.close()
 
 
-def _loop(
-    env: str, source: Source, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
-) -> LoopWorld | TeamWorld:
+def _make_loop_env(
+    env: str, source: EnvSource, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
+) -> LoopSegmentEnv | ParallelSegmentEnv:
     envs: list[Any] = []
     with ExitStack() as on_error:
         for index in range(num_envs):
@@ -101,56 +107,56 @@ def _loop(
             on_error.callback(envs[-1].close)
         if len({id(made) for made in envs}) < num_envs:
             raise WorldError(f"{env} gave the same environment twice: it must make a new one at each call")
-        world: LoopWorld | TeamWorld
-        if is_team(envs[0]):
-            world = _team(env, envs, config, env_seeds(seed, num_envs))
+        world: LoopSegmentEnv | ParallelSegmentEnv
+        if is_multi_agent(envs[0]):
+            world = _make_multi_agent_env(env, envs, config, env_seeds(seed, num_envs))
             on_error.pop_all()
             return world
         limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
-        spec, observations, actions = _rules(env, config, num_envs, envs[0], native=False, limit=limit)
-        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None)
-        world = LoopWorld(envs, spec, observations, actions, ledger, env_seeds(seed, num_envs))
+        spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, envs[0], native=False, limit=limit)
+        ledger = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
+        world = LoopSegmentEnv(envs, spec, observations, actions, ledger, env_seeds(seed, num_envs))
         on_error.pop_all()
     return world
 
 
-def _team(env: str, envs: list[Any], config: EnvConfig, seeds: list[int]) -> TeamWorld:
-    rules, num_states = team_rules(envs[0], env, config, len(envs))
+def _make_multi_agent_env(env: str, envs: list[Any], config: EnvConfig, seeds: list[int]) -> ParallelSegmentEnv:
+    rules, num_states = make_multi_agent_codec(envs[0], env, config, len(envs))
     if num_states is not None:
-        _require_plain(config)
-    spec = team_spec(env, envs[0], rules, num_states, limit=config.time_limit)
-    ledger = Ledger(len(envs), config.reward_scale, config.reward_clip or None, spec.num_agents)
-    return TeamWorld(envs, spec, rules, ledger, seeds, config.time_limit)
+        _require_no_image_options(config)
+    spec = make_multi_agent_spec(env, envs[0], rules, num_states, limit=config.time_limit)
+    ledger = EpisodeStatistics(len(envs), config.reward_scale, config.reward_clip or None, spec.num_agents)
+    return ParallelSegmentEnv(envs, spec, rules, ledger, seeds, config.time_limit)
 
 
-def _native(
-    env: str, source: Source, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
-) -> World:
-    reason = _no_native(source, config)
+def _make_native_env(
+    env: str, source: EnvSource, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence, *, render: bool
+) -> SegmentEnv:
+    reason = _why_not_native(source, config)
     if reason is not None or not isinstance(source, Registration):
         raise ConfigError(f"environment.vector='native' is not possible for {env}: {reason}")
     if source.id == PATHFINDING:
-        from steppe.envs.pathfinding.segment_env import make_pathfinding  # numba: only where it is needed
+        from steppe.envs.pathfinding.segment_env import make_pathfinding_env  # numba: only where it is needed
 
-        return make_pathfinding(env, config, num_envs, seed)
+        return make_pathfinding_env(env, config, num_envs, seed)
     kwargs = dict(config.kwargs)
     if config.time_limit is not None:
         kwargs["max_episode_steps"] = config.time_limit
     if render:
         kwargs.setdefault("render_mode", "rgb_array")
-    vector = _made(env, kwargs, lambda: gym.make_vec(source, num_envs, "vector_entry_point", **kwargs))
+    vector = _build(env, kwargs, lambda: gym.make_vec(source, num_envs, "vector_entry_point", **kwargs))
     with ExitStack() as on_error:
         on_error.callback(vector.close)
-        require_native(vector, env, numbered=config.observations == "index")
+        require_supported_vector_env(vector, env, numbered=config.observations == "index")
         limit = config.time_limit or source.max_episode_steps
-        spec, observations, actions = _rules(env, config, num_envs, vector, native=True, limit=limit)
-        ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None)
-        world = NativeWorld(vector, spec, observations, actions, ledger, env_seeds(seed, 1)[0])
+        spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, vector, native=True, limit=limit)
+        ledger = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
+        world = NativeSegmentEnv(vector, spec, observations, actions, ledger, env_seeds(seed, 1)[0])
         on_error.pop_all()
     return world
 
 
-def _no_native(source: Source, config: EnvConfig) -> str | None:
+def _why_not_native(source: EnvSource, config: EnvConfig) -> str | None:
     if not isinstance(source, Registration):
         return "it comes from a function"
     if source.vector_entry_point is None:
@@ -164,83 +170,85 @@ def _no_native(source: Source, config: EnvConfig) -> str | None:
     return None
 
 
-def _rules(
+def _make_spec_and_codecs(
     env: str, config: EnvConfig, num_envs: int, made: Any, *, native: bool, limit: int | None
-) -> tuple[EnvSpec, ObservationRule | Frames, ActionRule]:
+) -> tuple[EnvSpec, ObservationEncoder | FrameStack, ActionDecoder]:
     """What an agent meets in `made`, a single environment or, if `native`, a vector of them."""
     names = ("single_observation_space", "single_action_space") if native else ("observation_space", "action_space")
     observation_space, action_space = (getattr(made, name) for name in names)
     stacked, num_states = config.frame_stack or 1, None
     if config.observations == "index":
-        rule, num_states = index_rule(observation_space, env)
-        _require_plain(config)
+        rule, num_states = make_state_index_encoder(observation_space, env)
+        _require_no_image_options(config)
     else:
-        rule = observation_rule(observation_space, env, grayscale=bool(config.grayscale), resize=config.resize or None)
-    observations = Frames(num_envs, rule, stacked) if stacked > 1 else rule
-    actions = action_rule(action_space, env)
+        rule = make_observation_encoder(
+            observation_space, env, grayscale=bool(config.grayscale), resize=config.resize or None
+        )
+    observations = FrameStack(num_envs, rule, stacked) if stacked > 1 else rule
+    actions = make_action_decoder(action_space, env)
     in_turns = getattr(made.unwrapped, "num_agents", 1) == 2
     spec = EnvSpec(env, observations.field, actions.spec, native, limit, num_states, in_turns)
     return spec, observations, actions
 
 
-def _require_plain(config: EnvConfig) -> None:
+def _require_no_image_options(config: EnvConfig) -> None:
     for name, plain in (("frame_stack", 1), ("grayscale", False), ("resize", 0)):
         if getattr(config, name) not in (None, plain):
             raise ConfigError(f"environment.{name} is for observations that are no numbers: leave it out")
 
 
-def is_team(made: Any) -> bool:
+def is_multi_agent(made: Any) -> bool:
     """Whether this is one of PettingZoo's environments, or one like them."""
     if isinstance(made, gym.Env):
         return False
     return hasattr(made, "possible_agents") or hasattr(type(made), "max_num_agents") or is_aec(made)
 
 
-def make_env(env: str, source: Source, config: EnvConfig, *, render: bool = False) -> Any:
+def make_env(env: str, source: EnvSource, config: EnvConfig, *, render: bool = False) -> Any:
     """One environment with the configured wrappers, without Gymnasium's checks on every step.
 
     What comes from PettingZoo is an environment whose agents all act at once.
     """
-    config = config.fitted(env)
+    config = config.resolve_defaults(env)
     if isinstance(source, Registration) and is_atari(source):
-        made = _made(env, config.kwargs, lambda: _from_emulator(source, config, render=render))
+        made = _build(env, config.kwargs, lambda: _from_emulator(source, config, render=render))
     elif isinstance(source, Registration):
-        made = _made(env, config.kwargs, lambda: _from_registration(source, config, render=render))
+        made = _build(env, config.kwargs, lambda: _from_registration(source, config, render=render))
     else:
-        made = _made(env, config.kwargs, lambda: _from_function(source, config, render=render))
+        made = _build(env, config.kwargs, lambda: _from_function(source, config, render=render))
         _require_environment(made, env)
-        if config.time_limit is not None and not is_team(made):
+        if config.time_limit is not None and not is_multi_agent(made):
             made = gym.wrappers.TimeLimit(made, config.time_limit)
     for text in config.wrappers:
-        made = _made(f"{env} wrapped by {text}", {}, partial(references.resolve(text), made))
+        made = _build(f"{env} wrapped by {text}", {}, partial(references.resolve_reference(text), made))
         _require_environment(made, f"the wrapper {text}")
         _require_no_statistics(made, text)
-    if is_team(made):
-        return _all_at_once(made, env, config)
+    if is_multi_agent(made):
+        return _as_parallel_env(made, env, config)
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(made, name, None), gym.Space):
             raise WorldError(f"{env} has no {name}: set it to a gymnasium space in its constructor")
-    return _numbered(made, config) if config.observations == "index" else made
+    return _as_tabular_env(made, config) if config.observations == "index" else made
 
 
 def _require_environment(made: Any, whose: str) -> None:
-    if not (isinstance(made, gym.Env) or is_team(made)):
+    if not (isinstance(made, gym.Env) or is_multi_agent(made)):
         raise WorldError(
             f"{whose} returned a {type(made).__name__}, neither a gymnasium.Env nor a PettingZoo environment"
         )
 
 
-def _all_at_once(made: Any, env: str, config: EnvConfig) -> Any:
+def _as_parallel_env(made: Any, env: str, config: EnvConfig) -> Any:
     """A PettingZoo environment of known agents, as a parallel one."""
     agents = list(getattr(made, "possible_agents", ()))
     if not agents:
         raise WorldError(f"{env} has no possible_agents: every agent that may ever come needs a row of its own")
     if len({str(agent) for agent in agents}) < len(agents):
         raise WorldError(f"{env} has two agents of the same name among its possible_agents")
-    return all_at_once(made, numbered=config.observations == "index") if is_aec(made) else made
+    return to_parallel_env(made, numbered=config.observations == "index") if is_aec(made) else made
 
 
-def _numbered(made: Env, config: EnvConfig) -> Env:
+def _as_tabular_env(made: GymEnv, config: EnvConfig) -> GymEnv:
     """An environment as agents with tables take it: several choices as one number, and episodes that come to an end."""
     if any(isinstance(space, _SEVERAL) for space in (made.observation_space, made.action_space)):
         made = FlattenMultiDiscreteWrapper(made)
@@ -250,7 +258,7 @@ def _numbered(made: Env, config: EnvConfig) -> Env:
     return made
 
 
-def _require_no_statistics(made: Env, text: str) -> None:
+def _require_no_statistics(made: GymEnv, text: str) -> None:
     """Statistics that an environment keeps for itself differ between actors, and whoever loads the weights has none."""
     for kind, key in ((gym.wrappers.NormalizeObservation, "obs"), (gym.wrappers.NormalizeReward, "reward")):
         if isinstance(made, kind):
@@ -272,10 +280,10 @@ def _from_registration(source: Registration, config: EnvConfig, *, render: bool)
     return gym.make(plain, max_episode_steps=config.time_limit, disable_env_checker=True, **kwargs)
 
 
-def _from_emulator(source: Registration, config: EnvConfig, *, render: bool) -> Env:
-    from steppe.envs.wrappers.atari import make_game  # ale-py: only where it is needed
+def _from_emulator(source: Registration, config: EnvConfig, *, render: bool) -> GymEnv:
+    from steppe.envs.wrappers.atari import make_atari_env  # ale-py: only where it is needed
 
-    game: Env = make_game(source, config, render=render)
+    game: GymEnv = make_atari_env(source, config, render=render)
     return game if config.time_limit is None else gym.wrappers.TimeLimit(game, config.time_limit)
 
 
@@ -297,7 +305,7 @@ def _render_kwargs(creator: Any, kwargs: dict[str, Any], *, render: bool) -> dic
     return {**kwargs, "render_mode": "rgb_array"} if able else dict(kwargs)
 
 
-def _made(whose: str, kwargs: dict[str, Any], build: Callable[[], Made]) -> Made:
+def _build(whose: str, kwargs: dict[str, Any], build: Callable[[], Made]) -> Made:
     """What `build` returns; whatever it raises becomes one sentence."""
     try:
         with warnings.catch_warnings():

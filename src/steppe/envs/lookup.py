@@ -20,15 +20,15 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
 from steppe.core.config import references
-from steppe.core.contracts.errors import MissingExtra, WorldError, nearest
+from steppe.core.contracts.errors import MissingExtra, WorldError, did_you_mean
 
-Source = Registration | Callable[..., Any]
+EnvSource = Registration | Callable[..., Any]
 ATARI = "ALE"  # the namespace of current Atari games
 _MAKERS = ("parallel_env", "env")  # what modules of PettingZoo's kind make their environments with
 _SHIMS = ("GymV21Environment", "GymV26Environment")  # doors to another library, not environments
 
 
-def find(env: str) -> Source:
+def find_env(env: str) -> EnvSource:
     """What makes `env`: an id of Gymnasium's or PettingZoo's, a module of PettingZoo's kind, `module:Id`, or a
     `module:function` that returns an environment."""
     module, colon, name = env.partition(":")
@@ -36,18 +36,18 @@ def find(env: str) -> Source:
         if env.startswith(f"{ATARI}/") and not _register_atari():
             raise MissingExtra(env, "atari")
         if "." in env and all(part.isidentifier() for part in env.split(".")):
-            return _of_pettingzoo(env.removeprefix("pettingzoo.").replace(".", "/")) or _of_module(env)
-        return _of_pettingzoo(env) or _registered(env, env)
+            return _find_in_pettingzoo(env.removeprefix("pettingzoo.").replace(".", "/")) or _find_in_module(env)
+        return _find_in_pettingzoo(env) or _find_registered(env, env)
     if module in ("local", "__main__"):
-        return _function(references.resolve(env), env)
+        return _require_callable(references.resolve_reference(env), env)
     module = references.current_module(module)
     try:
         importlib.import_module(module)
     except ImportError as error:
         raise WorldError(f"cannot import {module!r} for the environment {env!r}: {error}") from error
     if references.is_reference(env) and hasattr(sys.modules[module], name.partition(".")[0]):
-        return _function(references.resolve(env), env)
-    return _registered(name, env)
+        return _require_callable(references.resolve_reference(env), env)
+    return _find_registered(name, env)
 
 
 def known_environments() -> list[str]:
@@ -56,12 +56,12 @@ def known_environments() -> list[str]:
     return sorted(spec.id for spec in gym.registry.values() if spec.name not in _SHIMS)
 
 
-def is_atari(source: Source) -> bool:
+def is_atari(source: EnvSource) -> bool:
     """Whether this is one of ale-py's current games, for which envs/wrappers/atari.py has the usual preprocessing."""
     return isinstance(source, Registration) and source.namespace == ATARI
 
 
-def _of_module(env: str) -> Callable[..., Any]:
+def _find_in_module(env: str) -> Callable[..., Any]:
     """The function by which a module of PettingZoo's kind makes its environment, all agents at once where it can."""
     package, _, last = env.rpartition(".")
     if package.partition(".")[0] == "pettingzoo" and importlib.util.find_spec("pettingzoo") is None:
@@ -79,11 +79,11 @@ def _of_module(env: str) -> Callable[..., Any]:
 def _sibling(package: str, name: str) -> str:
     """The nearest name among the modules beside it."""
     paths = getattr(sys.modules.get(package), "__path__", [])
-    close = nearest(name, [module.name for module in pkgutil.iter_modules(paths)])
+    close = did_you_mean(name, [module.name for module in pkgutil.iter_modules(paths)])
     return close.replace("'", f"'{package}.", 1)
 
 
-def _of_pettingzoo(env: str) -> Callable[..., Any] | None:
+def _find_in_pettingzoo(env: str) -> Callable[..., Any] | None:
     """What makes an environment that PettingZoo knows by this id; None where there is none."""
     if "/" not in env or env in gym.registry or importlib.util.find_spec("pettingzoo") is None:
         return None
@@ -103,13 +103,13 @@ def _register_atari() -> bool:
     return True
 
 
-def _function(found: Any, env: str) -> Callable[..., Any]:
+def _require_callable(found: Any, env: str) -> Callable[..., Any]:
     if not callable(found):
         raise WorldError(f"{env!r} is a {type(found).__name__}, not a function that makes an environment")
     return found  # type: ignore[no-any-return]
 
 
-def _registered(name: str, env: str) -> Registration:
+def _find_registered(name: str, env: str) -> Registration:
     if name in gym.registry:
         return gym.registry[name]
     try:
@@ -119,7 +119,7 @@ def _registered(name: str, env: str) -> Registration:
     newest = find_highest_version(namespace, bare)
     if newest is None:
         unknown = namespace is not None and all(spec.namespace != namespace for spec in gym.registry.values())
-        advice = _package(name, module=":" in env) if unknown else _suggestion(name)
+        advice = _install_hint(name, module=":" in env) if unknown else _suggestion(name)
         raise WorldError(f"there is no environment {env!r}.{advice}")
     current = get_env_id(namespace, bare, newest)
     if version is None:
@@ -130,10 +130,10 @@ def _registered(name: str, env: str) -> Registration:
 
 
 def _suggestion(name: str) -> str:
-    return nearest(name, known_environments()) or " `steppe envs` lists what there is."
+    return did_you_mean(name, known_environments()) or " `steppe envs` lists what there is."
 
 
-def _package(name: str, *, module: bool) -> str:
+def _install_hint(name: str, *, module: bool) -> str:
     if module:
         return " The module registers no such name."
     return f" Install the package that registers it and name that too, as in 'package:{name}'."

@@ -14,20 +14,25 @@ from steppe.core.contracts.errors import ConfigError, NotFinite, RunFailed, Usag
 from steppe.params.aggregation import Aggregation
 from steppe.params.kernels import all_finite
 from steppe.params.optimizers import Optimizer
-from steppe.params.parameter_layout import Refusal, Space
+from steppe.params.parameter_layout import ParameterLayout, Refusal
 from steppe.params.push_api import Push
-from steppe.params.round_sum import Tally
-from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds, misplaced
-from steppe.params.versions import Values
+from steppe.params.round_sum import RoundSum
+from steppe.params.rounds import PendingPushes, Receipt, Rounds, WorkerAccount, WorkerRegistry, check_round
+from steppe.params.versions import VersionedParameters
 
 
-class Collector:
+class PushAdmission:
     """The part of a server that takes pushes. What begins with an underscore is called with `_changed` held."""
 
     _whole = False  # whether workers push parameters and not changes
 
     def __init__(
-        self, space: Space, initial: np.ndarray, aggregation: Aggregation, optimizer: Optimizer, rounds: Rounds
+        self,
+        space: ParameterLayout,
+        initial: np.ndarray,
+        aggregation: Aggregation,
+        optimizer: Optimizer,
+        rounds: Rounds,
     ) -> None:
         self.aggregation = aggregation
         self.rounds = rounds
@@ -35,10 +40,10 @@ class Collector:
         self.round_number = self.abandoned_rounds = self.failed_saves = 0
         self.last_trouble = ""  # why a round ended without result, in a sentence
         self._space = space
-        self._values = Values(space, initial, optimizer)
-        self._roster = Roster()
-        self._pending = Pending(space.size)
-        self._tally = Tally()
+        self._values = VersionedParameters(space, initial, optimizer)
+        self._registry = WorkerRegistry()
+        self._pending = PendingPushes(space.size)
+        self._tally = RoundSum()
         self._waiting: np.ndarray | None = None  # aggregated and not yet applied
         self._staleness: dict[int, int] = {}
         self.clock: Callable[[], float] = time.monotonic  # seconds; what deadlines are measured with
@@ -63,11 +68,11 @@ class Collector:
 
     def _take(self, push: Push, write: Callable[[np.ndarray], Refusal | None]) -> Receipt:
         """Count a push whose numbers `write` puts into a row, or refuse it."""
-        self._tick()
-        refusal = self._inadmissible(push)
+        self._close_expired_round()
+        refusal = self._check_admissible(push)
         row = self._pending.blank()
         if refusal is None:
-            refusal = write(row) or self._relate(push, row)
+            refusal = write(row) or self._to_delta(push, row)
         return self._settle(push, row, refusal)
 
     def take_row(self, push: Push, row: np.ndarray, *, finite: bool = False) -> Receipt:
@@ -76,14 +81,14 @@ class Collector:
         `finite`: whether it is known that all of them are.
         """
         with self._changed:
-            if not self._may_lend():
+            if not self._can_use_row_in_place():
                 return self._take(push, lambda into: self._space.copy_row(row, into))
-            self._tick()
-            refusal = self._inadmissible(push) or self._space.unfit_row(row)
+            self._close_expired_round()
+            refusal = self._check_admissible(push) or self._space.validate_row(row)
             if refusal is None and not finite and not all_finite(row):
                 refusal = self._space.not_finite(row)
             if refusal is None:
-                self._pending.lend(row)
+                self._pending.use_row_in_place(row)
             return self._settle(push, row, refusal)
 
     def move(self, rows: np.ndarray) -> None:
@@ -91,34 +96,34 @@ class Collector:
         with self._changed:
             self._values.move(rows)
 
-    def _may_lend(self) -> bool:
+    def _can_use_row_in_place(self) -> bool:
         return self.update_frequency == 1 and not self.rounds.damping and not self._whole
 
     def _settle(self, push: Push, row: np.ndarray, refusal: Refusal | None) -> Receipt:
         if refusal is not None:
-            self._roster.refuse(push.worker, refusal.reason)
+            self._registry.refuse(push.worker, refusal.reason)
             return Receipt(False, self.round_number, self.version, *refusal)
         self._accept(push, row)
         self._close_if_complete()
         return Receipt(True, self.round_number, self.version)
 
-    def _inadmissible(self, push: Push) -> Refusal | None:
+    def _check_admissible(self, push: Push) -> Refusal | None:
         """What is wrong with a push before its numbers are looked at."""
-        if push.worker not in self._roster.present:
+        if push.worker not in self._registry.registered:
             return Refusal("unknown_worker", f"worker {push.worker!r} is not registered: call register_worker first")
         if not 0.0 < push.weight < math.inf:
             return Refusal("bad_weight", f"weight={push.weight} must be above 0 and finite")
-        if push.weight != 1.0 and not self.aggregation.weighs:
+        if push.weight != 1.0 and not self.aggregation.uses_weights:
             word = self.aggregation.method
             return Refusal("bad_weight", f"aggregation {word!r} counts every push alike: leave weight at 1")
-        account = self._roster.accounts[push.worker]
+        account = self._registry.accounts[push.worker]
         if push.version is not None and push.version > self.version:
             return Refusal("future_version", f"version {push.version} does not exist: the newest is {self.version}")
         limit = self.rounds.max_staleness
         if limit is not None and self._age(account, push.version) > limit:
             age = self._age(account, push.version)
             return Refusal("too_stale", f"it was made {age} versions ago, {limit} are allowed")
-        return misplaced(account, self.rounds, self.round_number, push.number)
+        return check_round(account, self.rounds, self.round_number, push.number)
 
     def _count(self, worker: str, counted: np.ndarray) -> np.ndarray | None:
         """Everyone's sum for the round under way: once all have counted, or at the deadline so many as are enough."""
@@ -127,19 +132,19 @@ class Collector:
         tally.add(worker, counted)
         there = tally.workers | set(self._pending.workers)  # who pushed already had a sum, of a server before this one
         late = self.rounds.deadline_s is not None and now >= tally.opened_at + self.rounds.deadline_s
-        if tally.total is None and len(there) >= self._quorum() and (late or there >= self._roster.present):
+        if tally.total is None and len(there) >= self._quorum() and (late or there >= self._registry.registered):
             tally.close()
         return tally.total
 
-    def _relate(self, push: Push, row: np.ndarray) -> Refusal | None:
+    def _to_delta(self, push: Push, row: np.ndarray) -> Refusal | None:
         """Turn what was pushed into a change of the newest version, in place, where it is not one."""
         return None
 
-    def _age(self, account: Account, version: int | None) -> int:
+    def _age(self, account: WorkerAccount, version: int | None) -> int:
         return max(0, self.version - (account.version if version is None else version))
 
     def _accept(self, push: Push, row: np.ndarray) -> None:
-        account = self._roster.accounts[push.worker]
+        account = self._registry.accounts[push.worker]
         if not self.rounds.synchronous:
             age = self._age(account, push.version)
             self._staleness[age] = self._staleness.get(age, 0) + 1
@@ -153,7 +158,7 @@ class Collector:
     def _expected(self) -> set[str]:
         """Whose pushes a synchronous round waits for: those who counted, where the others were waited for once already."""
         counted = self._tally.total is not None and self._tally.number == self.round_number
-        return self._roster.present & self._tally.workers if counted else self._roster.present
+        return self._registry.registered & self._tally.workers if counted else self._registry.registered
 
     def _close_if_complete(self) -> None:
         count = len(self._pending)
@@ -168,7 +173,7 @@ class Collector:
         opened, limit = self._pending.opened_at, self.rounds.deadline_s
         return math.inf if opened is None or limit is None else opened + limit
 
-    def _tick(self) -> None:
+    def _close_expired_round(self) -> None:
         """End a round whose deadline has passed: with what is there, or, below the quorum, without result."""
         if self.clock() < self._deadline():
             return
@@ -225,7 +230,7 @@ class Collector:
         self.broadcast_parameters()
 
 
-def optimizer_for(given: str | Optimizer | None, *, deltas: bool) -> Optimizer:
+def resolve_optimizer(given: str | Optimizer | None, *, deltas: bool) -> Optimizer:
     """The optimizer that was asked for, or the usual one; ConfigError when it does not fit what workers push."""
     found = Optimizer(given) if isinstance(given, str) else given or Optimizer("fedavg" if deltas else "sgd")
     if found.for_deltas != deltas:

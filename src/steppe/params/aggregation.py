@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from steppe.core.array_checks import as_array, as_column
-from steppe.core.contracts.errors import ConfigError, UsageError, nearest
+from steppe.core.array_checks import as_column, as_numeric_array
+from steppe.core.contracts.errors import ConfigError, UsageError, did_you_mean
 from steppe.params import kernels
 
 
@@ -32,7 +32,7 @@ class Aggregation:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(
-                f"there is no aggregation {self.method!r}: choose from {', '.join(METHODS)}.{nearest(self.method, METHODS)}"
+                f"there is no aggregation {self.method!r}: choose from {', '.join(METHODS)}.{did_you_mean(self.method, METHODS)}"
             )
         if self.byzantine is not None and (self.byzantine < 0 or self.method not in (*_KRUM, "trimmed_mean")):
             raise ConfigError(f"byzantine={self.byzantine}: at least 0, and only for krum, multi_krum and trimmed_mean")
@@ -40,7 +40,7 @@ class Aggregation:
             raise ConfigError(f"trim={self.trim} must be from 0 up to, not including, 0.5")
 
     @property
-    def weighs(self) -> bool:
+    def uses_weights(self) -> bool:
         """Whether a worker's weight means something to it."""
         return self.method in ("weighted", "federated")
 
@@ -58,17 +58,17 @@ class Aggregation:
 
     def combine(self, updates: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         """One update from float32 `[n, parameters]`; UsageError when there are too few or a number is not finite."""
-        updates, given = checked_updates(updates, weights)
-        if weights is not None and not self.weighs and np.any(given != 1.0):
+        updates, given = validate_updates(updates, weights)
+        if weights is not None and not self.uses_weights and np.any(given != 1.0):
             raise UsageError(f"aggregation {self.method!r} counts every update alike: leave the weights at 1")
         if len(updates) < self.at_least:
             raise UsageError(f"{self.method} needs at least {self.at_least} updates, there are {len(updates)}")
         return METHODS[self.method](self, updates, given)
 
 
-def checked_updates(updates: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def validate_updates(updates: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """The updates with a float64 weight each; UsageError for what no method can work with."""
-    updates = as_array(updates, "updates")
+    updates = as_numeric_array(updates, "updates")
     if updates.ndim != 2 or updates.dtype != np.float32 or not len(updates):
         raise UsageError(f"updates are float32 [workers, parameters], not {updates.dtype}{list(updates.shape)}")
     given = np.ones(len(updates)) if weights is None else as_column(weights, "weights", np.float64)
@@ -97,18 +97,18 @@ def _weighted(_: Aggregation, updates: np.ndarray, weights: np.ndarray) -> np.nd
 
 def _median(_: Aggregation, updates: np.ndarray, __: np.ndarray) -> np.ndarray:
     count = len(updates)
-    return _middle(updates, (count - 1) // 2, count // 2 + 1)
+    return _mean_of_ranks(updates, (count - 1) // 2, count // 2 + 1)
 
 
 def _trimmed_mean(settings: Aggregation, updates: np.ndarray, _: np.ndarray) -> np.ndarray:
     count = len(updates)
     cut = int(settings.trim * count) if settings.byzantine is None else settings.byzantine
-    return _middle(updates, cut, count - cut)
+    return _mean_of_ranks(updates, cut, count - cut)
 
 
-def _middle(updates: np.ndarray, first: int, last: int) -> np.ndarray:
+def _mean_of_ranks(updates: np.ndarray, first: int, last: int) -> np.ndarray:
     out = np.empty(updates.shape[1], np.float32)
-    if not kernels.middle_mean(updates, network(len(updates), first, last), first, last, out):
+    if not kernels.middle_mean(updates, sorting_network(len(updates), first, last), first, last, out):
         raise _not_finite()
     return out
 
@@ -151,7 +151,7 @@ def _not_finite() -> UsageError:
 
 
 @lru_cache(maxsize=64)
-def network(count: int, first: int, last: int) -> np.ndarray:
+def sorting_network(count: int, first: int, last: int) -> np.ndarray:
     """Comparators (low, high) that put the ranks from `first` to `last` of `count` values where they belong, in order.
 
     Batcher's merge exchange (Knuth, 5.2.2, algorithm M), without the comparators that no wanted rank depends on.

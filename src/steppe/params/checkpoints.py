@@ -25,23 +25,23 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
         aside.unlink()
     with contextlib.suppress(FileNotFoundError):
         os.link(path, aside)
-        os.replace(aside, previous(path))
+        os.replace(aside, previous_path(path))
     write_atomic(path, data)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], bool]:
     """The newest whole state, and whether it is the one before because the newest is damaged."""
-    if not path.exists() and not previous(path).exists():
+    if not path.exists() and not previous_path(path).exists():
         raise UsageError(f"there is no checkpoint at {path}")
     try:
         return _read(path), False
     except DamagedFile:
-        if not previous(path).exists():
+        if not previous_path(path).exists():
             raise
-        return _read(previous(path)), True
+        return _read(previous_path(path)), True
 
 
-def previous(path: Path) -> Path:
+def previous_path(path: Path) -> Path:
     """Where the checkpoint before lies."""
     return path.with_name(f"{path.name}.previous")
 

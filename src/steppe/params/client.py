@@ -12,17 +12,17 @@ import numpy as np
 
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.weights import Weights
-from steppe.core.system.typecheck import checked
-from steppe.params.push_api import Push, Pushing
+from steppe.core.system.typecheck import typechecked
+from steppe.params.push_api import ParameterServerApi, Push
 from steppe.params.rounds import Receipt
 
 
-class Line(Protocol):
+class ParameterRpcClient(Protocol):
     """How calls travel to a server. Each repeats what nobody answers for as long as it was told to, then it is Unreachable."""
 
-    FIRST_LOOK_S: float  # pauses between looks for a newer version
-    LAST_LOOK_S: float
-    tells_version: bool  # whether a push has to say which version it was made with, as the server saw no pull
+    MIN_POLL_S: float  # pauses between looks for a newer version
+    MAX_POLL_S: float
+    sends_version: bool  # whether a push has to say which version it was made with, as the server saw no pull
 
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
         """The answer to a small question."""
@@ -38,7 +38,7 @@ class Line(Protocol):
     def close(self) -> None: ...
 
 
-class ParameterClient(Pushing):
+class ParameterClient(ParameterServerApi):
     """Speaks to `grpc://host:port` (`grpcs://` for TLS, with `ca` the PEM file of who signed the server's certificate), or
     to the `shm://…` that `share` returned in another process of this machine.
 
@@ -47,7 +47,7 @@ class ParameterClient(Pushing):
     STEPPE_PARAMS_TOKEN, or what a server of the same user on this machine left. A client may be used by threads.
     """
 
-    @checked
+    @typechecked
     def __init__(
         self,
         url: str,
@@ -62,14 +62,14 @@ class ParameterClient(Pushing):
         if token is not None and not token:
             raise ConfigError("token is empty: give the server's, or one for each worker by name")
         self.url = url
-        self._standing: dict[str, dict[str, Any]] = {}
-        self._line = _line(url, token, ca, timeout_s, retry_s)
+        self._worker_status: dict[str, dict[str, Any]] = {}
+        self._line = _make_rpc_client(url, token, ca, timeout_s, retry_s)
 
     @classmethod
-    def over(cls, line: Line, url: str) -> Self:
+    def over(cls, line: ParameterRpcClient, url: str) -> Self:
         """A client whose calls travel by a line of the caller's; `url` is what it is called."""
         client = cls.__new__(cls)
-        client.url, client._standing, client._line = url, {}, line
+        client.url, client._worker_status, client._line = url, {}, line
         return client
 
     def __enter__(self) -> Self:
@@ -82,37 +82,37 @@ class ParameterClient(Pushing):
         """Give the connection back."""
         self._line.close()
 
-    @checked
+    @typechecked
     def register_worker(self, worker_id: str) -> bool:
         """As ParameterServer.register_worker."""
         answer = self._line.call("Register", {"worker": worker_id})
         new = bool(answer.pop("new"))
-        self._standing[worker_id] = answer
+        self._worker_status[worker_id] = answer
         return new
 
-    @checked
+    @typechecked
     def unregister_worker(self, worker_id: str) -> bool:
         """As ParameterServer.unregister_worker."""
-        self._standing.pop(worker_id, None)
+        self._worker_status.pop(worker_id, None)
         return bool(self._line.call("Unregister", {"worker": worker_id})["was"])
 
-    @checked
+    @typechecked
     def about(self, worker_id: str) -> dict[str, Any]:
         """What is known of a registered worker's standing: the server's run and round_number as last heard, and whether it
         takes deltas, in synchronous rounds."""
-        return dict(self._standing_of(worker_id))
+        return dict(self._require_registered(worker_id))
 
-    @checked
+    @typechecked
     def pull(self, worker_id: str) -> Weights:
         """As ParameterServer.pull."""
         found = self.pull_newer(worker_id, -1)
         assert found is not None, "every version is newer than −1"
         return found
 
-    @checked
+    @typechecked
     def pull_newer(self, worker_id: str, version: int) -> Weights | None:
         """The newest weights if they are newer than `version`; little travels when they are not."""
-        standing = self._standing_of(worker_id)
+        standing = self._require_registered(worker_id)
         found, current = self._line.pull(worker_id, version)
         if current is not None:
             standing["round_number"] = current
@@ -120,26 +120,26 @@ class ParameterClient(Pushing):
             standing["version"] = found.version
         return found
 
-    @checked
+    @typechecked
     def wait_newer(self, worker_id: str, version: int, timeout_s: float) -> Weights | None:
         """The newest weights once they are newer than `version`; None when time is up. Asks in growing pauses."""
-        until, pause = time.monotonic() + timeout_s, self._line.FIRST_LOOK_S
+        until, pause = time.monotonic() + timeout_s, self._line.MIN_POLL_S
         while True:
             found = self.pull_newer(worker_id, version)
             left = until - time.monotonic()
             if found is not None or left <= 0:
                 return found
             time.sleep(min(pause, left))
-            pause = min(2 * pause, self._line.LAST_LOOK_S)
+            pause = min(2 * pause, self._line.MAX_POLL_S)
 
-    @checked
+    @typechecked
     def tally(self, worker_id: str, round_number: int, counted: Sequence[float]) -> tuple[int, list[float] | None]:
         """As ParameterServer.tally."""
         request = {"worker": worker_id, "round_number": round_number, "counted": list(counted)}
         answer = self._line.call("Tally", request)
         return int(answer["round_number"]), answer["total"]
 
-    @checked
+    @typechecked
     def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:
         """As ParameterServer.report."""
         self._line.call("Report", {"worker": worker_id, "metrics": {name: float(v) for name, v in metrics.items()}})
@@ -158,25 +158,25 @@ class ParameterClient(Pushing):
         """Whether a server is there now; needs no token and is not repeated."""
         return self._line.is_serving()
 
-    def _standing_of(self, worker: str) -> dict[str, Any]:
-        standing = self._standing.get(worker)
+    def _require_registered(self, worker: str) -> dict[str, Any]:
+        standing = self._worker_status.get(worker)
         if standing is None:
             raise UsageError(f"worker {worker!r} is not registered: call register_worker first")
         return standing
 
-    def _newer(self, version: int) -> Weights | None:
+    def _newer_than(self, version: int) -> Weights | None:
         """For those who only read, and are not registered."""
         return self._line.pull(None, version)[0]
 
     def _push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> Receipt:
-        standing = self._standing_of(push.worker)
-        number = _number(standing) if push.number is None else push.number
-        version = standing["version"] if push.version is None and self._line.tells_version else push.version
+        standing = self._require_registered(push.worker)
+        number = _next_push_number(standing) if push.number is None else push.number
+        version = standing["version"] if push.version is None and self._line.sends_version else push.version
         receipt, tries = self._line.push(push._replace(number=number, version=version), update)
         if receipt.reason == "unknown_worker":  # a server that began anew
             self.register_worker(push.worker)
-            standing = self._standing[push.worker]
-            number = _number(standing) if push.number is None else push.number
+            standing = self._worker_status[push.worker]
+            number = _next_push_number(standing) if push.number is None else push.number
             receipt, tries = self._line.push(push._replace(number=number, version=None), update)
         elif receipt.reason == "future_version" and push.version is None:  # one that went back to a checkpoint
             receipt, tries = self._line.push(push._replace(number=number, version=None), update)
@@ -188,20 +188,20 @@ class ParameterClient(Pushing):
         return receipt
 
 
-def _line(
+def _make_rpc_client(
     url: str, token: str | Mapping[str, str] | None, ca: str | Path | None, timeout_s: float, retry_s: float
-) -> Line:
+) -> ParameterRpcClient:
     if url.startswith("shm://"):
         if token is not None or ca is not None:
             raise ConfigError(f"{url!r} is memory of this machine: token and ca are for addresses on the network")
-        from steppe.params.rpc.shm_client import SharedLine
+        from steppe.params.rpc.shm_client import ShmClient
 
-        return SharedLine(Path(url.removeprefix("shm://")), timeout_s, retry_s)
-    from steppe.params.rpc.grpc_client import GrpcLine
+        return ShmClient(Path(url.removeprefix("shm://")), timeout_s, retry_s)
+    from steppe.params.rpc.grpc_client import GrpcClient
 
-    return GrpcLine(url, token, ca, timeout_s, retry_s)
+    return GrpcClient(url, token, ca, timeout_s, retry_s)
 
 
-def _number(standing: dict[str, Any]) -> int:
+def _next_push_number(standing: dict[str, Any]) -> int:
     """The round to push for: the server's, or one more than this worker's last."""
     return int(standing["round_number"] if standing["synchronous"] else standing["last"] + 1)

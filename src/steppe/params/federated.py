@@ -13,16 +13,16 @@ import numpy as np
 
 from steppe.core.contracts.errors import BudgetSpent, ConfigError
 from steppe.core.contracts.transport import WeightStore
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
 from steppe.params.parameter_layout import Refusal
 from steppe.params.privacy import PrivacyPlan, PrivateSum
 from steppe.params.push_api import Push, as_update
-from steppe.params.rounds import Pending, Rounds
+from steppe.params.rounds import PendingPushes, Rounds
 from steppe.params.server import ParameterServer
 
-ALL = 2**31  # no number of pushes ends a round before everyone has pushed
+NO_PUSH_LIMIT = 2**31  # no number of pushes ends a round before everyone has pushed
 _PRIVATE_METHODS = ("federated", "average")
 
 
@@ -34,7 +34,7 @@ class FederatedParameterServer(ParameterServer):
     `differential_privacy`, `privacy` says what is promised, and `noise_scale` is the noise multiplier z.
     """
 
-    @checked
+    @typechecked
     def __init__(
         self,
         initial_params: Mapping[str, Any],
@@ -67,7 +67,7 @@ class FederatedParameterServer(ParameterServer):
         super().__init__(
             initial_params,
             method,
-            ALL if update_frequency is None else update_frequency,
+            NO_PUSH_LIMIT if update_frequency is None else update_frequency,
             save_frequency,
             checkpoint_path,
             optimizer=optimizer,
@@ -81,7 +81,7 @@ class FederatedParameterServer(ParameterServer):
             self._released = self._private.ledger.count
             self._draw()
 
-    @checked
+    @typechecked
     def register_worker(self, worker_id: str) -> bool:
         """Let a worker push; False when it was registered already. A private server may not draw it in this round."""
         with self._changed:
@@ -91,14 +91,14 @@ class FederatedParameterServer(ParameterServer):
                 self._drawn |= self._private.draw([worker_id])
             return new
 
-    @checked
+    @typechecked
     def is_drawn(self, worker_id: str) -> bool:
         """Whether the round under way waits for this worker: always, unless a private server draws its clients."""
         with self._changed:
-            self._tick()
+            self._close_expired_round()
             return worker_id in self._expected()
 
-    @checked
+    @typechecked
     def federated_averaging(self, worker_updates: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """One whole round at once: takes the updates, ends the round, returns the new parameters.
 
@@ -106,11 +106,11 @@ class FederatedParameterServer(ParameterServer):
         `min_workers_for_update` remain. Workers that are not known yet are registered, unless the server is private.
         """
         with self._changed:
-            self._tick()
+            self._close_expired_round()
             begun = self.round_number
             for worker, update in worker_updates.items():
                 if self._private is None:
-                    self._roster.add(worker, self.version)
+                    self._registry.add(worker, self.version)
                 if self.round_number == begun:
                     self.push_gradients(worker, update, version=self.version)
             if self.round_number == begun:
@@ -120,11 +120,11 @@ class FederatedParameterServer(ParameterServer):
                 self._raise_spent()
             return self.weights().arrays()
 
-    @checked
+    @typechecked
     def validate_worker_update(self, worker_id: str, update: Mapping[str, Any]) -> bool:
         """Whether a push of this update would count now; nothing is counted or changed."""
         with self._changed:
-            if self._inadmissible(Push(worker_id, version=self.version)) is not None:
+            if self._check_admissible(Push(worker_id, version=self.version)) is not None:
                 return False
             row = np.empty(self._space.size, np.float32)
             return self._space.fill(row, as_update(update), whole=self._whole) is None
@@ -132,8 +132,8 @@ class FederatedParameterServer(ParameterServer):
     def _takes_deltas(self, aggregation: Aggregation) -> bool:
         return True
 
-    def _inadmissible(self, push: Push) -> Refusal | None:
-        refusal = super()._inadmissible(push)
+    def _check_admissible(self, push: Push) -> Refusal | None:
+        refusal = super()._check_admissible(push)
         if refusal is not None or self._private is None:
             return refusal
         if push.weight != 1.0:
@@ -144,22 +144,22 @@ class FederatedParameterServer(ParameterServer):
             return Refusal("not_drawn", "the server did not draw this worker for the round: wait for the next")
         return None
 
-    def _relate(self, push: Push, row: np.ndarray) -> Refusal | None:
+    def _to_delta(self, push: Push, row: np.ndarray) -> Refusal | None:
         """Parameters become the delta from the version that they were made from, which must be the newest."""
         if not self._whole:
             return None
-        base = self._roster.accounts[push.worker].version if push.version is None else push.version
+        base = self._registry.accounts[push.worker].version if push.version is None else push.version
         if base != self.version:
             return Refusal("stale_round", f"these are parameters made from version {base}, not from {self.version}")
         row -= self._values.newest
         return None
 
     def _expected(self) -> set[str]:
-        return self._roster.present if self._private is None else self._roster.present & self._drawn
+        return self._registry.registered if self._private is None else self._registry.registered & self._drawn
 
     def _draw(self) -> None:
         if self._private is not None:
-            self._decided = set(self._roster.present)
+            self._decided = set(self._registry.registered)
             self._drawn = self._private.draw(self._decided)
             if self._private.plan.sampling_rate < 1.0:
                 self._pending.opened_at = self.clock()  # its deadline counts even if nobody was drawn
@@ -202,7 +202,7 @@ class FederatedParameterServer(ParameterServer):
             for worker in self._pending.workers:
                 account = state["roster"]["accounts"][worker]
                 account["last"], account["accepted"] = self.round_number - 1, account["accepted"] - 1
-            state["pending"] = Pending(self._space.size).state()
+            state["pending"] = PendingPushes(self._space.size).state()
         return state
 
     def _load(self, state: dict[str, Any]) -> None:

@@ -10,14 +10,14 @@ import numpy as np
 from steppe.core.config.cluster import ClusterConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.params.aggregation import Aggregation
-from steppe.params.federated import ALL, FederatedParameterServer
+from steppe.params.federated import NO_PUSH_LIMIT, FederatedParameterServer
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Rounds
 from steppe.params.server import ParameterServer
 
 
-class Step(msgspec.Struct, frozen=True):
+class AdamSettings(msgspec.Struct, frozen=True):
     """How the agent would take a step alone: its Adam's step size and small number, where it clips, and after which updates
     the step size is halved."""
 
@@ -27,16 +27,20 @@ class Step(msgspec.Struct, frozen=True):
     halve_at: tuple[int, ...] = ()
 
 
-def server_for(cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> ParameterServer:
+def build_parameter_server(
+    cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings
+) -> ParameterServer:
     """A server with these parameters, or with those of its checkpoint if there is one."""
-    server = _federated(cluster, params) if cluster.exchange == "deltas" else _together(cluster, params, step)
+    server = (
+        _federated_server(cluster, params) if cluster.exchange == "deltas" else _gradient_server(cluster, params, step)
+    )
     path = cluster.server.checkpoint
     if path is not None and (path.exists() or path.with_name(f"{path.name}.previous").exists()):
         server.load_checkpoint(path)
     return server
 
 
-def _federated(cluster: ClusterConfig, params: Mapping[str, np.ndarray]) -> FederatedParameterServer:
+def _federated_server(cluster: ClusterConfig, params: Mapping[str, np.ndarray]) -> FederatedParameterServer:
     private, optimizer = cluster.privacy, cluster.optimizer or "fedavg"
     plan = None
     if private is not None:
@@ -59,12 +63,12 @@ def _federated(cluster: ClusterConfig, params: Mapping[str, np.ndarray]) -> Fede
     )
 
 
-def _together(cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> ParameterServer:
+def _gradient_server(cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> ParameterServer:
     """Steps as the agent would take them alone."""
     return ParameterServer(
         params,
         Aggregation(cluster.aggregation or "weighted", cluster.byzantine, cluster.trim),
-        ALL,
+        NO_PUSH_LIMIT,
         cluster.server.save_every,
         cluster.server.checkpoint,
         optimizer=Optimizer("adam", step.learning_rate, eps=step.eps, max_norm=step.max_norm, halve_at=step.halve_at),

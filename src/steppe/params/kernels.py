@@ -197,7 +197,7 @@ def copy_finite(source: np.ndarray, into: np.ndarray) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
-def descend(values: np.ndarray, gradient: np.ndarray, rate: float, out: np.ndarray) -> bool:
+def sgd_step(values: np.ndarray, gradient: np.ndarray, rate: float, out: np.ndarray) -> bool:
     """out = values − rate · gradient; whether all of it is finite."""
     bad = False
     for k in range(len(out)):

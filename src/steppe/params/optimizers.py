@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.contracts.errors import ConfigError, did_you_mean
 from steppe.params import kernels
-from steppe.params.threaded_kernels import in_lanes
+from steppe.params.threaded_kernels import run_threaded
 
 # learning_rate, momentum or beta1, beta2, eps where the settings do not say
-KINDS: dict[str, tuple[float, float, float, float]] = {
+DEFAULTS: dict[str, tuple[float, float, float, float]] = {
     "sgd": (1e-3, 0.0, 0.0, 0.0),
     "momentum": (1e-3, 0.9, 0.0, 0.0),
     "adam": (1e-3, 0.9, 0.999, 1e-8),
@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[float, float, float, float]] = {
     "fedadam": (1e-2, 0.9, 0.99, 1e-3),
     "fedyogi": (1e-2, 0.9, 0.99, 1e-3),
 }
-_ARRAYS = {"sgd": 0, "fedavg": 0, "momentum": 1, "adam": 2, "fedadam": 2, "fedyogi": 2}
+_NUM_MOMENTS = {"sgd": 0, "fedavg": 0, "momentum": 1, "adam": 2, "fedadam": 2, "fedyogi": 2}
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,14 @@ class Optimizer:
     halve_at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.kind not in DEFAULTS:
             raise ConfigError(
-                f"there is no optimizer {self.kind!r}: choose from {', '.join(KINDS)}.{nearest(self.kind, KINDS)}"
+                f"there is no optimizer {self.kind!r}: choose from {', '.join(DEFAULTS)}.{did_you_mean(self.kind, DEFAULTS)}"
             )
         limits = {"beta1": (1, self.beta1), "beta2": (2, self.beta2), "eps": (2, self.eps)}
-        unused = [name for name, (arrays, value) in limits.items() if value is not None and _ARRAYS[self.kind] < arrays]
+        unused = [
+            name for name, (arrays, value) in limits.items() if value is not None and _NUM_MOMENTS[self.kind] < arrays
+        ]
         if unused:
             raise ConfigError(f"optimizer {self.kind!r} has no {unused[0]}: leave it out")
         rate, beta1, beta2, eps = self.rates
@@ -60,7 +62,7 @@ class Optimizer:
         """learning_rate, beta1, beta2, eps with the kind's values where none were given."""
         given = (self.learning_rate, self.beta1, self.beta2, self.eps)
         rate, beta1, beta2, eps = (
-            usual if value is None else float(value) for usual, value in zip(KINDS[self.kind], given, strict=True)
+            usual if value is None else float(value) for usual, value in zip(DEFAULTS[self.kind], given, strict=True)
         )
         return rate, beta1, beta2, eps
 
@@ -70,13 +72,13 @@ class Optimizer:
         return self.kind.startswith("fed")
 
 
-class Stepper:
+class OptimizerState:
     """An optimizer with its moments for `size` parameters."""
 
     def __init__(self, settings: Optimizer, size: int) -> None:
         self.settings = settings
         self.steps = 0
-        self.moments = np.zeros((_ARRAYS[settings.kind], size), np.float32)
+        self.moments = np.zeros((_NUM_MOMENTS[settings.kind], size), np.float32)
         if settings.kind in ("fedadam", "fedyogi"):
             self.moments[1] = settings.rates[3] ** 2
 
@@ -90,14 +92,14 @@ class Stepper:
         signed = -rate if self.settings.for_deltas else rate
         kind = self.settings.kind
         if kind in ("sgd", "fedavg"):
-            return in_lanes(kernels.descend, values, update, signed, out)
+            return run_threaded(kernels.sgd_step, values, update, signed, out)
         if kind == "momentum":
-            return in_lanes(kernels.momentum_step, values, update, self.moments[0], (signed, beta1), out)
+            return run_threaded(kernels.momentum_step, values, update, self.moments[0], (signed, beta1), out)
         if kind == "adam":
             narrow, wide = 1.0 - beta1**self.steps, math.sqrt(1.0 - beta2**self.steps)
             signed, eps = signed * wide / narrow, eps * wide
         rates = (signed, beta1, beta2, eps)
-        return in_lanes(kernels.adaptive_step, values, update, *self.moments, rates, kind == "fedyogi", out)
+        return run_threaded(kernels.adaptive_step, values, update, *self.moments, rates, kind == "fedyogi", out)
 
     def _clipped(self, update: np.ndarray) -> np.ndarray:
         longest = self.settings.max_norm

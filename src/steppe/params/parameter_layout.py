@@ -7,12 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.core.contracts.errors import ConfigError, nearest
-from steppe.core.contracts.weights import Layout, Weights
+from steppe.core.contracts.errors import ConfigError, did_you_mean
+from steppe.core.contracts.weights import Weights, WeightsLayout
 from steppe.params.kernels import all_finite, copy_finite
-from steppe.params.threaded_kernels import in_lanes
+from steppe.params.threaded_kernels import run_threaded
 
-MISFITS = ("wrong_shape", "wrong_dtype", "unknown_parameter", "not_finite")  # what a push can have wrong by itself
+INVALID_UPDATE_REASONS = (
+    "wrong_shape",
+    "wrong_dtype",
+    "unknown_parameter",
+    "not_finite",
+)  # what a push can have wrong by itself
 
 
 class Refusal(NamedTuple):
@@ -22,7 +27,7 @@ class Refusal(NamedTuple):
     message: str
 
 
-class Space:
+class ParameterLayout:
     """The parameters' names, shapes and dtypes. Floating-point entries are trained, in float32; others are only carried."""
 
     def __init__(self, params: Mapping[str, np.ndarray]) -> None:
@@ -36,7 +41,7 @@ class Space:
             raise ConfigError("initial_params has no floating-point numbers to train")
 
     @classmethod
-    def described(cls, fields: Iterable[Any], carried: Mapping[str, np.ndarray] | None = None) -> Space:
+    def described(cls, fields: Iterable[Any], carried: Mapping[str, np.ndarray] | None = None) -> ParameterLayout:
         """The same from another one's `fields`, without the numbers that are carried unless they are given."""
         space = cls.__new__(cls)
         space._set((str(name), tuple(shape), str(dtype)) for name, shape, dtype in fields)
@@ -44,9 +49,9 @@ class Space:
         return space
 
     def _set(self, fields: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
-        self.whole = Layout.of(fields)  # as the parameters were given
+        self.whole = WeightsLayout.of(fields)  # as the parameters were given
         trained = [entry for entry in self.whole.entries if np.dtype(entry.dtype).kind == "f"]
-        self.layout = Layout.of((entry.name, entry.shape, "float32") for entry in trained)
+        self.layout = WeightsLayout.of((entry.name, entry.shape, "float32") for entry in trained)
         self.size = self.layout.nbytes // 4
         self._plain = self.whole == self.layout
         self._shapes = {entry.name: entry.shape for entry in trained}
@@ -72,24 +77,24 @@ class Space:
         """
         if whole:
             update = {name: array for name, array in update.items() if name not in self._others}
-        refusal = self._misfit(update, whole=whole)
+        refusal = self._validate_update(update, whole=whole)
         if refusal is not None:
             return refusal
         for name, view in self.layout.views(row.view(np.uint8)).items():
-            if not _write(view.reshape(-1), update.get(name)):
+            if not _copy_entry(view.reshape(-1), update.get(name)):
                 return _not_finite(name)
         return None
 
-    def shared_row(self, update: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    def view_as_row(self, update: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """The update as a row without copying, where it is one float32 array for the one parameter there is."""
         if len(update) != 1 or len(self._shapes) != 1:
             return None
         (array,) = update.values()
-        if self._misfit(update) is not None or array.dtype != np.float32 or not array.flags.c_contiguous:
+        if self._validate_update(update) is not None or array.dtype != np.float32 or not array.flags.c_contiguous:
             return None
         return array.reshape(-1)
 
-    def unfit_row(self, row: np.ndarray) -> Refusal | None:
+    def validate_row(self, row: np.ndarray) -> Refusal | None:
         """What is wrong with the outside of a row."""
         if row.dtype != np.float32 or row.ndim != 1:
             return Refusal("wrong_dtype", f"a row is flat float32, not {row.dtype}{list(row.shape)}")
@@ -99,8 +104,8 @@ class Space:
 
     def copy_row(self, row: np.ndarray, into: np.ndarray) -> Refusal | None:
         """Copy a row; what is wrong with it, if anything is."""
-        refusal = self.unfit_row(row)
-        return refusal or (None if in_lanes(copy_finite, np.ascontiguousarray(row), into) else self.not_finite(row))
+        refusal = self.validate_row(row)
+        return refusal or (None if run_threaded(copy_finite, np.ascontiguousarray(row), into) else self.not_finite(row))
 
     def not_finite(self, row: np.ndarray) -> Refusal:
         """The refusal of a row that has NaN or infinity."""
@@ -122,19 +127,21 @@ class Space:
         """An aggregated update by name, in float32, sharing `flat`."""
         return self.layout.views(flat.view(np.uint8))
 
-    def _misfit(self, update: Mapping[str, np.ndarray], *, whole: bool = False) -> Refusal | None:
+    def _validate_update(self, update: Mapping[str, np.ndarray], *, whole: bool = False) -> Refusal | None:
         for name, array in update.items():
-            refusal = self._misfit_of(name, array)
+            refusal = self._validate_entry(name, array)
             if refusal is not None:
                 return refusal
         missing = [name for name in self._shapes if name not in update] if whole else []
         return Refusal("wrong_shape", f"{missing[0]!r} is missing: push all parameters") if missing else None
 
-    def _misfit_of(self, name: str, array: np.ndarray) -> Refusal | None:
+    def _validate_entry(self, name: str, array: np.ndarray) -> Refusal | None:
         if name in self._others:
             return Refusal("wrong_dtype", f"{name!r} is {self._others[name]} and is not trained: leave it out")
         if name not in self._shapes:
-            return Refusal("unknown_parameter", f"there is no parameter {name!r}.{nearest(str(name), self._shapes)}")
+            return Refusal(
+                "unknown_parameter", f"there is no parameter {name!r}.{did_you_mean(str(name), self._shapes)}"
+            )
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             return Refusal("wrong_dtype", f"{name!r} is {found}: give floating-point numbers")
@@ -147,13 +154,13 @@ def _not_finite(name: str) -> Refusal:
     return Refusal("not_finite", f"{name!r} has NaN or infinity: leave this update out")
 
 
-def _write(view: np.ndarray, array: np.ndarray | None) -> bool:
+def _copy_entry(view: np.ndarray, array: np.ndarray | None) -> bool:
     """Copy an update's entry, or zeros for none; whether it is finite."""
     if array is None:
         view[:] = 0.0
         return True
     if array.dtype == np.float32 and array.flags.c_contiguous:
-        return in_lanes(copy_finite, array.reshape(-1), view)
+        return run_threaded(copy_finite, array.reshape(-1), view)
     with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused as such
         view[:] = array.reshape(-1)
     return bool(all_finite(view))

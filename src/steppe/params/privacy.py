@@ -125,7 +125,7 @@ def noise_needed(releases: int, epsilon: float, delta: float, sampling_rate: flo
     return high / 1000
 
 
-class Ledger:
+class PrivacyLedger:
     """All charges ever made, in a file that only one process holds. `released` is the newest charge whose result is out."""
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +133,7 @@ class Ledger:
         self.charges: list[Charge] = []
         self.count = 0
         self.released = 0
-        self._lock: int | None = _held(path)
+        self._lock: int | None = _lock_ledger(path)
         try:
             if path.exists():
                 self._read()
@@ -145,7 +145,7 @@ class Ledger:
         """Put one release on disk before it is made; BudgetSpent, with nothing written, if it would pass the budget."""
         if self._lock is None:
             raise UsageError(f"the ledger {self.path} was closed: nothing can be released any more")
-        charges = _with_one_more(self.charges, noise_multiplier, sampling_rate)
+        charges = _append_charge(self.charges, noise_multiplier, sampling_rate)
         spent = epsilon_of(charges, plan.delta)
         if not spent <= plan.epsilon:
             raise BudgetSpent(
@@ -175,7 +175,7 @@ class Ledger:
 
     def _write(self, charges: list[Charge], count: int, released: int) -> None:
         body = {"format": FORMAT, "count": count, "released": released, "charges": msgspec.to_builtins(charges)}
-        with atomic_files.noticing_full_disk(self.path):
+        with atomic_files.raising_disk_full(self.path):
             atomic_files.write_json(self.path, {**body, "sha256": _digest(body)})
         self.charges, self.count, self.released = charges, count, released
 
@@ -206,7 +206,7 @@ class PrivateSum:
         _accounting()
         self.plan = plan
         self.noise_multiplier = noise_multiplier
-        self.ledger = Ledger(Path(plan.ledger))
+        self.ledger = PrivacyLedger(Path(plan.ledger))
         self._entropy = entropy
 
     def release(self, updates: np.ndarray) -> tuple[np.ndarray, int]:
@@ -270,7 +270,7 @@ def _require_noise(name: str, noise_multiplier: float) -> None:
         )
 
 
-def _with_one_more(charges: list[Charge], noise_multiplier: float, sampling_rate: float) -> list[Charge]:
+def _append_charge(charges: list[Charge], noise_multiplier: float, sampling_rate: float) -> list[Charge]:
     last = charges[-1] if charges else None
     if last is not None and (last.noise_multiplier, last.sampling_rate) == (noise_multiplier, sampling_rate):
         return [*charges[:-1], Charge(noise_multiplier, sampling_rate, last.releases + 1)]
@@ -281,7 +281,7 @@ def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _held(path: Path) -> int:
+def _lock_ledger(path: Path) -> int:
     """The descriptor of the lock beside the ledger; it goes with the process, however that ends."""
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent} for the privacy ledger: make it first")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.core.arrays import as_array
+from steppe.core.arrays import to_numpy
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.weights import Weights
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.params.rounds import Receipt
 
 POLICY = "policy"
@@ -34,13 +34,13 @@ def as_update(update: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
 
 def _array(value: Any) -> Any:
     try:
-        found = as_array(value)
+        found = to_numpy(value)
     except UsageError:
         return value
     return found.astype(np.float32) if isinstance(value, list | tuple) and found.dtype.kind in "iu" else found
 
 
-class Pushing:
+class ParameterServerApi:
     """The calls that mean the same here and there."""
 
     def pull(self, worker_id: str) -> Weights:
@@ -51,15 +51,15 @@ class Pushing:
         """By name, or as a flat row."""
         raise NotImplementedError
 
-    def _newer(self, version: int) -> Weights | None:
+    def _newer_than(self, version: int) -> Weights | None:
         raise NotImplementedError
 
-    @checked
+    @typechecked
     def get_parameters(self, worker_id: str) -> dict[str, np.ndarray]:
         """Copies of the newest parameters by name; the worker's next push is taken to be made with them."""
         return self.pull(worker_id).arrays()
 
-    @checked
+    @typechecked
     def push_gradients(
         self,
         worker_id: str,
@@ -76,7 +76,7 @@ class Pushing:
         """
         return self._push(Push(worker_id, weight, round_number, version), as_update(gradients))
 
-    @checked
+    @typechecked
     def push_row(
         self,
         worker_id: str,
@@ -89,9 +89,9 @@ class Pushing:
         """The same for an update that is one flat float32 vector of all trained parameters, in their order."""
         return self._push(Push(worker_id, weight, round_number, version), row)
 
-    @checked
+    @typechecked
     def newer_than(self, policy: str, version: int) -> Weights | None:
         """The newest parameters if they are newer than `version`: reads like any WeightStore, with one policy."""
         if policy != POLICY:
             raise UsageError(f"a parameter server has one policy, {POLICY!r}, not {policy!r}")
-        return self._newer(version)
+        return self._newer_than(version)

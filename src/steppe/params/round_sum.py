@@ -13,7 +13,7 @@ from steppe.core.contracts.errors import UsageError
 MAX_NUMBERS = 64
 
 
-class Tally:
+class RoundSum:
     """The round under way: who counted what, and their sum once there is one."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Tally:
         return set(self._counted)
 
 
-def countable(counted: Sequence[float]) -> np.ndarray:
+def validate_counts(counted: Sequence[float]) -> np.ndarray:
     """Numbers that can be added up; UsageError for others."""
     plain = 0 < len(counted) <= MAX_NUMBERS and all(type(number) in (float, int) for number in counted)
     if not plain or not all(map(math.isfinite, counted)):

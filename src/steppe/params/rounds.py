@@ -59,7 +59,7 @@ class Receipt(msgspec.Struct, frozen=True):
         return self.accepted
 
 
-class Account(msgspec.Struct):
+class WorkerAccount(msgspec.Struct):
     """One worker's pushes: `last` is the newest round that counted, `version` the weights that it was given last."""
 
     last: int = -1
@@ -68,31 +68,31 @@ class Account(msgspec.Struct):
     refused: dict[str, int] = {}
 
 
-class Roster:
+class WorkerRegistry:
     """Who is registered, and everyone's account; an account outlives its worker's registration."""
 
     def __init__(self) -> None:
-        self.present: set[str] = set()
-        self.accounts: dict[str, Account] = {}
+        self.registered: set[str] = set()
+        self.accounts: dict[str, WorkerAccount] = {}
         self.refused: dict[str, int] = {}
 
     def add(self, worker: str, version: int) -> bool:
         """Register; False when it was registered already."""
         if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
             raise UsageError(f"a worker's name has 1 to {MAX_NAME} printable characters")
-        if worker in self.present:
+        if worker in self.registered:
             return False
         if worker not in self.accounts:
             if len(self.accounts) >= MAX_WORKERS:
                 raise UsageError(f"the server knows {MAX_WORKERS} workers already: let them keep their names")
-            self.accounts[worker] = Account()
+            self.accounts[worker] = WorkerAccount()
         self.accounts[worker].version = version
-        self.present.add(worker)
+        self.registered.add(worker)
         return True
 
-    def account(self, worker: str) -> Account:
+    def account(self, worker: str) -> WorkerAccount:
         """UsageError unless it is registered."""
-        if worker not in self.present:
+        if worker not in self.registered:
             raise UsageError(f"worker {worker!r} is not registered: call register_worker first")
         return self.accounts[worker]
 
@@ -105,16 +105,16 @@ class Roster:
 
     def state(self) -> dict[str, Any]:
         accounts = {name: msgspec.to_builtins(account) for name, account in self.accounts.items()}
-        return {"present": sorted(self.present), "accounts": accounts, "refused": dict(self.refused)}
+        return {"present": sorted(self.registered), "accounts": accounts, "refused": dict(self.refused)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.present = set(state["present"])
-        self.accounts = {name: msgspec.convert(found, Account) for name, found in state["accounts"].items()}
+        self.registered = set(state["present"])
+        self.accounts = {name: msgspec.convert(found, WorkerAccount) for name, found in state["accounts"].items()}
         self.refused = dict(state["refused"])
 
 
 @dataclass
-class Pending:
+class PendingPushes:
     """The pushes of the round under way, as rows of one array that grows by doubling and is used again."""
 
     size: int
@@ -143,7 +143,7 @@ class Pending:
         row: np.ndarray = self._rows[len(self)]
         return row
 
-    def lend(self, row: np.ndarray) -> None:
+    def use_row_in_place(self, row: np.ndarray) -> None:
         """Let the only push of a round be a row of somebody else's, until `clear`; instead of `blank`."""
         self._lent = row
 
@@ -164,7 +164,7 @@ class Pending:
         self.opened_at = now if self.workers else None
 
 
-def misplaced(account: Account, rounds: Rounds, current: int, given: int | None) -> Refusal | None:
+def check_round(account: WorkerAccount, rounds: Rounds, current: int, given: int | None) -> Refusal | None:
     """Why a push for round `given` does not belong here, or None. Asynchronous: `given` is the worker's own count."""
     if rounds.synchronous:
         number = current if given is None else given

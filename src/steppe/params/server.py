@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.core.arrays import as_array
+from steppe.core.arrays import to_numpy
 from steppe.core.contracts.errors import ConfigError, DiskFull, UsageError
 from steppe.core.contracts.transport import WeightStore
 from steppe.core.contracts.weights import Weights
-from steppe.core.io.atomic_files import noticing_full_disk
-from steppe.core.system.typecheck import checked
-from steppe.params.admission import Collector, optimizer_for
+from steppe.core.io.atomic_files import raising_disk_full
+from steppe.core.system.typecheck import typechecked
+from steppe.params.admission import PushAdmission, resolve_optimizer
 from steppe.params.aggregation import Aggregation
 from steppe.params.checkpoints import read_checkpoint, write_checkpoint
 from steppe.params.optimizers import Optimizer
-from steppe.params.parameter_layout import Refusal, Space
+from steppe.params.parameter_layout import ParameterLayout, Refusal
 from steppe.params.privacy import PrivateSum
-from steppe.params.push_api import POLICY, Push, Pushing
-from steppe.params.round_sum import countable
-from steppe.params.rounds import Account, Pending, Receipt, Roster, Rounds
+from steppe.params.push_api import POLICY, ParameterServerApi, Push
+from steppe.params.round_sum import validate_counts
+from steppe.params.rounds import PendingPushes, Receipt, Rounds, WorkerAccount, WorkerRegistry
 from steppe.params.rpc.protocol import Tls
 
 if TYPE_CHECKING:
-    from steppe.params.rpc.grpc_server import Service
-    from steppe.params.rpc.shm_server import SharedService
+    from steppe.params.rpc.grpc_server import GrpcServer
+    from steppe.params.rpc.shm_server import ShmServer
 
 MAX_METRICS = 64
 
 
-class ParameterServer(Pushing, Collector):
+class ParameterServer(ParameterServerApi, PushAdmission):
     """Collects workers' gradients and applies them together, `update_frequency` accepted pushes at a time.
 
     `aggregation_method`: a name or an Aggregation with settings. With "federated", workers push deltas (new minus old
@@ -50,7 +50,7 @@ class ParameterServer(Pushing, Collector):
 
     _private: PrivateSum | None = None
 
-    @checked
+    @typechecked
     def __init__(
         self,
         initial_params: Mapping[str, Any],
@@ -67,13 +67,13 @@ class ParameterServer(Pushing, Collector):
             raise ConfigError("update_frequency and save_frequency are at least 1")
         method = aggregation_method
         aggregation = Aggregation(method) if isinstance(method, str) else method
-        self.optimizer = optimizer_for(optimizer, deltas=self._takes_deltas(aggregation))
+        self.optimizer = resolve_optimizer(optimizer, deltas=self._takes_deltas(aggregation))
         if update_frequency < aggregation.at_least:
             raise ConfigError(
                 f"{aggregation.method} needs {aggregation.at_least} pushes, update_frequency is {update_frequency}"
             )
-        initial_params = {name: as_array(value, repr(name)) for name, value in initial_params.items()}
-        space = Space(initial_params)
+        initial_params = {name: to_numpy(value, repr(name)) for name, value in initial_params.items()}
+        space = ParameterLayout(initial_params)
         super().__init__(space, space.flat(initial_params), aggregation, self.optimizer, rounds)
         self.update_frequency = update_frequency
         self.save_frequency = save_frequency
@@ -83,45 +83,45 @@ class ParameterServer(Pushing, Collector):
         self._store = store
         self._published = -1
         self._reports: dict[str, dict[str, float]] = {}
-        self._service: Service | None = None
-        self._shared: SharedService | None = None
+        self._service: GrpcServer | None = None
+        self._shared: ShmServer | None = None
         self.broadcast_parameters()
 
-    @checked
+    @typechecked
     def register_worker(self, worker_id: str) -> bool:
         """Let a worker push; False when it was registered already."""
         with self._changed:
-            self._tick()
-            return self._roster.add(worker_id, self.version)
+            self._close_expired_round()
+            return self._registry.add(worker_id, self.version)
 
-    @checked
+    @typechecked
     def unregister_worker(self, worker_id: str) -> bool:
         """Wait for this worker no longer; what it pushed already counts. False when it was not registered."""
         with self._changed:
-            if worker_id not in self._roster.present:
+            if worker_id not in self._registry.registered:
                 return False
-            self._roster.present.discard(worker_id)
-            self._tick()
+            self._registry.registered.discard(worker_id)
+            self._close_expired_round()
             self._close_if_complete()
             return True
 
-    @checked
+    @typechecked
     def pull(self, worker_id: str) -> Weights:
         """The newest parameters as one flat buffer with its version; the worker's next push is taken to be made with them."""
         with self._changed:
-            self._tick()
-            self._roster.account(worker_id).version = self.version
+            self._close_expired_round()
+            self._registry.account(worker_id).version = self.version
             return self.weights()
 
-    @checked
+    @typechecked
     def pull_newer(self, worker_id: str, version: int) -> tuple[Weights | None, int]:
         """As `pull` where there is something newer than `version`, and the round, which both are of one moment."""
         with self._changed:
-            self._tick()
-            self._roster.account(worker_id)
+            self._close_expired_round()
+            self._registry.account(worker_id)
             return self.pull(worker_id) if self.version > version else None, self.round_number
 
-    @checked
+    @typechecked
     def tally(self, worker_id: str, round_number: int, counted: Sequence[float]) -> tuple[int, list[float] | None]:
         """Count together before pushing, once per round: the server's round (−1 for who is not registered), and the sum of what
         all workers counted for `round_number`; None until they have, and where the server is in another. Ask again until then."""
@@ -130,13 +130,13 @@ class ParameterServer(Pushing, Collector):
                 "workers count together in synchronous rounds of average, sum or weighted, without privacy"
             )
         with self._changed:
-            self._tick()
-            if worker_id not in self._roster.present:
+            self._close_expired_round()
+            if worker_id not in self._registry.registered:
                 return -1, None
-            found = self._count(worker_id, countable(counted)) if round_number == self.round_number else None
+            found = self._count(worker_id, validate_counts(counted)) if round_number == self.round_number else None
             return self.round_number, None if found is None else found.tolist()
 
-    @checked
+    @typechecked
     def refuse_push(self, push: Push, refusal: Refusal) -> Receipt:
         """Count a push that whoever carried it found to be wrong."""
         with self._changed:
@@ -145,14 +145,14 @@ class ParameterServer(Pushing, Collector):
     def aggregate_gradients(self) -> dict[str, np.ndarray]:
         """End the round and combine its pushes; `update_parameters` applies the result, which is returned by name."""
         with self._changed:
-            self._tick()
+            self._close_expired_round()
             if self._waiting is not None:
                 raise UsageError("the last aggregate is not applied yet: call update_parameters first")
             self._require_enough()
             self._waiting = self._aggregate().copy()
             return {name: array.copy() for name, array in self._space.named(self._waiting).items()}
 
-    @checked
+    @typechecked
     def update_parameters(self, learning_rate: float | None = None) -> None:
         """Apply what was aggregated, or aggregate and apply what was pushed so far, as the next version.
 
@@ -181,13 +181,13 @@ class ParameterServer(Pushing, Collector):
         with self._changed:
             return self._values.weights()
 
-    @checked
+    @typechecked
     def wait_newer(self, version: int, timeout_s: float) -> bool:
         """Wait until there is a version above `version`, ending rounds whose deadline passes; False when time is up."""
         until = self.clock() + timeout_s
         with self._changed:
             while True:
-                self._tick()
+                self._close_expired_round()
                 now = self.clock()
                 if self.version > version or now >= until:
                     return self.version > version
@@ -196,18 +196,18 @@ class ParameterServer(Pushing, Collector):
     def get_server_stats(self) -> dict[str, Any]:
         """Counters of everything that was accepted and refused, with reasons; per worker unless the server is private."""
         with self._changed:
-            self._tick()
-            accounts = self._roster.accounts
+            self._close_expired_round()
+            accounts = self._registry.accounts
             stats: dict[str, Any] = {
                 "run": self.run,
                 "version": self.version,
                 "updates": self.updates,
                 "round": self.round_number,
-                "num_workers": len(self._roster.present),
+                "num_workers": len(self._registry.registered),
                 "num_parameters": self._space.size,
                 "pending_pushes": len(self._pending),
                 "accepted_pushes": sum(account.accepted for account in accounts.values()),
-                "refused_pushes": dict(self._roster.refused),
+                "refused_pushes": dict(self._registry.refused),
                 "abandoned_rounds": self.abandoned_rounds,
                 "last_trouble": self.last_trouble,
                 "failed_saves": self.failed_saves,
@@ -222,12 +222,12 @@ class ParameterServer(Pushing, Collector):
                 return {**stats, "privacy": self._private.report()}
             stats["staleness"] = dict(sorted(self._staleness.items()))
             stats["workers"] = {
-                name: _public(found, name in self._roster.present) | {"metrics": self._reports.get(name, {})}
+                name: _worker_stats(found, name in self._registry.registered) | {"metrics": self._reports.get(name, {})}
                 for name, found in accounts.items()
             }
             return stats
 
-    @checked
+    @typechecked
     def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:
         """Let everyone see a worker's newest numbers in the statistics; a private server keeps none of them."""
         if self._private is not None:
@@ -236,10 +236,10 @@ class ParameterServer(Pushing, Collector):
         if not plain or len(metrics) > MAX_METRICS or any(len(name) > MAX_METRICS for name in metrics):
             raise UsageError(f"metrics are at most {MAX_METRICS} numbers, with names of at most {MAX_METRICS} letters")
         with self._changed:
-            self._roster.account(worker_id)
+            self._registry.account(worker_id)
             self._reports[worker_id] = {name: float(value) for name, value in metrics.items()}
 
-    @checked
+    @typechecked
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
         """Write everything that `load_checkpoint` needs to go on exactly, pushes of the round under way included.
 
@@ -248,11 +248,11 @@ class ParameterServer(Pushing, Collector):
         target = self.checkpoint_path if path is None else Path(path)
         if target is None:
             raise UsageError("where should the checkpoint go? Give a path, or the server a checkpoint_path")
-        with self._changed, noticing_full_disk(target):
+        with self._changed, raising_disk_full(target):
             write_checkpoint(target, self._state())
         return target
 
-    @checked
+    @typechecked
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on where the checkpoint was written; if it is damaged, where the one before it was."""
         with self._changed:
@@ -264,16 +264,16 @@ class ParameterServer(Pushing, Collector):
         with self._changed:
             return copy.deepcopy(self._state())
 
-    @checked
+    @typechecked
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken."""
         with self._changed:
             self._load(state)
             if self._shared is not None:
-                self._shared.renew()
+                self._shared.remap()
             self.broadcast_parameters()
 
-    @checked
+    @typechecked
     def start_server(
         self,
         host: str = "localhost",
@@ -287,33 +287,33 @@ class ParameterServer(Pushing, Collector):
         `token`: what clients must know, one for all or one per worker; by default a new one that clients of the same user
         on this machine find by themselves. Other machines are let in only with a token and TLS.
         """
-        from steppe.params.rpc.grpc_server import Service
+        from steppe.params.rpc.grpc_server import GrpcServer
 
         if self._service is not None:
             raise UsageError(f"the server listens on port {self._service.port} already: stop_server first")
-        self._service = Service(self, host, port, token, tls)
+        self._service = GrpcServer(self, host, port, token, tls)
         return self._service.port
 
-    @checked
+    @typechecked
     def share(self, room: str | Path | None = None, *, by_steps: bool = False) -> str:
         """Serve processes of this machine through shared memory, from a thread; the address for ParameterClient.
 
         `room`: a directory in memory (/dev/shm) for it, by default a new one. With `by_steps` there is no thread, and
         `serve_step` is called again and again instead.
         """
-        from steppe.params.rpc.shm_server import SharedService
+        from steppe.params.rpc.shm_server import ShmServer
 
         if self._private is not None:
             raise ConfigError("a private server has to know who pushes, which shared memory does not say: start_server")
         if self._shared is not None:
             raise UsageError(f"the server is shared already, at {self._shared.url}: stop_server first")
         with self._changed:
-            self._shared = SharedService(self, None if room is None else Path(room))
+            self._shared = ShmServer(self, None if room is None else Path(room))
         if not by_steps:
             self._shared.start()
         return self._shared.url
 
-    @checked
+    @typechecked
     def serve_step(self, timeout_s: float = 0.0) -> bool:
         """Answer what waits in shared memory, for at most `timeout_s` until there is something; whether there was."""
         if self._shared is None:
@@ -355,12 +355,12 @@ class ParameterServer(Pushing, Collector):
         """How many numbers are trained."""
         return self._space.size
 
-    @checked
+    @typechecked
     def standing(self, worker_id: str) -> dict[str, Any]:
         """What a worker needs to know to push: the round, its own last push, the newest version."""
         with self._changed:
-            self._tick()
-            account = self._roster.account(worker_id)
+            self._close_expired_round()
+            account = self._registry.account(worker_id)
             found = {"round_number": self.round_number, "last": account.last, "version": self.version}
             return {**found, "synchronous": self.rounds.synchronous}
 
@@ -369,23 +369,23 @@ class ParameterServer(Pushing, Collector):
         with self._changed:
             about = {"whole": self._whole, "deltas": self.optimizer.for_deltas, "run": self.run}
             about["tallies"], about["private"] = self._tallies, self.is_private
-            about["weighs"] = self.aggregation.weighs and self._private is None
+            about["weighs"] = self.aggregation.uses_weights and self._private is None
             return {**about, "fields": self._space.fields, "carried": self._space.carried}
 
     def tick(self) -> None:
         """End a round whose deadline has passed; whoever serves calls this now and then."""
         with self._changed:
-            self._tick()
+            self._close_expired_round()
 
     def _push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> Receipt:
-        row = update if isinstance(update, np.ndarray) else self._space.shared_row(update)
+        row = update if isinstance(update, np.ndarray) else self._space.view_as_row(update)
         with self._changed:
-            if isinstance(update, np.ndarray) or (row is not None and self._may_lend()):
+            if isinstance(update, np.ndarray) or (row is not None and self._can_use_row_in_place()):
                 assert row is not None
                 return self.take_row(push, row)
             return self._take(push, lambda into: self._space.fill(into, update, whole=self._whole))
 
-    def _newer(self, version: int) -> Weights | None:
+    def _newer_than(self, version: int) -> Weights | None:
         return self.weights() if self.version > version else None
 
     @property
@@ -410,10 +410,10 @@ class ParameterServer(Pushing, Collector):
             **self._values.state(),
             "run": self.run,
             "method": self.aggregation.method,
-            "roster": self._roster.state(),
+            "roster": self._registry.state(),
             "pending": self._pending.state(),
             "waiting": self._waiting,
-            "counters": {name: getattr(self, name) for name in (*_OURS, "version", "updates")},
+            "counters": {name: getattr(self, name) for name in (*_COUNTERS, "version", "updates")},
             "staleness": dict(self._staleness),
         }
 
@@ -423,22 +423,22 @@ class ParameterServer(Pushing, Collector):
             raise ConfigError(
                 f"the checkpoint was made with aggregation {state['method']!r}, not {self.aggregation.method!r}"
             )
-        roster, pending = Roster(), Pending(self._space.size)
+        roster, pending = WorkerRegistry(), PendingPushes(self._space.size)
         roster.load(state["roster"])
         pending.load(state["pending"], self.clock())
         self._values.load(state)
-        for name in _OURS:
+        for name in _COUNTERS:
             setattr(self, name, int(state["counters"][name]))
         self._values.version, self._values.updates = (int(state["counters"][name]) for name in ("version", "updates"))
         self.run = str(state.get("run", self.run))
-        self._roster, self._pending, self._waiting = roster, pending, state["waiting"]
+        self._registry, self._pending, self._waiting = roster, pending, state["waiting"]
         self._staleness = {int(age): int(times) for age, times in state["staleness"].items()}
 
 
-_OURS = ("round_number", "abandoned_rounds", "failed_saves")
+_COUNTERS = ("round_number", "abandoned_rounds", "failed_saves")
 
 
-def _public(account: Account, present: bool) -> dict[str, Any]:
+def _worker_stats(account: WorkerAccount, present: bool) -> dict[str, Any]:
     return {
         "registered": present,
         "accepted": account.accepted,

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-LONG = 1 << 20  # numbers; below it, a thread costs more than it saves
-MOST = 4  # threads; memory has no more to give
+MIN_PARALLEL_SIZE = 1 << 20  # numbers; below it, a thread costs more than it saves
+MAX_THREADS = 4  # threads; memory has no more to give
 
 
-def in_lanes(kernel: Callable[..., bool], *arguments: Any) -> bool:
+def run_threaded(kernel: Callable[..., bool], *arguments: Any) -> bool:
     """Call a compiled element-by-element pass, cut into parts along its flat arrays; whether every part says True."""
     size = next(len(given) for given in arguments if isinstance(given, np.ndarray))
-    lanes = min(MOST, _cores()) if size >= LONG else 1
+    lanes = min(MAX_THREADS, _cores()) if size >= MIN_PARALLEL_SIZE else 1
     if lanes == 1:
         return bool(kernel(*arguments))
     ends = [size * lane // lanes for lane in range(lanes + 1)]

@@ -30,7 +30,7 @@ class Arrival(NamedTuple):
     kept: bool = True
 
 
-class Begin(msgspec.Struct, frozen=True):
+class AttemptStart(msgspec.Struct, frozen=True):
     """Where a life of the run began, and how many steps it was asked for."""
 
     steps: int | None
@@ -38,7 +38,7 @@ class Begin(msgspec.Struct, frozen=True):
     updates: int = 0
 
 
-class Mark(msgspec.Struct, frozen=True):
+class LearnerMark(msgspec.Struct, frozen=True):
     """Where the learner was at a checkpoint."""
 
     env_steps: int
@@ -48,18 +48,18 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Life:
+class RunAttempt:
     """What a run did from its beginning, or from a checkpoint, up to its newest mark."""
 
-    begin: Begin
+    begin: AttemptStart
     intakes: list[list[Arrival]] = field(default_factory=list)
-    end: Mark | None = None
+    end: LearnerMark | None = None
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    begin: Begin | None = None
+class _LogEntry(msgspec.Struct, forbid_unknown_fields=True):
+    begin: AttemptStart | None = None
     take: list[Arrival] | None = None
-    mark: Mark | None = None
+    mark: LearnerMark | None = None
 
 
 class ArrivalLog:
@@ -67,7 +67,7 @@ class ArrivalLog:
 
     def __init__(self, path: Path, length: int, complain: Callable[[str], object]) -> None:
         """`length` is where to go on: 0 for a new log, otherwise what `mark` returned for the checkpoint."""
-        self._path, self._complain = path, complain
+        self._path, self._on_write_error = path, complain
         self._kept = True
         try:
             with open(path, "ab") as file:
@@ -75,17 +75,17 @@ class ArrivalLog:
                     raise OSError("it is shorter than the checkpoint says")
                 file.truncate(length)
         except OSError as error:
-            self._give_up(error.strerror or str(error))
+            self._stop_recording(error.strerror or str(error))
 
     def begin(self, steps: int | None, env_steps: int, updates: int) -> None:
         """A life of the run begins."""
-        self._write("begin", Begin(steps, env_steps, updates))
+        self._write("begin", AttemptStart(steps, env_steps, updates))
 
     def take(self, arrivals: Sequence[Arrival]) -> None:
         """One intake."""
         self._write("take", arrivals)
 
-    def mark(self, mark: Mark) -> int:
+    def mark(self, mark: LearnerMark) -> int:
         """The learner is about to be written down; returns how long the log is, -1 when it could not be kept."""
         return self._write("mark", mark, synced=True)
 
@@ -100,28 +100,28 @@ class ArrivalLog:
                     os.fsync(file.fileno())
                 return file.tell()
         except OSError as error:
-            self._give_up(error.strerror or str(error))
+            self._stop_recording(error.strerror or str(error))
             return -1
 
-    def _give_up(self, why: str) -> None:
+    def _stop_recording(self, why: str) -> None:
         self._kept = False
-        self._complain(f"arrivals are not recorded any more: {self._path} cannot be written ({why})")
+        self._on_write_error(f"arrivals are not recorded any more: {self._path} cannot be written ({why})")
 
 
-def read_arrivals(path: Path) -> list[Life]:
+def read_arrivals(path: Path) -> list[RunAttempt]:
     """The lives that came to a mark; what follows the last mark, also half a line of a killed writer, is left out."""
-    lives: list[Life] = []
+    lives: list[RunAttempt] = []
     pending: list[list[Arrival]] = []
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
-            entry = msgspec.json.decode(line, type=_Line)
+            entry = msgspec.json.decode(line, type=_LogEntry)
         except msgspec.MsgspecError as error:
             raise DamagedFile(f"{path} is damaged in line {number}: {error}") from None
         if entry.begin is not None:
             pending = []
             if lives and lives[-1].end is None:
                 lives.pop()
-            lives.append(Life(entry.begin))
+            lives.append(RunAttempt(entry.begin))
         elif not lives:
             raise DamagedFile(f"{path} is damaged: it does not begin with the beginning of a run")
         elif entry.take is not None:
@@ -130,7 +130,7 @@ def read_arrivals(path: Path) -> list[Life]:
             lives[-1].intakes += pending
             lives[-1].end, pending = entry.mark, []
     lives = [life for life in lives if life.end is not None]
-    _require_unbroken(path, lives)
+    _require_contiguous(path, lives)
     return lives
 
 
@@ -141,7 +141,7 @@ def _whole_lines(path: Path) -> list[bytes]:
         raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _require_unbroken(path: Path, lives: list[Life]) -> None:
+def _require_contiguous(path: Path, lives: list[RunAttempt]) -> None:
     """Each actor's segments are numbered 0, 1, 2, …; otherwise they cannot be collected again."""
     expected: dict[int, int] = {}
     for arrival in (arrival for life in lives for intake in life.intakes for arrival in intake):

@@ -9,17 +9,17 @@ from steppe.core.contracts.errors import DiskFull
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import EVENTS, Board
 
-LIMIT = 2_000  # records; an hour of one role's reports
+MAX_BUFFERED_RECORDS = 2_000  # records; an hour of one role's reports
 
 
-class Backlog:
+class BufferedBoard:
     """Posts to another Board, in order. Without room, records wait for the next post; the oldest are given up beyond
     `limit`, and counted in the event log once there is room again."""
 
-    def __init__(self, board: Board, limit: int = LIMIT) -> None:
+    def __init__(self, board: Board, limit: int = MAX_BUFFERED_RECORDS) -> None:
         self._board, self._limit = board, limit
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
-        self.given_up = 0
+        self.num_dropped = 0
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
         """The record's number, or 0 while it waits."""
@@ -41,23 +41,23 @@ class Backlog:
                 topic, record = self._waiting[0]
                 number = self._board.post(topic, record)
                 self._waiting.popleft()
-                self._own_up(str(record.get("run", "")))
+                self._report_dropped(str(record.get("run", "")))
         except DiskFull:
-            self._keep_within_limit()
+            self._drop_oldest()
             return 0
         return number
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _own_up(self, run: str) -> None:
-        if self.given_up:
-            message = f"the disk was full: {self.given_up} records were given up"
-            details = {"message": message, "given_up": self.given_up}
+    def _report_dropped(self, run: str) -> None:
+        if self.num_dropped:
+            message = f"the disk was full: {self.num_dropped} records were given up"
+            details = {"message": message, "given_up": self.num_dropped}
             self._board.post(EVENTS, EventReport(run=run, kind="warning", details=details).record())
-            self.given_up = 0
+            self.num_dropped = 0
 
-    def _keep_within_limit(self) -> None:
+    def _drop_oldest(self) -> None:
         while len(self._waiting) > self._limit:
             self._waiting.popleft()
-            self.given_up += 1
+            self.num_dropped += 1

@@ -29,13 +29,13 @@ from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.weights import Weights
 from steppe.core.io import codec, row_chunks
-from steppe.core.io.atomic_files import read_bundle, sweep, write_atomic, write_bundle
-from steppe.core.io.rings import ROWS, Elsewhere, Ring
+from steppe.core.io.atomic_files import read_bundle, remove_temporary_files, write_atomic, write_bundle
+from steppe.core.io.rings import ROWS, NestedBundle, Ring
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
 FORMAT = 1
 _GAP_BYTES = 4096
-_BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
+_DECODE_ERRORS = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 _NUMBER = re.compile(r"\d{8,}")
 
 
@@ -78,8 +78,8 @@ class Checkpoints:
     def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
         """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
         rings: list[Ring] = []
-        others: list[Elsewhere] = []
-        plain = row_chunks.take_out(state, rings, others)
+        others: list[NestedBundle] = []
+        plain = row_chunks.extract_rings(state, rings, others)
         files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._about(counters)}
         return _append(self.directory, files, self._keep, rings, others)
 
@@ -127,16 +127,16 @@ def _append(
     files: dict[str, bytes],
     keep: int,
     rings: Sequence[Ring] = (),
-    others: Sequence[Elsewhere] = (),
+    others: Sequence[NestedBundle] = (),
 ) -> Path:
     """Write the next numbered bundle, then remove all but the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
-    sweep(directory)
+    remove_temporary_files(directory)
     number, before = max(_numbered(directory), default=(0, None))
     path = directory / f"{number + 1:08d}"
 
     def beside(aside: Path) -> dict[str, bytes]:
-        row_chunks.write_elsewhere(aside, others, before)
+        row_chunks.write_nested_bundles(aside, others, before)
         return row_chunks.write_rows(aside, rings, before) if rings else {}
 
     write_bundle(path, files, beside)
@@ -178,19 +178,19 @@ def weights_from(data: bytes, where: str) -> Weights:
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if "steppe" not in metadata:
             raise ValueError("its metadata does not say that Steppe wrote it")
-        weights = _laid_out(arrays, json.loads(metadata["steppe"]))
+        weights = _to_weights(arrays, json.loads(metadata["steppe"]))
         if _digest(metadata["steppe"], weights) != metadata.get("sha256"):
             raise ValueError("it does not match its sha256")
-    except (SafetensorError, msgspec.MsgspecError, *_BROKEN) as error:
+    except (SafetensorError, msgspec.MsgspecError, *_DECODE_ERRORS) as error:
         raise DamagedFile(f"{where} is damaged: {error}") from None
     return weights
 
 
-def _laid_out(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Weights:
+def _to_weights(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Weights:
     if about["format"] > FORMAT:
         raise ValueError(f"format {about['format']} is newer than {FORMAT}, the newest this version of Steppe reads")
     rows = about["layout"]
-    layout = codec.checked_layout(rows, max((row[3] + arrays[row[0]].nbytes for row in rows), default=0))
+    layout = codec.validate_layout(rows, max((row[3] + arrays[row[0]].nbytes for row in rows), default=0))
     # The places come from the file: no more memory than its arrays and the widest gap between cache lines.
     if layout.nbytes > sum(array.nbytes for array in arrays.values()) + _GAP_BYTES * len(rows):
         raise ValueError("its layout has holes that are too wide")
@@ -199,7 +199,7 @@ def _laid_out(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Weights:
         if arrays[entry.name].shape != entry.shape or arrays[entry.name].dtype != entry.dtype:
             raise ValueError(f"{entry.name!r} is not as the layout says")
         view[...] = arrays[entry.name]
-    return Weights(layout, buffer, **codec.checked_counters(about["counters"]))
+    return Weights(layout, buffer, **codec.validate_counters(about["counters"]))
 
 
 def _digest(about: str, weights: Weights) -> str:
@@ -216,9 +216,9 @@ def _load(number: int, path: Path, run: str | None, *, whole: bool = False) -> C
     rings = row_chunks.read_rows(path, files[ROWS]) if ROWS in files else []
     for ring in rings if whole else ():
         ring.check()
-    state = row_chunks.put_back(state, rings, path)
+    state = row_chunks.insert_rings(state, rings, path)
     if whole:
-        row_chunks.check_elsewhere(path)
+        row_chunks.check_nested_bundles(path)
     return Checkpoint(path, number, weights, state, counters)
 
 
@@ -226,7 +226,7 @@ def _counters(data: bytes, path: Path, run: str | None) -> dict[str, Any]:
     try:
         about = json.loads(data)
         version, owner, counters = about["format"], about["run"], dict(about["counters"])
-    except _BROKEN as error:
+    except _DECODE_ERRORS as error:
         raise DamagedFile(f"{path} is damaged: {error}") from None
     if version > FORMAT:
         raise DamagedFile(f"{path} has format {version}, newer than {FORMAT}, the newest this version of Steppe reads")

@@ -7,13 +7,13 @@ from typing import Any
 
 from steppe.records.run_directory import RunDirectory
 
-OWN = ("name", "run_dir")  # what tells any two runs apart
+RUN_IDENTITY_KEYS = ("name", "run_dir")  # what tells any two runs apart
 REPEATED = ("env", "algo", "runtime", "mode", "actors", "envs", "seed", "rerun_of")  # in a summary, though known before
 
 Pair = tuple[Any, Any]
 
 
-def compare(one: RunDirectory, other: RunDirectory) -> dict[str, Any]:
+def compare_runs(one: RunDirectory, other: RunDirectory) -> dict[str, Any]:
     """Section → key → the two values; in `config` each value is a dictionary with its source. Absent is None."""
     records = one.record, other.record
     return {
@@ -37,7 +37,7 @@ def _settings(*runs: RunDirectory) -> dict[str, Pair]:
         config, sources = run.record["config"], run.sources
         sourced.append({key: {"value": value, "source": sources.get(key)} for key, value in config.items()})
     apart = differences(*({key: entry["value"] for key, entry in known.items()} for known in sourced))
-    return {key: (sourced[0].get(key), sourced[1].get(key)) for key in apart if key not in OWN}
+    return {key: (sourced[0].get(key), sourced[1].get(key)) for key in apart if key not in RUN_IDENTITY_KEYS}
 
 
 def _project(record: Mapping[str, Any]) -> dict[str, Any]:

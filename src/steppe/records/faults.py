@@ -30,7 +30,7 @@ class Faults:
         aside = room / f".{os.getpid()}.part"
         write_atomic(aside, codec.pack({"schema": SCHEMA, **circumstances}))
         try:
-            path = _linked(aside, room, max(self.numbers(), default=0) + 1)
+            path = _link_next_free(aside, room, max(self.numbers(), default=0) + 1)
         finally:
             aside.unlink()
         command = f"steppe reproduce {self._run.address} --fault {int(path.stem)}"  # others may fail at the same moment
@@ -59,7 +59,7 @@ class Faults:
         return path, found
 
 
-def _linked(aside: Path, room: Path, number: int) -> Path:
+def _link_next_free(aside: Path, room: Path, number: int) -> Path:
     """A link fails where a rename would replace another process's file."""
     while True:
         path = room / _name(number)

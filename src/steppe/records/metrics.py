@@ -19,8 +19,8 @@ import msgspec
 
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.core.io.atomic_files import is_full
-from steppe.records.scalars import WINDOW, Scalars, went_back
+from steppe.core.io.atomic_files import is_disk_full
+from steppe.records.scalars import WINDOW_EPISODES, Scalars, is_rewind
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -31,11 +31,11 @@ KINDS: dict[type[Report], str] = {
     EvaluationReport: "evaluation",
     EventReport: "event",
 }
-LIMIT = 10_000  # what waits for room on a full disk
+MAX_PENDING_LINES = 10_000  # what waits for room on a full disk
 _TOPICS = {"training": TRAINING, "actor": ACTORS, "evaluation": EVALUATIONS}  # the rest are events
 
 
-class Recorder:
+class MetricsWriter:
     """The one writer of a run's curves. A line is handed to the system before `record` returns: a kill loses nothing.
 
     What finds no room on a full disk waits in memory and goes out before the next report.
@@ -44,18 +44,18 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self.written: dict[str, int] = {}  # topic → number of the newest report that the curves have
         self._scalars = Scalars()
-        self._look_back(directory / "metrics.jsonl")
+        self._read_existing(directory / "metrics.jsonl")
         self._lines = _AppendOnly(directory / "metrics.jsonl")
         self._lines.end_last_line()
         self._events = _AppendOnly(_event_file(directory / "tb"))
-        self._waiting: deque[tuple[bytes, bytes]] = deque([(b"", _framed(_header()))], LIMIT)
+        self._waiting: deque[tuple[bytes, bytes]] = deque([(b"", _tfrecord(_header()))], MAX_PENDING_LINES)
 
     def record(self, report: Report, number: int = 0) -> None:
         """Add one report, with its number on the Board, to both."""
         line = {"kind": KINDS[type(report)], "number": number, **report.record()}
         event = self._event(report)
-        framed = _framed(event.SerializeToString()) if event is not None else b""
-        self._waiting.append((msgspec.json.encode(spoken(line)) + b"\n", framed))
+        framed = _tfrecord(event.SerializeToString()) if event is not None else b""
+        self._waiting.append((msgspec.json.encode(nonfinite_to_text(line)) + b"\n", framed))
         self._flush()
 
     def close(self) -> None:
@@ -71,26 +71,26 @@ class Recorder:
             if not self._lines.append(line):
                 return
             if not self._events.append(event):
-                self._lines.take_back(line)
+                self._lines.undo_append(line)
                 return
             self._waiting.popleft()
 
-    def _look_back(self, path: Path) -> None:
+    def _read_existing(self, path: Path) -> None:
         """Go on from what an earlier writer left: the numbers it came to, and the episodes that averages look back on."""
         if not path.exists():
             return
-        actors: deque[bytes] = deque(maxlen=WINDOW)
+        actors: deque[bytes] = deque(maxlen=WINDOW_EPISODES)
         with path.open("rb") as lines:
             for line in lines:
                 try:
-                    seen = msgspec.json.decode(line, type=_Seen)
+                    seen = msgspec.json.decode(line, type=_MetricsLine)
                 except msgspec.DecodeError:
                     continue  # half a line of a writer that was killed, or a line of somebody else's
                 topic = _TOPICS.get(seen.kind, EVENTS)
                 self.written[topic] = max(self.written.get(topic, 0), seen.number)
                 self._scalars.env_steps = max(seen.env_steps or 0, self._scalars.env_steps)
                 if seen.kind == "resume" and seen.role == "supervisor":
-                    self._scalars.go_back(int(seen.details.get("env_steps", 0)))
+                    self._scalars.rewind(int(seen.details.get("env_steps", 0)))
                 if seen.kind == "actor":
                     actors.append(line)
         for line in actors:
@@ -102,7 +102,7 @@ class Recorder:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = self._scalars.of(report)
-        if isinstance(report, EventReport) and went_back(report):
+        if isinstance(report, EventReport) and is_rewind(report):
             # Its readers then forget what earlier sessions said of later steps.
             session = SessionLog(status=SessionLog.START)
             return Event(wall_time=report.time_s, step=self._scalars.env_steps, session_log=session)
@@ -112,7 +112,7 @@ class Recorder:
         return Event(wall_time=report.time_s, step=self._scalars.env_steps, summary=Summary(value=values))
 
 
-class _Seen(msgspec.Struct):
+class _MetricsLine(msgspec.Struct):
     """What of a line has to be known to go on after it."""
 
     kind: str
@@ -139,12 +139,12 @@ class _AppendOnly:
             if os.write(self._descriptor, data) == len(data):
                 return True
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
         os.ftruncate(self._descriptor, size)
         return False
 
-    def take_back(self, data: bytes) -> None:
+    def undo_append(self, data: bytes) -> None:
         """Remove what was appended last."""
         os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - len(data))
 
@@ -171,7 +171,7 @@ def _header() -> bytes:
     return bytes(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
 
-def _framed(data: bytes) -> bytes:
+def _tfrecord(data: bytes) -> bytes:
     """A record of an event file: length, its checksum, data, its checksum."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
@@ -179,12 +179,12 @@ def _framed(data: bytes) -> bytes:
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
 
 
-def spoken(value: Any) -> Any:
+def nonfinite_to_text(value: Any) -> Any:
     """Plain values with NaN and the infinities as texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: spoken(item) for key, item in value.items()}
+        return {key: nonfinite_to_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [spoken(item) for item in value]
+        return [nonfinite_to_text(item) for item in value]
     return value

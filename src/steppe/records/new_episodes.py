@@ -5,7 +5,7 @@ from __future__ import annotations
 from steppe.core.contracts.reports import ActorReport
 
 
-class EpisodeListing:
+class EpisodeDeduplicator:
     """Takes the reports of a run's actors in order."""
 
     def __init__(self) -> None:
@@ -24,6 +24,6 @@ class EpisodeListing:
         known = max(0, len(report.episodes) - max(0, total - before))
         return report.episodes[known:]
 
-    def go_back(self) -> None:
+    def rewind(self) -> None:
         """The run goes on from an older checkpoint: what is played again from there is listed again."""
         self._totals.clear()

@@ -39,7 +39,7 @@ def _minus(now: Seconds, before: Seconds) -> Seconds:
     return {name: max(0.0, seconds - before.get(name, 0.0)) for name, seconds in now.items()}
 
 
-class Spent:
+class PhaseTimes:
     """A role that is started again counts from zero; what it had spent before is kept here."""
 
     def __init__(self) -> None:

@@ -25,12 +25,20 @@ from typing import Any
 import msgspec
 
 from steppe.core.config.run import RunConfig, flatten, unflatten
-from steppe.core.contracts.errors import ConfigError, Conflict, DamagedFile, DiskFull, RunExists, RunNotFound, nearest
+from steppe.core.contracts.errors import (
+    ConfigError,
+    Conflict,
+    DamagedFile,
+    DiskFull,
+    RunExists,
+    RunNotFound,
+    did_you_mean,
+)
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.io.atomic_files import noticing_full_disk, read_json, sweep, write_json
-from steppe.records.buffered_board import Backlog
+from steppe.core.io.atomic_files import raising_disk_full, read_json, remove_temporary_files, write_json
+from steppe.records.buffered_board import BufferedBoard
 from steppe.records.provenance import provenance
-from steppe.records.store import Status, Store
+from steppe.records.store import RunStore, Status
 
 FORMAT = 1
 RECORD, STORE, LOCK, SUMMARY, RESERVE = "run.json", "run.sqlite", "lock", "summary.json", "reserve"
@@ -56,9 +64,9 @@ class RunDirectory:
 
         `about` is written into run.json besides what it always says.
         """
-        path = _choose(config)
+        path = _choose_path(config)
         if (path / RECORD).exists():
-            raise _exists(path)
+            raise _run_exists_error(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(exist_ok=True, mode=0o700)
@@ -68,7 +76,7 @@ class RunDirectory:
         directory.acquire()
         try:
             if (path / RECORD).exists():
-                raise _exists(path)
+                raise _run_exists_error(path)
             directory._begin(config, sources, about or {})
         except BaseException:
             directory.release()
@@ -86,7 +94,7 @@ class RunDirectory:
             raise RunNotFound(f"{run} holds no run: there is no {RECORD} in it")
         known = [path.name for path in run_paths(runs_root())]
         where = f"{runs_root()} holds {len(known)} runs" if known else f"{runs_root()} holds no runs yet"
-        raise RunNotFound(f"there is no run {str(run)!r}; {where}.{nearest(str(run), known)}")
+        raise RunNotFound(f"there is no run {str(run)!r}; {where}.{did_you_mean(str(run), known)}")
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -131,13 +139,13 @@ class RunDirectory:
         self.record = record
 
     @cached_property
-    def store(self) -> Store:
-        return Store(self.path / STORE)
+    def store(self) -> RunStore:
+        return RunStore(self.path / STORE)
 
     @cached_property
-    def board(self) -> Backlog:
+    def board(self) -> BufferedBoard:
         """The store's messages, for writers that must not fail when the disk is full."""
-        return Backlog(self.store)
+        return BufferedBoard(self.store)
 
     @property
     def checkpoints(self) -> Path:
@@ -189,7 +197,7 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Keep the run's results; NaN and infinity become null."""
-        write_json(self.summary_path, _finite(summary))
+        write_json(self.summary_path, _nonfinite_to_none(summary))
 
     def summary(self) -> dict[str, Any] | None:
         """The results that were kept, if any."""
@@ -216,7 +224,7 @@ class RunDirectory:
         os.ftruncate(descriptor, 0)
         with (
             contextlib.suppress(DiskFull),
-            noticing_full_disk(self.path),
+            raising_disk_full(self.path),
         ):  # the lock holds without its owner's name too
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
@@ -237,11 +245,11 @@ class RunDirectory:
         (self.path / RESERVE).unlink(missing_ok=True)
 
     def _begin(self, config: RunConfig, sources: dict[str, str], about: Mapping[str, Any]) -> None:
-        sweep(self.path)
+        remove_temporary_files(self.path)
         self.checkpoints.mkdir(exist_ok=True)
         self.recordings.mkdir(exist_ok=True)
         created = time.time()
-        with noticing_full_disk(self.path):
+        with raising_disk_full(self.path):
             store = self.store
         record = {
             "format": FORMAT,
@@ -256,7 +264,7 @@ class RunDirectory:
             **about,
         }
         store.set_status("PENDING")
-        with noticing_full_disk(self.path):
+        with raising_disk_full(self.path):
             write_json(self.path / RECORD, record)  # last: a directory without it holds no run
 
 
@@ -277,11 +285,11 @@ class RunInfo:
 
 def list_runs(root: Path | None = None) -> list[RunInfo]:
     """Every run under a root, newest first, the damaged ones included."""
-    infos = [info_of(RunDirectory(path)) for path in run_paths(root or runs_root())]
+    infos = [get_run_info(RunDirectory(path)) for path in run_paths(root or runs_root())]
     return sorted(infos, key=lambda info: info.created_s, reverse=True)
 
 
-def info_of(directory: RunDirectory) -> RunInfo:
+def get_run_info(directory: RunDirectory) -> RunInfo:
     """The line of one run, damaged or not."""
     try:
         record, config = directory.record, directory.record["config"]
@@ -305,7 +313,7 @@ def run_paths(root: Path) -> list[Path]:
     return []
 
 
-def _choose(config: RunConfig) -> Path:
+def _choose_path(config: RunConfig) -> Path:
     if config.name is not None and not _NAME.fullmatch(config.name):
         raise ConfigError(
             f"name={config.name!r}: use letters, digits, '.', '-' and '_', beginning with a letter or digit"
@@ -323,15 +331,15 @@ def _new_id(config: RunConfig) -> str:
     return f"{slug}-{time.strftime('%Y%m%d-%H%M')}-{suffix}"
 
 
-def _exists(path: Path) -> RunExists:
+def _run_exists_error(path: Path) -> RunExists:
     return RunExists(f"{path} already holds a run: choose another --name or --run-dir, or remove it")
 
 
-def _finite(value: Any) -> Any:
+def _nonfinite_to_none(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _nonfinite_to_none(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_nonfinite_to_none(item) for item in value]
     return value

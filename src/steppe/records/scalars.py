@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import deque
 
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
-from steppe.records.new_episodes import EpisodeListing
+from steppe.records.new_episodes import EpisodeDeduplicator
 
-WINDOW = 100  # episodes that train/return_mean looks back on
+WINDOW_EPISODES = 100  # episodes that train/return_mean looks back on
 
 
 class Scalars:
@@ -16,20 +16,20 @@ class Scalars:
 
     def __init__(self) -> None:
         self.env_steps = 0
-        self._episodes: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._listing = EpisodeListing()
+        self._episodes: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
+        self._episode_deduplicator = EpisodeDeduplicator()
         self._agent_returns: dict[str, float] = {}
         self._before: TrainingReport | None = None
 
-    def go_back(self, env_steps: int) -> None:
+    def rewind(self, env_steps: int) -> None:
         """The run goes on from an older checkpoint."""
         self.env_steps, self._before = env_steps, None
-        self._listing.go_back()
+        self._episode_deduplicator.rewind()
 
     def of(self, report: Report) -> dict[str, float]:
         """The points that a report adds to the curves, at `env_steps`."""
         if isinstance(report, ActorReport):
-            self._episodes.extend(self._listing.take(report))
+            self._episodes.extend(self._episode_deduplicator.take(report))
             self._agent_returns |= report.agent_returns
             # Actors say goodbye after the learner: what they bring then would otherwise wait for a report that never comes.
             return self._averages() if self._before is not None and self._before.final else {}
@@ -46,8 +46,8 @@ class Scalars:
         return {}
 
     def _event_scalars(self, report: EventReport) -> dict[str, float]:
-        if went_back(report):
-            self.go_back(int(report.details.get("env_steps", 0)))
+        if is_rewind(report):
+            self.rewind(int(report.details.get("env_steps", 0)))
         if report.kind != "metric":
             return {}
         self.env_steps = max(self.env_steps, int(report.details["env_steps"]))
@@ -90,6 +90,6 @@ class Scalars:
         return pace | ({f"time/{phase}": s / total for phase, s in spent.items()} if total > 0 else {})
 
 
-def went_back(event: EventReport) -> bool:
+def is_rewind(event: EventReport) -> bool:
     """Whether this says that the run goes on from an older checkpoint; actors say with the same word how they could."""
     return event.kind == "resume" and event.role == "supervisor"

@@ -32,20 +32,20 @@ SUCCEEDED, FAILED, STOPPED, LOST = "SUCCEEDED", "FAILED", "STOPPED", "LOST"
 LIVE = (STARTING, RUNNING, PAUSED, STOPPING)
 STATES = (PENDING, *LIVE, SUCCEEDED, FAILED, STOPPED, LOST)
 HEARTBEAT_S = 2.0
-SILENT = "heartbeat_expired"  # reason of a LOST run whose process is alive
+HEARTBEAT_EXPIRED = "heartbeat_expired"  # reason of a LOST run whose process is alive
 LOST_AFTER_S = 3 * HEARTBEAT_S
 SCHEMA = 1
-NOBODY = 0  # the owner of a run that waits to be started
+NO_OWNER = 0  # the owner of a run that waits to be started
 OPEN_PER_THREAD = 16  # stores that a thread keeps open, the least recently used one is closed
 _BUSY_S = 30.0
-_NO_ROOM = (
+_DISK_FULL_CODES = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR_WRITE,
     sqlite3.SQLITE_IOERR_FSYNC,
     sqlite3.SQLITE_IOERR_TRUNCATE,
     sqlite3.SQLITE_IOERR_SHMSIZE,
 )
-_LEAST_BYTES = 64 << 10  # with less, a file that cannot be opened is one that cannot be made
+_MIN_FREE_BYTES = 64 << 10  # with less, a file that cannot be opened is one that cannot be made
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
     number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, record TEXT NOT NULL);
@@ -74,7 +74,7 @@ class Status:
         return self.state in LIVE
 
 
-class Store:
+class RunStore:
     """One file, many writers and readers; a write takes tens of microseconds where the disk is not busy.
 
     Without room on the disk writing raises DiskFull, and works again once there is some.
@@ -163,9 +163,11 @@ class Store:
         if row is None:
             return Status()
         status, start = Status(*row[:7]), row[7]
-        if status.state == PENDING and status.pid == NOBODY:
+        if status.state == PENDING and status.pid == NO_OWNER:
             return status
-        return _seen(status, start, self._last_beat(status)) if status.live or status.state == PENDING else status
+        return (
+            _with_liveness(status, start, self._last_beat(status)) if status.live or status.state == PENDING else status
+        )
 
     def _last_beat(self, status: Status) -> float:
         own = self._beat_s if status.pid == os.getpid() else 0.0
@@ -180,41 +182,43 @@ class Store:
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
-            yield self._mine()
+            yield self._thread_connection()
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise Conflict(f"{self.path} is locked by another process for more than {_BUSY_S:.0f} s") from error
-            if self._no_room(error):
+            if self._is_disk_full(error):
                 raise DiskFull(f"there is no room to write {self.path}: {error}") from error
             raise DamagedFile(f"{self.path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:
             raise DamagedFile(f"{self.path} is damaged: {error}") from error
 
-    def _no_room(self, error: sqlite3.OperationalError) -> bool:
+    def _is_disk_full(self, error: sqlite3.OperationalError) -> bool:
         code = getattr(error, "sqlite_errorcode", None)
         free = free_bytes(self.path.parent)
-        return code in _NO_ROOM or (code == sqlite3.SQLITE_CANTOPEN and free is not None and free < _LEAST_BYTES)
+        return code in _DISK_FULL_CODES or (
+            code == sqlite3.SQLITE_CANTOPEN and free is not None and free < _MIN_FREE_BYTES
+        )
 
-    def _mine(self) -> sqlite3.Connection:
+    def _thread_connection(self) -> sqlite3.Connection:
         """This thread's connection. SQLite forbids touching one inherited over a fork, even to close it: it is kept aside."""
         database: sqlite3.Connection | None = getattr(self._local, "database", None)
-        _recent.used(self)
+        _open_stores.used(self)
         if database is not None and self._local.pid == os.getpid():
             return database
         if database is not None:
-            _inherited.append(database)
+            _inherited_connections.append(database)
         database = self._local.database = _connect(self.path)
         self._local.pid = os.getpid()
         return database
 
 
-class _Recent(threading.local):
+class _OpenStores(threading.local):
     """The stores that this thread has open, the most recently used one last."""
 
     def __init__(self) -> None:
-        self._stores: dict[weakref.ref[Store], None] = {}
+        self._stores: dict[weakref.ref[RunStore], None] = {}
 
-    def used(self, store: Store) -> None:
+    def used(self, store: RunStore) -> None:
         """Note the use, and close this thread's connection to the store that was not used for longest."""
         mark = store.mark
         self._stores.pop(mark, None)
@@ -228,7 +232,7 @@ class _Recent(threading.local):
                     found.close()
 
 
-_recent = _Recent()
+_open_stores = _OpenStores()
 
 
 def _decoded(text: str) -> dict[str, Any]:
@@ -239,7 +243,7 @@ def _decoded(text: str) -> dict[str, Any]:
         return json.loads(text)  # type: ignore[no-any-return]
 
 
-_inherited: list[sqlite3.Connection] = []
+_inherited_connections: list[sqlite3.Connection] = []
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -253,15 +257,15 @@ def _connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _seen(status: Status, start: int | None, beat: float) -> Status:
+def _with_liveness(status: Status, start: int | None, heartbeat: float) -> Status:
     pid = status.pid or 0
     now = process_start(pid)
     if now is None or (start is not None and now != start):
         message = f"process {pid} ended without saying why while the run was {status.state}"
         return _lost(status, "process_dead", message)
-    silent = time.time() - beat
+    silent = time.time() - heartbeat
     if status.live and silent > LOST_AFTER_S:
-        return _lost(status, SILENT, f"process {pid} has been silent for {silent:.0f} s")
+        return _lost(status, HEARTBEAT_EXPIRED, f"process {pid} has been silent for {silent:.0f} s")
     return status
 
 

@@ -18,8 +18,8 @@ from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.core.io.atomic_files import free_bytes
-from steppe.records.new_episodes import EpisodeListing
-from steppe.records.phase_times import Seconds, Spent, TimeTotals
+from steppe.records.new_episodes import EpisodeDeduplicator
+from steppe.records.phase_times import PhaseTimes, Seconds, TimeTotals
 from steppe.records.run_directory import RunDirectory
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
@@ -64,9 +64,9 @@ class RunView:
         self.checkpoint_bytes = 0
         self.checkpoint_s = 0.0  # spent on all of them
         self.evaluation_s = self.final_evaluation_s = 0.0  # spent on those on the way, and on those at an end
-        self.spent = Spent()
+        self.spent = PhaseTimes()
         self._room: int | None = None  # bytes left on the disk, while that matters
-        self._listing = EpisodeListing()
+        self._episode_deduplicator = EpisodeDeduplicator()
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
         self._marks: deque[TimeTotals] = deque()  # about one a second over the last DIAGNOSIS_S of training
@@ -295,7 +295,7 @@ class RunView:
     def _new_reports(self, board: Board, topic: str, kind: type[Report]) -> Iterator[Report]:
         """A page at a time: histories are long."""
         while page := board.read(topic, self._cursors[topic], _PAGE):
-            reports = sorted((_typed(kind, topic, number, record) for number, record in page), key=_time_s)
+            reports = sorted((_decode_report(kind, topic, number, record) for number, record in page), key=_time_s)
             self._cursors[topic] = page[-1][0]
             yield from reports
             if len(page) < _PAGE:
@@ -328,7 +328,7 @@ class RunView:
         self.actors = dict(sorted(self.actors.items()))
         if report.total_episodes is None and (self.training is None or self.training.episodes is None):
             self.episodes += len(report.episodes) if report.num_episodes is None else report.num_episodes
-        self._recent.extend(self._listing.take(report))
+        self._recent.extend(self._episode_deduplicator.take(report))
         if self.final_training is not None and self.train_return_mean is not None:  # a goodbye after the learner's
             _add_point(self.history, self.final_training.env_steps, self.train_return_mean)
 
@@ -366,7 +366,7 @@ class RunView:
         """
         if report.role == "supervisor":
             self.spent.ended()
-            self._listing.go_back()
+            self._episode_deduplicator.rewind()
             self.episodes = int(report.details.get("episodes", 0))
             self.final_training = self.final_evaluation = self.reached_evaluation = None
             self.resumed = "exact"
@@ -375,7 +375,7 @@ class RunView:
             self.resumed = "episode-boundary"
 
 
-def _typed(kind: type[Report], topic: str, number: int, record: dict[str, Any]) -> Report:
+def _decode_report(kind: type[Report], topic: str, number: int, record: dict[str, Any]) -> Report:
     try:
         return kind.read(record)
     except msgspec.ValidationError as error:

@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     from steppe.replay.episode_buffer import GlobalBuffer, LocalBuffer
     from steppe.replay.factory import make_memory
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.replay.rollout import Rollout
-    from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
+    from steppe.replay.rollout import RolloutBuffer
+    from steppe.replay.sequence_memory import SequenceMemory, SequenceSamplingConfig
     from steppe.replay.sequence_windows import Windowing
-    from steppe.replay.transition_memory import Draws, ReplayMemory
+    from steppe.replay.transition_memory import ReplayMemory, SamplingConfig
 
 __all__ = [
-    "Draws",
     "ExperienceBuffer",
     "GlobalBuffer",
     "LocalBuffer",
@@ -24,15 +23,16 @@ __all__ = [
     "ReplayBuffer",
     "ReplayBufferPool",
     "ReplayMemory",
-    "Rollout",
-    "SequenceDraws",
+    "RolloutBuffer",
+    "SamplingConfig",
     "SequenceMemory",
+    "SequenceSamplingConfig",
     "Windowing",
     "make_memory",
 ]
 
 _HOMES = {
-    "Draws": "transition_memory",
+    "SamplingConfig": "transition_memory",
     "ExperienceBuffer": "buffer",
     "GlobalBuffer": "episode_buffer",
     "LocalBuffer": "episode_buffer",
@@ -40,8 +40,8 @@ _HOMES = {
     "ReplayBuffer": "buffer",
     "ReplayBufferPool": "pool",
     "ReplayMemory": "transition_memory",
-    "Rollout": "rollout",
-    "SequenceDraws": "sequence_memory",
+    "RolloutBuffer": "rollout",
+    "SequenceSamplingConfig": "sequence_memory",
     "SequenceMemory": "sequence_memory",
     "Windowing": "sequence_windows",
     "make_memory": "factory",

@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from steppe.core.contracts.errors import UsageError
-from steppe.core.system.typecheck import checked
-from steppe.replay.ingest import Experience, Experiences, Writing
-from steppe.replay.store.store import Numbers, Store
+from steppe.core.system.typecheck import typechecked
+from steppe.replay.ingest import Experience, Experiences, ExperienceWriter
+from steppe.replay.store.store import ArrayLike, ReplayStore
 
 
 class ReplayBuffer:
@@ -21,7 +21,7 @@ class ReplayBuffer:
     `store` holds the columns; the buffers of a pool share one.
     """
 
-    @checked
+    @typechecked
     def __init__(
         self,
         capacity: int,
@@ -32,31 +32,31 @@ class ReplayBuffer:
         disk_path: str | Path | None = None,
     ) -> None:
         """With `disk_path`, a directory, experience lies on that disk: for more of it than memory holds."""
-        store = Store(capacity, disk=None if disk_path is None else Path(disk_path))
-        self._open(Writing(store, experience_keys, frame_stack), 0, np.random.default_rng(seed))
+        store = ReplayStore(capacity, disk=None if disk_path is None else Path(disk_path))
+        self._open(ExperienceWriter(store, experience_keys, frame_stack), 0, np.random.default_rng(seed))
 
-    def _open(self, writing: Writing, part: int, stream: np.random.Generator) -> None:
+    def _open(self, writing: ExperienceWriter, part: int, stream: np.random.Generator) -> None:
         self.capacity = writing.store.capacity
         self.experience_keys = writing.keys
-        self._writing, self.store, self._part, self._stream = writing, writing.store, part, stream
+        self._writer, self.store, self._part, self._stream = writing, writing.store, part, stream
 
     @classmethod
-    def over(cls, writing: Writing, part: int, stream: np.random.Generator) -> Self:
+    def over(cls, writing: ExperienceWriter, part: int, stream: np.random.Generator) -> Self:
         """A buffer that is one part of a store that others share."""
         buffer = cls.__new__(cls)
         buffer._open(writing, part, stream)
         return buffer
 
-    @checked
+    @typechecked
     def add(self, experience: Experience) -> None:
         """Append one experience, over the oldest one when full."""
         self.add_batch([experience])
 
     def add_batch(self, experiences: Experiences) -> None:
         """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
-        self._writing.write(self._part, experiences)
+        self._writer.write(self._part, experiences)
 
-    @checked
+    @typechecked
     def sample(self, batch_size: int) -> Any:
         """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
         return self.store.take(self._stream, batch_size, 1.0, self._part)[0]
@@ -86,7 +86,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     beta = 0.4
     beta_increment = 0.001
 
-    @checked
+    @typechecked
     def __init__(
         self,
         capacity: int,
@@ -102,8 +102,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if not (0 <= alpha <= 1 and 0 <= beta <= 1 and beta_increment >= 0):
             raise UsageError(f"alpha and beta lie in [0, 1] and beta never falls: {alpha=}, {beta=}, {beta_increment=}")
         self.beta, self.beta_increment = beta, beta_increment
-        store = Store(capacity, alpha=alpha, disk=None if disk_path is None else Path(disk_path))
-        writing = Writing(store, experience_keys, frame_stack)
+        store = ReplayStore(capacity, alpha=alpha, disk=None if disk_path is None else Path(disk_path))
+        writing = ExperienceWriter(store, experience_keys, frame_stack)
         self._open(writing, 0, np.random.default_rng(seed))
 
     @property
@@ -111,16 +111,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Priorities that came too late and changed nothing: their experiences had been overwritten."""
         return self.store.stale
 
-    @checked
+    @typechecked
     def add(self, experience: Experience, priority: float = 1.0) -> None:
         """Append one experience; a priority of 0 keeps it from being drawn."""
-        self._writing.write(self._part, [experience], np.array([priority], np.float64))
+        self._writer.write(self._part, [experience], np.array([priority], np.float64))
 
-    def add_batch(self, experiences: Experiences, priorities: Numbers | None = None) -> None:
+    def add_batch(self, experiences: Experiences, priorities: ArrayLike | None = None) -> None:
         """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
-        self._writing.write(self._part, experiences, priorities)
+        self._writer.write(self._part, experiences, priorities)
 
-    @checked
+    @typechecked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.
 
@@ -133,13 +133,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.beta = min(1.0, self.beta + self.beta_increment)
         return batch, weights, indices >> store.shift if store.shift else indices
 
-    @checked
-    def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:
+    @typechecked
+    def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
         """Set the priorities of sampled experiences; of an index given twice the last one counts.
 
         Where an experience was overwritten since it was sampled nothing changes, which `stale_updates` counts.
         """
-        self.store.prioritize(indices, priorities, self._part)
+        self.store.update_priorities(indices, priorities, self._part)
 
 
 class ExperienceBuffer:
@@ -147,22 +147,22 @@ class ExperienceBuffer:
 
     KEYS = ("state", "action", "reward", "next_state", "done")
 
-    @checked
+    @typechecked
     def __init__(self, capacity: int = 10000, *, seed: int | None = None) -> None:
         self.capacity = capacity
         self._buffer = ReplayBuffer(capacity, self.KEYS)
-        self.buffer = Steps(self._buffer, self.KEYS)
+        self.buffer = TransitionView(self._buffer, self.KEYS)
         self._stream = np.random.default_rng(seed)
 
-    @checked
+    @typechecked
     def push(self, state: Any, action: Any, reward: float, next_state: Any, done: bool) -> None:
         """Append one step, over the oldest one when full."""
         self._buffer.add(dict(zip(self.KEYS, (state, action, reward, next_state, done), strict=True)))
 
-    @checked
+    @typechecked
     def sample(self, batch_size: int) -> list[tuple[Any, ...]]:
         """`batch_size` different steps in random order, or every step, oldest first, when there are fewer."""
-        slots = self._buffer.store.ordered(0)
+        slots = self._buffer.store.slots_oldest_first(0)
         if len(slots) >= batch_size:
             slots = self._stream.choice(slots, batch_size, replace=False)
         return self.buffer.rows(slots)
@@ -176,7 +176,7 @@ class ExperienceBuffer:
         return len(self._buffer)
 
 
-class Steps(Sequence[tuple[Any, ...]]):
+class TransitionView(Sequence[tuple[Any, ...]]):
     """What an ExperienceBuffer holds, as a sequence of tuples, oldest first. Read only: `push` adds."""
 
     def __init__(self, buffer: ReplayBuffer, keys: tuple[str, ...]) -> None:
@@ -186,7 +186,7 @@ class Steps(Sequence[tuple[Any, ...]]):
         return len(self._store)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._store.ordered(0)[index]
+        found = self._store.slots_oldest_first(0)[index]
         return self.rows(found) if isinstance(index, slice) else self.rows(np.array([found]))[0]
 
     def rows(self, slots: np.ndarray) -> list[tuple[Any, ...]]:

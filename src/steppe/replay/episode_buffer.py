@@ -11,28 +11,35 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.array_checks import as_array, as_column, require_below, require_finite, require_flags
+from steppe.core.array_checks import as_column, as_numeric_array, require_below, require_finite, require_flags
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import FieldSpec
-from steppe.core.system.typecheck import checked
-from steppe.replay.factory import SHARE, available_bytes
+from steppe.core.system.typecheck import typechecked
+from steppe.replay.factory import MAX_MEMORY_SHARE, available_bytes
 from steppe.replay.ingest import as_block, fit_block
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.sequence_windows import META, SequenceReplay, Windowing, Windows
+from steppe.replay.sequence_windows import POSITION_FIELDS, SequenceBatchBuffer, SequenceReplay, Windowing
 
 Episode = dict[str, np.ndarray]  # rows of steps, and one more row that has only the last observation
-FIRST = ("obs", "action", "reward", "terminated")  # in this order a batch is unpacked, and then the rest
-NAMES = ("action", "reward", "hidden", "comm_mask", "q_val")
+LEADING_COLUMNS = ("obs", "action", "reward", "terminated")  # in this order a batch is unpacked, and then the rest
+STEP_COLUMNS = ("action", "reward", "hidden", "comm_mask", "q_val")
 WINDOW_BYTES = 32  # of a row of a batch, for what `Windows` adds to the columns
-MADE = ("before", "after", "discount", "following", "valid", "learn")  # columns of batches that no episode has
+DERIVED_COLUMNS = (
+    "before",
+    "after",
+    "discount",
+    "following",
+    "valid",
+    "learn",
+)  # columns of batches that no episode has
 
 
 class LocalBuffer:
     """The steps of one episode, from its first observation `obs` (num_agents, *obs_shape) to `finish`."""
 
     def __init__(self, obs: Any) -> None:
-        self._obs = [_number_array(obs, "obs", "the first observation")]
+        self._obs = [_finite_array(obs, "obs", "the first observation")]
         self._rows: list[tuple[np.ndarray, ...]] = []
 
     def __len__(self) -> int:
@@ -41,19 +48,19 @@ class LocalBuffer:
     def add(self, action: Any, reward: float, next_obs: Any, hidden: Any, comm_mask: Any, q_val: Any) -> None:
         """Append a step; `hidden` is the state in which the policy saw the observation before it, q_val its values of that."""
         where = f"step {len(self._rows)}"
-        given = zip(NAMES, (action, reward, hidden, comm_mask, q_val), strict=True)
-        row = [_number_array(value, name, where) for name, value in given]
+        given = zip(STEP_COLUMNS, (action, reward, hidden, comm_mask, q_val), strict=True)
+        row = [_finite_array(value, name, where) for name, value in given]
         row[:2] = [value.reshape(()) if value.shape == (1,) else value for value in row[:2]]  # (1,) is one number too
-        row[1] = _number_array(row[1], "reward", where, np.float32)
-        seen = _number_array(next_obs, "next_obs", where)
+        row[1] = _finite_array(row[1], "reward", where, np.float32)
+        seen = _finite_array(next_obs, "next_obs", where)
         before = (*self._rows[0], self._obs[0]) if self._rows else (*row, self._obs[0])
-        for name, value, first in zip((*NAMES, "next_obs"), (*row, seen), before, strict=True):
+        for name, value, first in zip((*STEP_COLUMNS, "next_obs"), (*row, seen), before, strict=True):
             if value.shape != first.shape:
                 raise UsageError(f"{name} of {where} has shape {value.shape}, but it was {first.shape} before")
         self._rows.append(tuple(row))
         self._obs.append(seen)
 
-    @checked
+    @typechecked
     def finish(self, *, terminated: bool) -> Episode:
         """The whole episode; `terminated` is False where it was cut by a time limit."""
         if not self._rows:
@@ -62,7 +69,7 @@ class LocalBuffer:
         ends = np.zeros((len(self._rows) + 1, *of_each), bool)
         ends[-2] = terminated
         episode = {"obs": np.stack(self._obs), "terminated": ends}
-        for name, values in zip(NAMES, zip(*self._rows, strict=True), strict=True):
+        for name, values in zip(STEP_COLUMNS, zip(*self._rows, strict=True), strict=True):
             rows = np.stack(values)
             episode[name] = np.concatenate([rows, np.zeros_like(rows[:1])])
         return episode
@@ -75,7 +82,7 @@ class GlobalBuffer:
     unpacked: `obs, action, reward, terminated, *rest = buffer.get_batch()`.
     """
 
-    @checked
+    @typechecked
     def __init__(
         self,
         capacity: int = 2048 * 256,
@@ -91,7 +98,7 @@ class GlobalBuffer:
         self.pool = ReplayBufferPool(1, capacity, use_prioritized=True, alpha=alpha)
         self._stream = np.random.default_rng(seed)
         self._replay: SequenceReplay | None = None
-        self._rooms: dict[int, Windows] = {}
+        self._sequence_buffers: dict[int, SequenceBatchBuffer] = {}
 
     def __len__(self) -> int:
         """Rows stored: steps, and an observation per episode."""
@@ -103,42 +110,42 @@ class GlobalBuffer:
         UsageError or NotFinite, and nothing is kept, where it cannot be learned from or does not fit the episodes before.
         """
         store = self.pool.store
-        known = [field for field in store.fields if field not in META]
-        columns = checked_episode(episode, known)
+        known = [field for field in store.fields if field not in POSITION_FIELDS]
+        columns = validate_episode(episode, known)
         count = len(columns["reward"])
         if count > store.capacity:  # before it decides what the columns are
             raise ConfigError(f"an episode of {count} rows does not fit a buffer of {store.capacity}")
         if self._replay is None:
             fields = [FieldSpec(name, rows.shape[1:], rows.dtype.name) for name, rows in columns.items()]
-            store.allocate([*fields, *META])
+            store.allocate([*fields, *POSITION_FIELDS])
             self._replay = SequenceReplay(self.pool, self.windowing)
         starts = np.arange(0, count - 1, self.windowing.step)
         with np.errstate(over="ignore", invalid="ignore"):  # an estimate that is not finite does not count
-            priorities = self._replay.entering(columns, starts, whole=True)
+            priorities = self._replay.initial_priorities(columns, starts, whole=True)
         self._replay.write(columns, starts, 0, priorities)
 
     def get_data(self) -> Batch:
         """The next batch of `batch_size` sequences."""
         return self.get_batch(self.batch_size)
 
-    @checked
+    @typechecked
     def get_batch(self, batch_size: int | None = None) -> Batch:
         """A batch of sequences with weights and indices, of `self.batch_size` if no other is given; its arrays are reused by
         the next one of the same size."""
         if self._replay is None:
             raise UsageError("there is no episode yet: add one first")
         batch_size = self.batch_size if batch_size is None else batch_size
-        if batch_size not in self._rooms:
+        if batch_size not in self._sequence_buffers:
             self._require_room(batch_size)
-            self._rooms[batch_size] = self._replay.room(batch_size)
-        drawn = self._replay.draw(self._stream, self._rooms[batch_size], self.beta)
-        first = {name: drawn.columns[name] for name in FIRST}
+            self._sequence_buffers[batch_size] = self._replay.room(batch_size)
+        drawn = self._replay.draw(self._stream, self._sequence_buffers[batch_size], self.beta)
+        first = {name: drawn.columns[name] for name in LEADING_COLUMNS}
         return Batch({**first, **drawn.columns}, drawn.weights, drawn.indices)
 
     def _require_room(self, batch_size: int) -> None:
         """Raise UsageError for a batch of no sequence, or of more than memory holds."""
         row_bytes = WINDOW_BYTES + sum(field.nbytes for field in self.pool.store.fields)
-        most = int(SHARE * available_bytes() / (row_bytes * self.windowing.rows))
+        most = int(MAX_MEMORY_SHARE * available_bytes() / (row_bytes * self.windowing.rows))
         if not 1 <= batch_size <= most:
             raise UsageError(f"batch_size={batch_size}: must be at least 1, and memory has room for {most:,} sequences")
 
@@ -151,13 +158,13 @@ class GlobalBuffer:
         with store.lock:
             if self._replay is not None and indices.ndim == 1:
                 self._require_starts(indices)
-            store.prioritize(indices, priorities)
+            store.update_priorities(indices, priorities)
 
     def _require_starts(self, indices: np.ndarray) -> None:
         """Raise UsageError for a row at which `add` began no sequence; those that are gone are not looked at."""
         store = self.pool.store
         slots = store.slots_of(indices)
-        before, after = (store.columns[field.name][slots] for field in META)
+        before, after = (store.columns[field.name][slots] for field in POSITION_FIELDS)
         wrong = (slots >= 0) & ((before % self.windowing.step != 0) | (after == 0))
         if wrong.any():
             raise UsageError(
@@ -165,7 +172,7 @@ class GlobalBuffer:
             )
 
 
-def checked_episode(episode: Mapping[str, Any], known: Sequence[FieldSpec]) -> Episode:
+def validate_episode(episode: Mapping[str, Any], known: Sequence[FieldSpec]) -> Episode:
     """The columns of an episode, checked for what compiled code and `estimate` rely on, as the `known` fields if there are any.
 
     [rows, …] with at least two rows; finite numbers; a `terminated` for every `reward`, of one agent or of several; actions
@@ -173,7 +180,10 @@ def checked_episode(episode: Mapping[str, Any], known: Sequence[FieldSpec]) -> E
     """
     if not isinstance(episode, Mapping):
         raise UsageError(f"an episode is a dictionary of columns, not a {type(episode).__name__}")
-    missing, made = [name for name in FIRST if name not in episode], [name for name in MADE if name in episode]
+    missing, made = (
+        [name for name in LEADING_COLUMNS if name not in episode],
+        [name for name in DERIVED_COLUMNS if name in episode],
+    )
     if missing or made:
         problem = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(made)}, which is made when it is drawn"
         raise UsageError(f"the episode {problem}: LocalBuffer.finish gives what is needed")
@@ -217,10 +227,10 @@ def _require_shapes(columns: Episode) -> None:
     require_below(columns["action"], "action", (values[-1],))
 
 
-def _number_array(value: Any, name: str, where: str, dtype: Any = None) -> np.ndarray:
+def _finite_array(value: Any, name: str, where: str, dtype: Any = None) -> np.ndarray:
     """A copy, since environments may use their arrays again; UsageError unless it holds finite numbers or truth values."""
     with np.errstate(over="ignore"):
-        found = np.array(as_array(value, name), dtype, order="C")
+        found = np.array(as_numeric_array(value, name), dtype, order="C")
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise UsageError(f"{name} of {where} has NaN or infinity: leave this episode out")
     if found.dtype.kind == "b":

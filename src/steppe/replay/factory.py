@@ -14,17 +14,17 @@ from steppe.core.algorithms import AgentConfig
 from steppe.core.contracts.algorithm import Memory
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.core.contracts.transport import Line
+from steppe.core.contracts.transport import RpcClient
 from steppe.core.io.atomic_files import free_bytes
-from steppe.replay.rollout import Rollout
+from steppe.replay.rollout import RolloutBuffer
 
 if TYPE_CHECKING:
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.replay.remote.client import FarPool
-    from steppe.replay.remote.server import Shelf
+    from steppe.replay.remote.client import RemoteReplayPool
+    from steppe.replay.remote.server import ReplayShard
     from steppe.replay.sequence_windows import Windowing
 
-SHARE = 0.9  # of the memory that is available now
+MAX_MEMORY_SHARE = 0.9  # of the memory that is available now
 TREE_BYTES = 5  # of a transition's priority, in leaves and nodes
 
 
@@ -38,7 +38,7 @@ def make_memory(
     pool: ReplayBufferPool | None = None,
     directory: Path | None = None,
     num_buffers: int = 1,
-    shelves: Sequence[Line] = (),
+    shelves: Sequence[RpcClient] = (),
 ) -> Memory:
     """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig).
 
@@ -48,44 +48,46 @@ def make_memory(
     lie there.
     """
     if agent.memory == "rollout":
-        return Rollout(spec)
+        return RolloutBuffer(spec)
     if once := [column.name for column in spec.extras if column.once]:
         raise ConfigError(f"the column {once[0]!r} has one row per segment, which only memory = 'rollout' keeps")
-    from steppe.replay.sequence_memory import SequenceDraws, SequenceMemory
-    from steppe.replay.transition_memory import Draws, ReplayMemory  # numba: only where it is needed
+    from steppe.replay.sequence_memory import SequenceMemory, SequenceSamplingConfig
+    from steppe.replay.transition_memory import ReplayMemory, SamplingConfig  # numba: only where it is needed
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
-    of = partial(_of, given)
-    used: ReplayBufferPool | FarPool
+    of = partial(_select, given)
+    used: ReplayBufferPool | RemoteReplayPool
     if shelves:
-        used = _far_pool(agent, given, shelves)
+        used = _remote_pool(agent, given, shelves)
     else:
-        disk = _disk(str(given.get("buffer_storage", "memory")), directory, pool)
+        disk = _storage_directory(str(given.get("buffer_storage", "memory")), directory, pool)
         used = _pool(agent, given, spec, num_actors, pool, disk, num_buffers)
     limits = of("batch_size", "learning_starts", "samples_per_insert", "beta")
     if agent.memory == "replay":
-        draws = Draws(**limits, **of("n_step", "gamma"), total_steps=total_steps)
+        draws = SamplingConfig(**limits, **of("n_step", "gamma"), total_steps=total_steps)
         return ReplayMemory(spec, used, draws, stream=stream)
-    sequences = SequenceDraws(**limits, windowing=_windowing(given), total_steps=total_steps)
+    sequences = SequenceSamplingConfig(**limits, windowing=_windowing(given), total_steps=total_steps)
     return SequenceMemory(spec, used, sequences, stream=stream)
 
 
-def make_shelf(agent: AgentConfig, spec: SegmentSpec, num_shelves: int, directory: Path | None = None) -> Shelf:
+def make_replay_shard(
+    agent: AgentConfig, spec: SegmentSpec, num_shards: int, directory: Path | None = None
+) -> ReplayShard:
     """One of the buffers that a memory with as many `shelves` draws from, if there is room for it here."""
     from steppe.replay.nstep import transition_fields
-    from steppe.replay.remote.server import Shelf
+    from steppe.replay.remote.server import ReplayShard
     from steppe.replay.sequence_windows import SequenceReplay, step_fields
-    from steppe.replay.transition_memory import claim
+    from steppe.replay.transition_memory import ensure_columns
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
-    disk = _disk(str(given.get("buffer_storage", "memory")), directory, None)
-    pool = _pool(agent, {**given, "buffer_size": _share(given, num_shelves)}, spec, 1, None, disk, 1)
+    disk = _storage_directory(str(given.get("buffer_storage", "memory")), directory, None)
+    pool = _pool(agent, {**given, "buffer_size": _capacity_per_buffer(given, num_shards)}, spec, 1, None, disk, 1)
     sequences = agent.memory == "sequences"
-    claim(pool, step_fields(spec) if sequences else transition_fields(spec), 1)
-    return Shelf(pool, SequenceReplay(pool, _windowing(given)) if sequences else None)
+    ensure_columns(pool, step_fields(spec) if sequences else transition_fields(spec), 1)
+    return ReplayShard(pool, SequenceReplay(pool, _windowing(given)) if sequences else None)
 
 
-def _of(given: dict[str, Any], *known: str) -> dict[str, Any]:
+def _select(given: dict[str, Any], *known: str) -> dict[str, Any]:
     return {name: given[name] for name in known if name in given}
 
 
@@ -93,11 +95,11 @@ def _windowing(given: dict[str, Any]) -> Windowing:
     from steppe.replay.sequence_windows import Windowing
 
     named = {"sequence_length": "length", "sequence_stride": "stride", "value_rescaling": "rescaled"}
-    shape = _of(given, *named, "burn_in", "n_step", "gamma")
+    shape = _select(given, *named, "burn_in", "n_step", "gamma")
     return Windowing(**{named.get(name, name): value for name, value in shape.items()})
 
 
-def _share(given: dict[str, Any], num_buffers: int) -> int:
+def _capacity_per_buffer(given: dict[str, Any], num_buffers: int) -> int:
     """What each of so many buffers keeps."""
     return -(-int(given["buffer_size"]) // num_buffers)
 
@@ -109,10 +111,10 @@ def _alpha(agent: AgentConfig, given: dict[str, Any]) -> float | None:
     return 0.0 if agent.memory == "sequences" else None
 
 
-def _far_pool(agent: AgentConfig, given: dict[str, Any], shelves: Sequence[Line]) -> FarPool:
-    from steppe.replay.remote.client import FarPool
+def _remote_pool(agent: AgentConfig, given: dict[str, Any], shelves: Sequence[RpcClient]) -> RemoteReplayPool:
+    from steppe.replay.remote.client import RemoteReplayPool
 
-    return FarPool(shelves, _share(given, len(shelves)), alpha=_alpha(agent, given))
+    return RemoteReplayPool(shelves, _capacity_per_buffer(given, len(shelves)), alpha=_alpha(agent, given))
 
 
 def _pool(
@@ -137,29 +139,29 @@ def _pool(
         raise ConfigError("prioritized=true needs a pool made with use_prioritized=True")
     given_size = None if pool is None else pool.num_buffers * pool.buffer_capacity
     if pool is None or not pool.store.fields:
-        _require_room(*_need(agent, given, spec, num_actors, given_size), disk)
+        _require_available(*_estimate_bytes(agent, given, spec, num_actors, given_size), disk)
     if pool is not None and num_buffers > 1:
         raise ConfigError("the pool that was given says how many buffers there are: leave flow.replay_roles out")
     if pool is not None:
         return pool
     alpha = _alpha(agent, given)
-    share = _share(given, num_buffers)
+    share = _capacity_per_buffer(given, num_buffers)
     tree = prioritized or agent.memory == "sequences"
     return ReplayBufferPool(num_buffers, share, use_prioritized=tree, alpha=alpha or 0.0, disk_path=disk)
 
 
-def replay_need(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> tuple[int, int, int]:
+def estimate_replay_bytes(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> tuple[int, int, int]:
     """Transitions (or steps) that an agent's replay keeps, the bytes of each, and the bytes of all with those under way."""
-    return _need(agent, {name: getattr(agent, name) for name in type(agent).model_fields}, spec, num_actors)
+    return _estimate_bytes(agent, {name: getattr(agent, name) for name in type(agent).model_fields}, spec, num_actors)
 
 
-def require_replay_room(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> None:
+def require_replay_memory(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> None:
     """Raise ConfigError unless the memory that is available now holds the agent's replay; one on disk is checked there."""
     if getattr(agent, "buffer_size", None) is not None and getattr(agent, "buffer_storage", "memory") == "memory":
-        _require_room(*replay_need(agent, spec, num_actors), None)
+        _require_available(*estimate_replay_bytes(agent, spec, num_actors), None)
 
 
-def _need(
+def _estimate_bytes(
     agent: AgentConfig, given: dict[str, Any], spec: SegmentSpec, num_actors: int, size: int | None = None
 ) -> tuple[int, int, int]:
     from steppe.replay.nstep import transition_fields
@@ -170,7 +172,7 @@ def _need(
     sequences = agent.memory == "sequences"
     fields = step_fields(spec) if sequences else transition_fields(spec)
     tree = bool(given.get("prioritized", False)) or sequences
-    row_bytes = bytes_per_row(fields, side_by_side=tree) + TREE_BYTES * tree
+    row_bytes = bytes_per_row(fields, interleaved=tree) + TREE_BYTES * tree
     open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
     return size, row_bytes, (size + open_rows) * row_bytes
 
@@ -188,7 +190,7 @@ def available_bytes() -> int:
     return found
 
 
-def _disk(storage: str, directory: Path | None, pool: ReplayBufferPool | None) -> Path | None:
+def _storage_directory(storage: str, directory: Path | None, pool: ReplayBufferPool | None) -> Path | None:
     """Where the columns are to lie; None for memory."""
     if pool is not None:
         if storage == "disk" and pool.store.disk is None:
@@ -201,10 +203,10 @@ def _disk(storage: str, directory: Path | None, pool: ReplayBufferPool | None) -
     return directory if storage == "disk" else None
 
 
-def _require_room(size: int, row_bytes: int, need: int, disk: Path | None) -> None:
+def _require_available(size: int, row_bytes: int, need: int, disk: Path | None) -> None:
     available, what = (available_bytes(), "memory") if disk is None else (free_bytes(disk), "disk")
-    if available is not None and need > SHARE * available:
-        fitting = int(SHARE * available / row_bytes)
+    if available is not None and need > MAX_MEMORY_SHARE * available:
+        fitting = int(MAX_MEMORY_SHARE * available / row_bytes)
         way = ", or set buffer_storage=disk" if disk is None else ""
         raise ConfigError(
             f"a replay of {size:,} transitions (buffer_size) needs {need / 2**30:.1f} GiB ({row_bytes:,} bytes each), but {available / 2**30:.1f} GiB "

@@ -11,34 +11,34 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.arrays import as_array
-from steppe.core.contracts.errors import UsageError, nearest
+from steppe.core.arrays import to_numpy
+from steppe.core.contracts.errors import UsageError, did_you_mean
 from steppe.core.contracts.specs import FieldSpec
-from steppe.replay.store.store import Numbers, Store
+from steppe.replay.store.store import ArrayLike, ReplayStore
 
 Experience = Mapping[str, Any]
 Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
-_LOOK = attrgetter("dtype", "shape")
+_dtype_and_shape = attrgetter("dtype", "shape")
 
 
-class Writing:
+class ExperienceWriter:
     """Writes into one store: as it comes what fits exactly, checked and converted what does not."""
 
-    def __init__(self, store: Store, keys: Iterable[str] | None, frame_stack: int = 1) -> None:
+    def __init__(self, store: ReplayStore, keys: Iterable[str] | None, frame_stack: int = 1) -> None:
         if frame_stack < 1:
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack}")
         self.store, self.frame_stack = store, frame_stack
         self.keys = None if keys is None else tuple(keys)
-        self._usual: list[tuple[Any, ...]] = []  # dtypes and shapes of a block that fits as it is
+        self._expected_layout: list[tuple[Any, ...]] = []  # dtypes and shapes of a block that fits as it is
 
-    def write(self, part: int, experiences: Experiences, priorities: Numbers | None = None) -> int:
+    def write(self, part: int, experiences: Experiences, priorities: ArrayLike | None = None) -> int:
         """Append experiences to one part, all or none; how many there were."""
         store = self.store
         if priorities is not None:
             priorities = _numbers(priorities)
         try:  # what looks like the block before is the usual case, and seen in a microsecond
-            rows = store.pick(experiences)
-            fits = list(map(_LOOK, rows)) == self._usual and len(experiences) == len(rows)
+            rows = store.select_columns(experiences)
+            fits = list(map(_dtype_and_shape, rows)) == self._expected_layout and len(experiences) == len(rows)
         except (KeyError, AttributeError, TypeError):
             fits = False
         if fits:
@@ -47,7 +47,7 @@ class Writing:
         if not block:
             return 0
         self._require_fit(block)
-        self._usual = [(np.dtype(f.dtype), (len(block[f.name]), *f.shape)) for f in store.fields]
+        self._expected_layout = [(np.dtype(f.dtype), (len(block[f.name]), *f.shape)) for f in store.fields]
         return store.write(part, block, priorities)
 
     def _require_fit(self, block: dict[str, np.ndarray]) -> None:
@@ -103,23 +103,23 @@ def require_keys(experience: Experience, keys: tuple[str, ...]) -> None:
     missing = [key for key in keys if key not in experience]
     unknown = [str(key) for key in experience if key not in keys]
     if missing or unknown:
-        hint = nearest(unknown[0], missing) if missing and unknown else ""
+        hint = did_you_mean(unknown[0], missing) if missing and unknown else ""
         parts = [
             f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has unknown", unknown)) if names
         ]
         raise UsageError(f"an experience {' and '.join(parts)}; this buffer's keys are {', '.join(keys)}.{hint}")
 
 
-def _numbers(priorities: Numbers) -> np.ndarray:
+def _numbers(priorities: ArrayLike) -> np.ndarray:
     try:
-        return np.asarray(as_array(priorities), np.float64)
+        return np.asarray(to_numpy(priorities), np.float64)
     except (TypeError, ValueError):
         raise UsageError(f"priorities are numbers, one for each experience, not {priorities!r:.60}") from None
 
 
 def _column(key: str, values: Any) -> np.ndarray:
     try:
-        rows = as_array(values) if isinstance(values, np.ndarray) or hasattr(values, "detach") else _stacked(values)
+        rows = to_numpy(values) if isinstance(values, np.ndarray) or hasattr(values, "detach") else _stacked(values)
     except ValueError:
         shapes = sorted({np.shape(value) for value in values})
         raise UsageError(f"{key!r} comes in different shapes: {', '.join(map(str, shapes))}") from None
@@ -131,7 +131,7 @@ def _column(key: str, values: Any) -> np.ndarray:
 def _stacked(values: Any) -> np.ndarray:
     """Values one after the other, of which some may be tensors."""
     tensors = isinstance(values, list) and any(hasattr(value, "detach") for value in values)
-    return np.asarray([as_array(value) for value in values] if tensors else values)
+    return np.asarray([to_numpy(value) for value in values] if tensors else values)
 
 
 def _dtype(key: str, rows: np.ndarray) -> np.dtype[Any]:

@@ -65,7 +65,7 @@ class Tail:
         self.sequence = segment.header.sequence
 
 
-class Windows:
+class NStepAccumulator:
     """Turns the segments of any number of actors into transitions, each exactly once."""
 
     def __init__(self, spec: SegmentSpec, n_step: int, gamma: float) -> None:
@@ -77,14 +77,14 @@ class Windows:
         if segment.header is None:
             raise UsageError("a segment without a header cannot be remembered: who collected it is unknown")
         if self.n_step == 1:
-            return self._blocks(Tail(self.spec, 0), segment)
+            return self._complete_transitions(Tail(self.spec, 0), segment)
         actor, blocks = segment.header.actor, []
         tail = self.tails.get(actor)
         if tail is not None and not tail.continues(segment):
-            blocks += self._blocks(tail, None)
+            blocks += self._complete_transitions(tail, None)
             tail = None
         tail = self.tails[actor] = tail or Tail(self.spec, self.n_step - 1)
-        blocks += self._blocks(tail, segment)
+        blocks += self._complete_transitions(tail, segment)
         tail.advance(segment)
         return blocks
 
@@ -109,11 +109,11 @@ class Windows:
             tail.last_obs[...] = saved["last_obs"]
             tail.sequence = saved["sequence"]
 
-    def _blocks(self, tail: Tail, segment: Segment | None) -> list[dict[str, np.ndarray]]:
+    def _complete_transitions(self, tail: Tail, segment: Segment | None) -> list[dict[str, np.ndarray]]:
         """What `segment` completes, or, without one, what can only be closed by giving up on it: one block or none."""
-        reward, terminated, truncated, valid = (_joined(tail, segment, name) for name in SCALARS)
+        reward, terminated, truncated, valid = (_concatenate(tail, segment, name) for name in SCALARS)
         kept = len(tail.columns["valid"])
-        first, after, cut, total, ended, discount = _close(
+        first, after, cut, total, ended, discount = _close_windows(
             reward, terminated, truncated, valid, kept, self.n_step, self.gamma, segment is None
         )
         if not len(first):
@@ -132,7 +132,7 @@ class Windows:
         return [block]
 
 
-def _joined(tail: Tail, segment: Segment | None, name: str) -> np.ndarray:
+def _concatenate(tail: Tail, segment: Segment | None, name: str) -> np.ndarray:
     kept = tail.columns[name]
     return kept if segment is None else np.concatenate([kept, segment[name]])
 
@@ -143,7 +143,7 @@ def _flat(column: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def _close(
+def _close_windows(
     reward: np.ndarray,
     terminated: np.ndarray,
     truncated: np.ndarray,

@@ -13,11 +13,11 @@ import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import DamagedFile, UsageError
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.replay.buffer import PrioritizedReplayBuffer, ReplayBuffer
-from steppe.replay.ingest import Experiences, Writing
-from steppe.replay.store.files import FORMAT, Description, column_names, load_state, save_state
-from steppe.replay.store.store import Numbers, Store
+from steppe.replay.ingest import Experiences, ExperienceWriter
+from steppe.replay.store.files import FORMAT, PoolDescription, column_names, load_state, save_state
+from steppe.replay.store.store import ArrayLike, ReplayStore
 
 ALPHA = 0.6
 BETA = 0.4
@@ -33,7 +33,7 @@ class ReplayBufferPool:
     lies on that disk, for more of it than memory holds: it does not outlive the pool, what `save_buffers` writes does.
     """
 
-    @checked
+    @typechecked
     def __init__(
         self,
         num_buffers: int = 4,
@@ -56,21 +56,21 @@ class ReplayBufferPool:
         self.routing = routing
         self.beta = BETA
         disk = None if disk_path is None else Path(disk_path)
-        self.store = Store(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None, disk=disk)
+        self.store = ReplayStore(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None, disk=disk)
         self.turn = 0  # which buffer the next experiences go to in round robin
         self._stream = np.random.default_rng(seed)
-        self._writing = Writing(self.store, self.experience_keys, frame_stack)
+        self._writer = ExperienceWriter(self.store, self.experience_keys, frame_stack)
         kind = PrioritizedReplayBuffer if use_prioritized else ReplayBuffer
-        self.buffers = [kind.over(self._writing, part, self._stream) for part in range(num_buffers)]
+        self.buffers = [kind.over(self._writer, part, self._stream) for part in range(num_buffers)]
 
-    @checked
+    @typechecked
     def add_experiences(
         self,
         experiences: Experiences,
         buffer_id: int | None = None,
         *,
         source: int | None = None,
-        priorities: Numbers | None = None,
+        priorities: ArrayLike | None = None,
     ) -> None:
         """Append experiences (a list of dictionaries, or a dictionary of arrays), all of them to one buffer or none.
 
@@ -80,7 +80,7 @@ class ReplayBufferPool:
             self._require_buffer(buffer_id)
         with self.store.lock:  # two writers never take the same turn
             part = self.route(source) if buffer_id is None else buffer_id
-            written = self._writing.write(part, experiences, priorities)
+            written = self._writer.write(part, experiences, priorities)
             if written and buffer_id is None:
                 self.routed()
 
@@ -98,7 +98,7 @@ class ReplayBufferPool:
         """Count a block that went where `route` said."""
         self.turn = (self.turn + 1) % self.num_buffers
 
-    @checked
+    @typechecked
     def sample_batch(self, batch_size: int, buffer_id: int | None = None) -> dict[str, np.ndarray]:
         """`batch_size` independent draws over the whole pool, or over one buffer, as new arrays."""
         if buffer_id is not None:
@@ -106,10 +106,10 @@ class ReplayBufferPool:
         batch, weights, indices = self.store.take(self._stream, batch_size, self.beta, buffer_id)
         return batch if indices is None or weights is None else {**batch, "indices": indices, "weights": weights}
 
-    @checked
-    def update_priorities(self, indices: Numbers, priorities: Numbers) -> None:
+    @typechecked
+    def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
         """Set the priorities of experiences by the "indices" of a sampled batch; see `stale_updates` in the statistics."""
-        self.store.prioritize(indices, priorities)
+        self.store.update_priorities(indices, priorities)
 
     def get_buffer_stats(self) -> dict[str, Any]:
         """Fill of the pool and of each buffer; `added` counts what was ever written, overwritten experience included.
@@ -154,7 +154,7 @@ class ReplayBufferPool:
             share, rest = divmod(len(store), self.num_buffers)
             goal = np.full(self.num_buffers, share)
             goal[np.argsort(-sizes, kind="stable")[:rest]] += 1
-            ordered = [store.ordered(part) for part in range(self.num_buffers)]
+            ordered = [store.slots_oldest_first(part) for part in range(self.num_buffers)]
             surplus = np.maximum(0, sizes - goal)
             moving = np.concatenate([slots[:more] for slots, more in zip(ordered, surplus, strict=True)])
             content, taken = {}, 0
@@ -166,7 +166,7 @@ class ReplayBufferPool:
                 taken += wanted
             store.exchange(content)
 
-    @checked
+    @typechecked
     def save_buffers(self, path: str | Path | None = None) -> None:
         """Write content, priorities and the state of the random stream to a directory, atomically.
 
@@ -174,14 +174,14 @@ class ReplayBufferPool:
         """
         if not self.store.fields:
             raise UsageError("there is nothing to save: no experience was ever added")
-        description = Description(FORMAT, self.num_buffers, self.buffer_capacity, self.use_prioritized)
+        description = PoolDescription(FORMAT, self.num_buffers, self.buffer_capacity, self.use_prioritized)
         with self.store.lock:  # nobody writes rows meanwhile
             state: Tree = {"store": self.store.live_state(), "turn": self.turn, "beta": self.beta}
             state["stream"] = self._stream.bit_generator.state
             state["betas"] = [b.beta for b in self.buffers if isinstance(b, PrioritizedReplayBuffer)]
             save_state(self._path(path), state, description)
 
-    @checked
+    @typechecked
     def load_buffers(self, path: str | Path | None = None) -> None:
         """Take over what `save_buffers` wrote, all or nothing: the next batches are those that the saved pool would draw."""
         where = self._path(path)

@@ -18,19 +18,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.segment import Batch
 
-LEAST_BYTES = 1 << 19  # of a batch that is worth a thread
+MIN_THREADED_BYTES = 1 << 19  # of a batch that is worth a thread
 
 
-class Prefetch:
+class BatchPrefetcher:
     """Runs jobs in order: in a thread, drawing one batch ahead, if batches are large; at once otherwise."""
 
     def __init__(self, batch_bytes: int) -> None:
-        self.threaded = batch_bytes >= LEAST_BYTES
+        self.threaded = batch_bytes >= MIN_THREADED_BYTES
         self._thread: ThreadPoolExecutor | None = None
         self._jobs: deque[Future[object]] = deque()
         self._next: Future[Batch] | None = None
 
-    def do(self, job: Callable[[], object]) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         """Run a job after those before it; what it raises, `settle` or the next `take` raises."""
         if not self.threaded:
             job()

@@ -11,7 +11,7 @@ from steppe.core.contracts.algorithm import Tree
 
 
 @dataclass
-class Limiter:
+class RateLimiter:
     """Counts in one unit, transitions or steps of sequences, on both sides."""
 
     learning_starts: int

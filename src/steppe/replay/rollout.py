@@ -13,7 +13,7 @@ from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import SegmentSpec
 
 
-class Rollout:
+class RolloutBuffer:
     """Ready from an `add` until its batch was learned from; the batch's arrays are reused by the next `add`."""
 
     def __init__(self, spec: SegmentSpec) -> None:
@@ -43,7 +43,7 @@ class Rollout:
         versions = tuple(segment.header.version for segment in segments if segment.header is not None)
         self._take(Batch(columns, versions=versions))
 
-    def hungry(self) -> bool:
+    def wants_data(self) -> bool:
         return not self.ready()
 
     def ready(self) -> bool:

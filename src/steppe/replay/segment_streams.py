@@ -14,15 +14,17 @@ import numpy as np
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.segment import Segment
-from steppe.core.contracts.specs import WITH_LAST, SegmentSpec
-from steppe.replay.sequence_windows import META, Windowing, step_fields
+from steppe.core.contracts.specs import COLUMNS_WITH_BOOTSTRAP_ROW, SegmentSpec
+from steppe.replay.sequence_windows import POSITION_FIELDS, Windowing, step_fields
 
-Piece = tuple[dict[str, np.ndarray], np.ndarray, bool]  # rows, which of them are starts, whether its episode ended
-Last = dict[str, np.ndarray]  # by column, of every environment
-LEAST_ROWS = 256  # steps after which an open piece is stored, though its episode goes on
+EpisodeFragment = tuple[
+    dict[str, np.ndarray], np.ndarray, bool
+]  # rows, which of them are starts, whether its episode ended
+LastStep = dict[str, np.ndarray]  # by column, of every environment
+MIN_FLUSH_STEPS = 256  # steps after which an open piece is stored, though its episode goes on
 
 
-class Stream:
+class FragmentBuilder:
     """The open piece of one environment."""
 
     def __init__(self, columns: dict[str, np.ndarray], rules: Windowing) -> None:
@@ -38,7 +40,7 @@ class Stream:
             column[self.count : self.count + count] = rows[name]
         self.count += count
 
-    def end(self, last: Mapping[str, np.ndarray]) -> Iterator[Piece]:
+    def end(self, last: Mapping[str, np.ndarray]) -> Iterator[EpisodeFragment]:
         """Close the piece with what was seen last; its episode never goes on."""
         if self.count > self.next_start:
             for name, column in self.columns.items():
@@ -47,7 +49,7 @@ class Stream:
             yield {name: column[: self.count + 1].copy() for name, column in self.columns.items()}, starts, True
         self.count = self.next_start = 0
 
-    def flush(self) -> Iterator[Piece]:
+    def flush(self) -> Iterator[EpisodeFragment]:
         """Store the sequences that are complete, keeping what the next ones need."""
         rules = self.rules
         complete = self.count - rules.length - rules.n_step  # the last row at which a complete sequence may begin
@@ -62,17 +64,17 @@ class Stream:
         self.count, self.next_start = self.count - first, following - first
 
 
-class Streams:
+class SegmentSplitter:
     """The open pieces of all environments of all actors."""
 
     def __init__(self, spec: SegmentSpec, rules: Windowing) -> None:
         self.spec, self.rules = spec, rules
-        self.limit = max(LEAST_ROWS, 4 * rules.rows)
-        self._fields = [f for f in step_fields(spec) if f not in META]
-        self._streams: dict[int, list[Stream]] = {}
-        self._seen: dict[int, tuple[int, Last]] = {}  # by actor: its last segment's number, what it saw last
+        self.limit = max(MIN_FLUSH_STEPS, 4 * rules.rows)
+        self._fields = [f for f in step_fields(spec) if f not in POSITION_FIELDS]
+        self._streams: dict[int, list[FragmentBuilder]] = {}
+        self._seen: dict[int, tuple[int, LastStep]] = {}  # by actor: its last segment's number, what it saw last
 
-    def pieces(self, segment: Segment) -> Iterator[Piece]:
+    def split(self, segment: Segment) -> Iterator[EpisodeFragment]:
         """The pieces that a segment completes."""
         if segment.header is None:
             raise UsageError("a segment without a header cannot be remembered: who collected it is unknown")
@@ -82,16 +84,16 @@ class Streams:
             streams += self._new_streams()
         elif not self._continues(segment):
             for env, stream in enumerate(streams):
-                yield from stream.end(_of(self._seen[actor][1], env))
-        columns = by_environment(segment)
+                yield from stream.end(_select_env(self._seen[actor][1], env))
+        columns = group_by_env(segment)
         for env, stream in enumerate(streams):
             yield from self._take(stream, columns, env)
-        last = {name: columns[name][-1].copy() for name in WITH_LAST if name in columns}
+        last = {name: columns[name][-1].copy() for name in COLUMNS_WITH_BOOTSTRAP_ROW if name in columns}
         if "live" in columns:
             last["live"] = columns["live"][-1] & ~columns["truncated"][-1] & ~columns["terminated"][-1]
         self._seen[actor] = number, last
 
-    def _take(self, stream: Stream, columns: Mapping[str, np.ndarray], env: int) -> Iterator[Piece]:
+    def _take(self, stream: FragmentBuilder, columns: Mapping[str, np.ndarray], env: int) -> Iterator[EpisodeFragment]:
         """Append one environment's steps, up to each end, in portions that there is room for."""
         valid, ended = columns["there"][:, env], columns["ended"][:, env]
         t, num_steps = 0, self.spec.num_steps
@@ -117,12 +119,12 @@ class Streams:
             segment["obs"][0].reshape(seen["obs"].shape), seen["obs"]
         )
 
-    def _new_streams(self) -> list[Stream]:
+    def _new_streams(self) -> list[FragmentBuilder]:
         """One for each environment of an actor."""
         rows = [
             {f.name: np.zeros((self.limit + 1, *f.shape), f.dtype) for f in self._fields} for _ in self._environments
         ]
-        return [Stream(columns, self.rules) for columns in rows]
+        return [FragmentBuilder(columns, self.rules) for columns in rows]
 
     @property
     def _environments(self) -> range:
@@ -152,7 +154,7 @@ class Streams:
                 stream.next_start = int(start)
 
 
-def by_environment(segment: Segment) -> dict[str, np.ndarray]:
+def group_by_env(segment: Segment) -> dict[str, np.ndarray]:
     """A segment's columns as [T, environments, …], with an axis of agents after that where there are several.
 
     Two more, [T, environments], say where a step was made and where an episode ended; with several agents, `live` says who
@@ -168,5 +170,5 @@ def by_environment(segment: Segment) -> dict[str, np.ndarray]:
     return {**grouped, "live": live, "there": np.any(live, axis=2), "ended": segment.ended}
 
 
-def _of(last: Last, env: int) -> Last:
+def _select_env(last: LastStep, env: int) -> LastStep:
     return {name: column[env] for name, column in last.items()}

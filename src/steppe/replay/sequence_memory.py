@@ -13,17 +13,17 @@ from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.prefetch import Prefetch
-from steppe.replay.rate_limiter import Limiter
-from steppe.replay.remote.client import FarPool
-from steppe.replay.remote.sequence_client import FarSequences
-from steppe.replay.segment_streams import Piece, Streams
+from steppe.replay.prefetch import BatchPrefetcher
+from steppe.replay.rate_limiter import RateLimiter
+from steppe.replay.remote.client import RemoteReplayPool
+from steppe.replay.remote.sequence_client import RemoteSequenceReplay
+from steppe.replay.segment_streams import EpisodeFragment, SegmentSplitter
 from steppe.replay.sequence_windows import SequenceReplay, Windowing, step_fields
-from steppe.replay.transition_memory import claim, priorities_of
+from steppe.replay.transition_memory import ensure_columns, extract_priorities
 
 
 @dataclass(frozen=True)
-class SequenceDraws:
+class SequenceSamplingConfig:
     """How much is drawn and when; the limiter counts steps, `length` of them per sequence."""
 
     batch_size: int
@@ -43,27 +43,27 @@ class SequenceMemory:
     def __init__(
         self,
         spec: SegmentSpec,
-        pool: ReplayBufferPool | FarPool,
-        draws: SequenceDraws,
+        pool: ReplayBufferPool | RemoteReplayPool,
+        draws: SequenceSamplingConfig,
         *,
         stream: np.random.Generator,
     ) -> None:
         self.spec, self.pool, self.draws = spec, pool, draws
-        self.limiter = Limiter(draws.learning_starts, draws.samples_per_insert)
-        self._streams = Streams(spec, draws.windowing)
+        self.limiter = RateLimiter(draws.learning_starts, draws.samples_per_insert)
+        self._streams = SegmentSplitter(spec, draws.windowing)
         self._stream = stream
-        claim(pool, step_fields(spec), 1)
+        ensure_columns(pool, step_fields(spec), 1)
         if pool.buffer_capacity <= self._streams.limit:
             raise ConfigError(
                 f"these sequences are stored in pieces of up to {self._streams.limit} steps: give each buffer more room "
                 f"than {pool.buffer_capacity}"
             )
-        kind = FarSequences if isinstance(pool, FarPool) else SequenceReplay
+        kind = RemoteSequenceReplay if isinstance(pool, RemoteReplayPool) else SequenceReplay
         self.replay = kind(pool, draws.windowing)
-        self._rooms = self.replay.room(draws.batch_size), self.replay.room(draws.batch_size)
-        self._prefetch = Prefetch(self._rooms[0].tray.block.nbytes)
-        self._per_batch = draws.batch_size * draws.windowing.length
-        self._drawable = False
+        self._sequence_buffers = self.replay.room(draws.batch_size), self.replay.room(draws.batch_size)
+        self._prefetch = BatchPrefetcher(self._sequence_buffers[0].batch_buffer.block.nbytes)
+        self._steps_per_batch = draws.batch_size * draws.windowing.length
+        self._can_sample = False
         pool.store.load()
 
     def add(self, segments: Sequence[Segment]) -> None:
@@ -72,32 +72,32 @@ class SequenceMemory:
             if segment.spec != self.spec:
                 raise UsageError(f"a segment of {segment.spec} does not fit a memory of {self.spec}")
             assert segment.header is not None
-            for piece in self._streams.pieces(segment):
-                self._prefetch.do(partial(self._write, piece, segment.header.actor))
+            for piece in self._streams.split(segment):
+                self._prefetch.submit(partial(self._write, piece, segment.header.actor))
             self.limiter.inserted += segment.env_steps
 
-    def _write(self, piece: Piece, actor: int) -> None:
+    def _write(self, piece: EpisodeFragment, actor: int) -> None:
         rows, starts, whole = piece
-        self.replay.write(rows, starts, actor, self.replay.entering(rows, starts, whole=whole))
+        self.replay.write(rows, starts, actor, self.replay.initial_priorities(rows, starts, whole=whole))
 
     def ready(self) -> bool:
         if not self.limiter.allows():
             return False
-        if not self._drawable:
+        if not self._can_sample:
             self._prefetch.settle()
-            self._drawable = self.replay.drawable
-        return self._drawable
+            self._can_sample = self.replay.can_sample
+        return self._can_sample
 
-    def hungry(self) -> bool:
+    def wants_data(self) -> bool:
         return not self.ready()
 
     def sample(self) -> Batch:
         """One draw of `batch_size` sequences."""
-        return self._prefetch.take(self._draw, more=self.limiter.allows(self._per_batch))
+        return self._prefetch.take(self._draw, more=self.limiter.allows(self._steps_per_batch))
 
     def _draw(self) -> Callable[[], Batch]:
-        self._rooms = self._rooms[::-1] if self._prefetch.threaded else self._rooms
-        return partial(self.replay.draw, self._stream, self._rooms[0], self.beta)
+        self._sequence_buffers = self._sequence_buffers[::-1] if self._prefetch.threaded else self._sequence_buffers
+        return partial(self.replay.draw, self._stream, self._sequence_buffers[0], self.beta)
 
     @property
     def beta(self) -> float:
@@ -107,9 +107,9 @@ class SequenceMemory:
         return self.draws.beta + (1.0 - self.draws.beta) * progress
 
     def update(self, batch: Batch, learned: Learned) -> None:
-        self.limiter.sampled += self._per_batch
+        self.limiter.sampled += self._steps_per_batch
         if self.pool.store.alpha:
-            self._prefetch.do(partial(self.pool.store.prioritize, *priorities_of(batch, learned)))
+            self._prefetch.submit(partial(self.pool.store.update_priorities, *extract_priorities(batch, learned)))
 
     def stats(self) -> dict[str, float]:
         """Rows stored (steps, and an observation per episode), sequences ever stored, steps inserted and sampled."""
@@ -153,4 +153,4 @@ class SequenceMemory:
         self.pool.turn, self.replay.sequences = state["turn"], state["sequences"]
         self.limiter.restore(state)
         self._stream.bit_generator.state = state["stream"]
-        self._drawable = False
+        self._can_sample = False

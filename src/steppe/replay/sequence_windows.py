@@ -25,16 +25,16 @@ import numpy as np
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.core.sequences import mixed, rescaled, unscaled
+from steppe.core.sequences import inverse_rescale_value, rescale_value, sequence_priority
 from steppe.replay.kernels.copy import compiled
 from steppe.replay.kernels.ring_index import CURSOR, SIZE
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.remote.client import FarPool, FarStore
-from steppe.replay.store.gather import Gathering
-from steppe.replay.store.store import Store
+from steppe.replay.remote.client import RemoteReplayPool, RemoteReplayStore
+from steppe.replay.store.gather import BatchGatherer
+from steppe.replay.store.store import ReplayStore
 
-LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
-META = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))
+MIN_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
+POSITION_FIELDS = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))
 NOT_STORED = ("final_comm_mask", "lesson")  # of what agents declare: no batch has it
 
 
@@ -74,26 +74,26 @@ def step_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
     extras = (f for f in spec.extras if f.name not in NOT_STORED)
     fields = (spec.obs, spec.action, reward, terminated, *extras)
     if spec.num_agents == 1:
-        return (*fields, *META)
+        return (*fields, *POSITION_FIELDS)
     together = (*fields, FieldSpec("live", (), "bool"))
-    return (*(replace(f, shape=(spec.num_agents, *f.shape), frames=1) for f in together), *META)
+    return (*(replace(f, shape=(spec.num_agents, *f.shape), frames=1) for f in together), *POSITION_FIELDS)
 
 
 class SequenceReplay:
     """Pieces go into a pool's store, batches of windows come out. The pool has its columns already."""
 
-    def __init__(self, pool: ReplayBufferPool | FarPool, windowing: Windowing) -> None:
+    def __init__(self, pool: ReplayBufferPool | RemoteReplayPool, windowing: Windowing) -> None:
         if not pool.use_prioritized:
             raise ConfigError("sequences need a pool with use_prioritized=True; alpha=0 draws them uniformly")
         self.pool, self.windowing = pool, windowing
-        self.store: Store | FarStore = pool.store
+        self.store: ReplayStore | RemoteReplayStore = pool.store
         store = self.store
         self._states = tuple(f.name for f in store.fields if f.name in windowing.states)
-        left = {*self._states, *(f.name for f in META), "reward", "terminated"}
+        left = {*self._states, *(f.name for f in POSITION_FIELDS), "reward", "terminated"}
         self._fields = tuple(f for f in store.fields if f.name not in left)
         columns = {f.name: store.columns[f.name] for f in self._fields}
         stacked = [f.name for f in self._fields if f.name in store.stacked]
-        self._gathering = Gathering(self._fields, columns, stacked, store.frames)
+        self._gatherer = BatchGatherer(self._fields, columns, stacked, store.frames)
         self._agents = next(f.shape for f in store.fields if f.name == "reward")
         self.sequences = 0  # ever written
 
@@ -109,51 +109,51 @@ class SequenceReplay:
         self.pool.routed()
         self.sequences += len(starts)
 
-    def entering(self, piece: Mapping[str, np.ndarray], starts: np.ndarray, *, whole: bool) -> np.ndarray:
+    def initial_priorities(self, fragment: Mapping[str, np.ndarray], starts: np.ndarray, *, whole: bool) -> np.ndarray:
         """The priorities of new sequences: the actor's own estimates where it has values, else the largest so far."""
         largest = self.store.max_priority
-        if "q_val" not in piece:
+        if "q_val" not in fragment:
             return np.full(len(starts), largest)
-        own = estimate(piece, starts, self.windowing, whole=whole)
-        return np.where(np.isfinite(own), np.maximum(own, LEAST_PRIORITY), largest)
+        own = estimate_priorities(fragment, starts, self.windowing, whole=whole)
+        return np.where(np.isfinite(own), np.maximum(own, MIN_PRIORITY), largest)
 
     @property
-    def drawable(self) -> bool:
+    def can_sample(self) -> bool:
         """Whether there is a sequence."""
-        return self.store.drawable
+        return self.store.can_sample
 
-    def room(self, count: int) -> Windows:
+    def room(self, count: int) -> SequenceBatchBuffer:
         """Memory for batches of `count` sequences."""
-        return Windows(self.windowing, self._gathering, count, self._agents)
+        return SequenceBatchBuffer(self.windowing, self._gatherer, count, self._agents)
 
-    def draw(self, stream: np.random.Generator, into: Windows, beta: float) -> Batch:
+    def draw(self, stream: np.random.Generator, into: SequenceBatchBuffer, beta: float) -> Batch:
         """`into.count` sequences in proportion to their priorities, with importance weights."""
         store = self.store
-        assert isinstance(store, Store), "rows that lie elsewhere are drawn there"
+        assert isinstance(store, ReplayStore), "rows that lie elsewhere are drawn there"
         with store.lock:
             starts, leaves = store.draw(stream, into.count)
-            states = self.lay(starts, into)
+            states = self.fill_windows(starts, into)
             indices, weights = store.describe(starts, leaves, beta)
         return Batch({**into.columns, **states}, weights=weights, indices=indices)
 
-    def lay(self, starts: np.ndarray, into: Windows) -> dict[str, np.ndarray]:
+    def fill_windows(self, starts: np.ndarray, into: SequenceBatchBuffer) -> dict[str, np.ndarray]:
         """Fill `into` with the windows around the slots `starts`; returns the states at their first rows."""
         store, rules, columns = self.store, self.windowing, self.store.columns
-        assert isinstance(store, Store), "rows that lie elsewhere are laid there"
+        assert isinstance(store, ReplayStore), "rows that lie elsewhere are laid there"
         reward, ends = (columns[name].reshape(len(columns[name]), -1) for name in ("reward", "terminated"))
         meta = columns["before"], columns["after"], reward, ends
-        _lay(
+        _fill_windows(
             store.rings, store.capacity, starts, *meta, rules.burn_in, rules.length, rules.n_step, rules.gamma,
             into.slots, into.valid, into.learn, into.reward, into.discount, into.terminated, into.following,
         )  # fmt: skip
-        self._gathering(into.slots.reshape(-1), into.tray)
+        self._gatherer(into.slots.reshape(-1), into.batch_buffer)
         return {name: columns[name][into.slots[0]] for name in self._states}
 
 
-class Windows:
+class SequenceBatchBuffer:
     """The arrays of one batch of windows, filled by every draw into them; `agents` is their axis, where there are several."""
 
-    def __init__(self, rules: Windowing, gathering: Gathering, count: int, agents: tuple[int, ...]) -> None:
+    def __init__(self, rules: Windowing, gathering: BatchGatherer, count: int, agents: tuple[int, ...]) -> None:
         shape = (rules.rows, count)
         paid = (*shape, *(agents or (1,)))
         self.count = count
@@ -162,8 +162,10 @@ class Windows:
         self.reward, self.terminated = np.empty(paid, np.float32), np.empty(paid, np.bool_)
         self.discount = np.empty(shape, np.float32)
         self.following = np.empty(shape, np.int64)
-        self.tray = gathering.tray(rules.rows * count)
-        self.columns = {name: rows.reshape(*shape, *rows.shape[1:]) for name, rows in self.tray.columns.items()} | {
+        self.batch_buffer = gathering.batch_buffer(rules.rows * count)
+        self.columns = {
+            name: rows.reshape(*shape, *rows.shape[1:]) for name, rows in self.batch_buffer.columns.items()
+        } | {
             "reward": self.reward.reshape(*shape, *agents),
             "discount": self.discount,
             "terminated": self.terminated.reshape(*shape, *agents),
@@ -173,41 +175,47 @@ class Windows:
         }
 
 
-def estimate(piece: Mapping[str, np.ndarray], starts: np.ndarray, rules: Windowing, *, whole: bool) -> np.ndarray:
+def estimate_priorities(
+    fragment: Mapping[str, np.ndarray], starts: np.ndarray, windowing: Windowing, *, whole: bool
+) -> np.ndarray:
     """Priorities of new sequences by the actor's own values, column q_val [rows, …, actions]; NaN where it has no say.
 
     |r + … + gamma ** m · max q(s_m) − q(s, a)|, m at most n_step: nothing beyond a termination, and where values end before
     the episode does, as many rewards as there are values for. `whole`: the last row has only an observation. Of several
     agents the mean counts.
     """
-    rows = len(piece["reward"])
+    rows = len(fragment["reward"])
     steps = rows - 1
     known = steps + (not whole)  # rows with values
-    values = piece["q_val"].astype(np.float64).reshape(rows, -1, piece["q_val"].shape[-1])  # [rows, agents, actions]
-    reward, ends = piece["reward"].astype(np.float64).reshape(rows, -1), piece["terminated"].reshape(rows, -1)
-    there = piece["live"].reshape(rows, -1) if "live" in piece else np.ones(values.shape[:2], np.bool_)
-    chosen = np.take_along_axis(values, piece["action"].reshape(rows, -1, 1).astype(np.int64), axis=2)[:steps, :, 0]
+    values = (
+        fragment["q_val"].astype(np.float64).reshape(rows, -1, fragment["q_val"].shape[-1])
+    )  # [rows, agents, actions]
+    reward, ends = fragment["reward"].astype(np.float64).reshape(rows, -1), fragment["terminated"].reshape(rows, -1)
+    there = fragment["live"].reshape(rows, -1) if "live" in fragment else np.ones(values.shape[:2], np.bool_)
+    chosen = np.take_along_axis(values, fragment["action"].reshape(rows, -1, 1).astype(np.int64), axis=2)[:steps, :, 0]
     t = np.arange(steps)[:, None]
-    count, total, ended = np.minimum(rules.n_step, steps - t), np.zeros(1), np.zeros(1, np.bool_)
-    for k in range(rules.n_step):
+    count, total, ended = np.minimum(windowing.n_step, steps - t), np.zeros(1), np.zeros(1, np.bool_)
+    for k in range(windowing.n_step):
         ended = ended | ((k < count) & ends[np.minimum(t[:, 0] + k, steps - 1)])
     count = np.where(ended, count, np.minimum(count, known - 1 - t))
-    for k in range(rules.n_step):
-        total = total + np.where(k < count, rules.gamma**k * reward[np.minimum(t[:, 0] + k, steps - 1)], 0.0)
+    for k in range(windowing.n_step):
+        total = total + np.where(k < count, windowing.gamma**k * reward[np.minimum(t[:, 0] + k, steps - 1)], 0.0)
     then = np.broadcast_to(np.minimum(t + count, known - 1), chosen.shape)
     best = np.take_along_axis(values.max(axis=2), then, axis=0)
-    target = total + np.where(ended, 0.0, rules.gamma**count) * (unscaled(best) if rules.rescaled else best)
-    errors = np.abs((rescaled(target) if rules.rescaled else target) - chosen)
+    target = total + np.where(ended, 0.0, windowing.gamma**count) * (
+        inverse_rescale_value(best) if windowing.rescaled else best
+    )
+    errors = np.abs((rescale_value(target) if windowing.rescaled else target) - chosen)
     told = there[:steps] & (ended | ((count > 0) & np.take_along_axis(there, then, axis=0)))
     number = told.sum(axis=1)
     means = np.where(told, errors, 0.0).sum(axis=1) / np.maximum(number, 1)
-    windows = np.minimum(starts[None, :] + np.arange(rules.length)[:, None], steps - 1)
-    counted = (number > 0)[windows] & (starts[None, :] + np.arange(rules.length)[:, None] < steps)
-    return np.where(counted.any(axis=0), mixed(means[windows], counted), np.nan)
+    windows = np.minimum(starts[None, :] + np.arange(windowing.length)[:, None], steps - 1)
+    counted = (number > 0)[windows] & (starts[None, :] + np.arange(windowing.length)[:, None] < steps)
+    return np.where(counted.any(axis=0), sequence_priority(means[windows], counted), np.nan)
 
 
 @compiled
-def _lay(
+def _fill_windows(
     rings: np.ndarray,
     capacity: int,
     starts: np.ndarray,

@@ -15,18 +15,18 @@ from steppe.core.contracts.algorithm import Learned, Tree
 from steppe.core.contracts.errors import ConfigError, NotFinite, UsageError
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.replay.nstep import Windows, transition_fields
+from steppe.replay.nstep import NStepAccumulator, transition_fields
 from steppe.replay.pool import ReplayBufferPool
-from steppe.replay.prefetch import Prefetch
-from steppe.replay.rate_limiter import Limiter
-from steppe.replay.remote.client import FarPool
-from steppe.replay.store.gather import Tray
+from steppe.replay.prefetch import BatchPrefetcher
+from steppe.replay.rate_limiter import RateLimiter
+from steppe.replay.remote.client import RemoteReplayPool
+from steppe.replay.store.gather import BatchBuffer
 
-LEAST_PRIORITY = 1e-6  # an error of exactly 0 must not bury a transition for ever (Schaul et al. 2016, 3.3)
+MIN_PRIORITY = 1e-6  # an error of exactly 0 must not bury a transition for ever (Schaul et al. 2016, 3.3)
 
 
 @dataclass(frozen=True)
-class Draws:
+class SamplingConfig:
     """How much is drawn and when, and what a transition is."""
 
     batch_size: int
@@ -42,16 +42,21 @@ class ReplayMemory:
     """n-step transitions in a pool; sampled arrays are reused by the next `sample`."""
 
     def __init__(
-        self, spec: SegmentSpec, pool: ReplayBufferPool | FarPool, draws: Draws, *, stream: np.random.Generator
+        self,
+        spec: SegmentSpec,
+        pool: ReplayBufferPool | RemoteReplayPool,
+        draws: SamplingConfig,
+        *,
+        stream: np.random.Generator,
     ) -> None:
         self.spec, self.pool, self.draws = spec, pool, draws
-        self.limiter = Limiter(draws.learning_starts, draws.samples_per_insert)
+        self.limiter = RateLimiter(draws.learning_starts, draws.samples_per_insert)
         self._stream = stream
-        self._windows = Windows(spec, draws.n_step, draws.gamma)
-        claim(pool, transition_fields(spec), draws.batch_size)
-        self._trays = pool.store.tray(draws.batch_size), pool.store.tray(draws.batch_size)
-        self._prefetch = Prefetch(self._trays[0].block.nbytes)
-        self._enough = False
+        self._nstep = NStepAccumulator(spec, draws.n_step, draws.gamma)
+        ensure_columns(pool, transition_fields(spec), draws.batch_size)
+        self._batch_buffers = pool.store.batch_buffer(draws.batch_size), pool.store.batch_buffer(draws.batch_size)
+        self._prefetch = BatchPrefetcher(self._batch_buffers[0].block.nbytes)
+        self._has_full_batch = False
         pool.store.load()
 
     @property
@@ -70,23 +75,23 @@ class ReplayMemory:
         for segment in segments:
             if segment.spec != self.spec:
                 raise UsageError(f"a segment of {segment.spec} does not fit a memory of {self.spec}")
-            for block in self._windows.transitions(segment):
+            for block in self._nstep.transitions(segment):
                 assert segment.header is not None
                 if pool.routing == "least_filled":
                     self._prefetch.settle()
-                self._prefetch.do(partial(pool.store.write, pool.route(segment.header.actor), block))
+                self._prefetch.submit(partial(pool.store.write, pool.route(segment.header.actor), block))
                 pool.routed()
                 self.limiter.inserted += len(block["reward"])
 
     def ready(self) -> bool:
         if not self.limiter.allows():
             return False
-        if not self._enough:  # it stays so
+        if not self._has_full_batch:  # it stays so
             self._prefetch.settle()
-            self._enough = len(self.pool.store) >= self.draws.batch_size
-        return self._enough
+            self._has_full_batch = len(self.pool.store) >= self.draws.batch_size
+        return self._has_full_batch
 
-    def hungry(self) -> bool:
+    def wants_data(self) -> bool:
         return not self.ready()
 
     def sample(self) -> Batch:
@@ -95,15 +100,15 @@ class ReplayMemory:
 
     def _draw(self) -> Callable[[], Batch]:
         """A job that draws one batch, into the arrays that the batch given out last does not use."""
-        self._trays = self._trays[::-1] if self._prefetch.threaded else self._trays
-        return partial(self._drawn, self._trays[0], self.beta)
+        self._batch_buffers = self._batch_buffers[::-1] if self._prefetch.threaded else self._batch_buffers
+        return partial(self._drawn, self._batch_buffers[0], self.beta)
 
-    def _drawn(self, tray: Tray, beta: float) -> Batch:
+    def _drawn(self, batch_buffer: BatchBuffer, beta: float) -> Batch:
         store, size = self.pool.store, self.draws.batch_size
         with store.lock:
             if len(store) < size:
                 raise UsageError(f"a batch of {size} cannot be drawn from {len(store)} transitions")
-            return store.batch(self._stream, size, tray, beta)
+            return store.batch(self._stream, size, batch_buffer, beta)
 
     @property
     def beta(self) -> float:
@@ -115,7 +120,7 @@ class ReplayMemory:
     def update(self, batch: Batch, learned: Learned) -> None:
         self.limiter.sampled += self.draws.batch_size
         if self.pool.use_prioritized:
-            self._prefetch.do(partial(self.pool.store.prioritize, *priorities_of(batch, learned)))
+            self._prefetch.submit(partial(self.pool.store.update_priorities, *extract_priorities(batch, learned)))
 
     def stats(self) -> dict[str, float]:
         """Transitions stored, inserted and sampled so far; samples_per_insert counts from learning_starts on."""
@@ -142,7 +147,7 @@ class ReplayMemory:
         ahead = self._prefetch.state()
         return {
             "store": store,
-            "windows": self._windows.state(),
+            "windows": self._nstep.state(),
             "turn": self.pool.turn,
             **self.limiter.state(),
             "stream": self._stream.bit_generator.state,
@@ -152,14 +157,14 @@ class ReplayMemory:
     def restore(self, state: Tree) -> None:
         self._prefetch.restore(state.get("ahead"))
         self.pool.store.restore(state["store"])
-        self._windows.restore(state["windows"])
+        self._nstep.restore(state["windows"])
         self.pool.turn = state["turn"]
         self.limiter.restore(state)
         self._stream.bit_generator.state = state["stream"]
-        self._enough = False
+        self._has_full_batch = False
 
 
-def claim(pool: ReplayBufferPool | FarPool, fields: Sequence[FieldSpec], batch_size: int) -> None:
+def ensure_columns(pool: ReplayBufferPool | RemoteReplayPool, fields: Sequence[FieldSpec], batch_size: int) -> None:
     """Give an empty pool these columns; raise if it has others, or too little room for a batch."""
     capacity = pool.num_buffers * pool.buffer_capacity
     if batch_size > capacity:
@@ -172,11 +177,11 @@ def claim(pool: ReplayBufferPool | FarPool, fields: Sequence[FieldSpec], batch_s
         raise UsageError(f"the pool has other columns than the agent needs ({wanted}): give it no experience_keys")
 
 
-def priorities_of(batch: Batch, learned: Learned) -> tuple[np.ndarray, np.ndarray]:
+def extract_priorities(batch: Batch, learned: Learned) -> tuple[np.ndarray, np.ndarray]:
     """Indices and new priorities of a batch that was learned from, both sound and in arrays of their own."""
     if learned.priorities is None or batch.indices is None:
         raise UsageError("prioritized replay needs an agent that returns priorities: set prioritized=false")
     priorities = np.asarray(learned.priorities, np.float64)
     if not np.isfinite(priorities).all():
         raise NotFinite("priorities are not finite: the errors that the agent learned from are NaN or infinite")
-    return batch.indices, np.maximum(priorities, LEAST_PRIORITY)
+    return batch.indices, np.maximum(priorities, MIN_PRIORITY)

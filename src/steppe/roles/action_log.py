@@ -10,23 +10,23 @@ from collections.abc import Callable
 import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
-from steppe.core.contracts.env import World
+from steppe.core.contracts.env import SegmentEnv
 from steppe.core.contracts.errors import EnvironmentFault
 from steppe.core.contracts.segment import Segment
 
-MOST_BYTES = 16 << 20  # of actions, where the world cannot be read
+MAX_ACTION_BYTES = 16 << 20  # of actions, where the world cannot be read
 
-KeepFault = Callable[[Tree], dict[str, str]]
+SaveFault = Callable[[Tree], dict[str, str]]
 
 
-class Trail:
+class ActionLog:
     """Holds the newest beginning: the packed state after a segment, or the seeds of a reset (see `begin`).
 
     A world that can be read begins anew with every segment. Another one is followed from its seeds for as long as there is
     room; after that from where it can be resumed, if it can.
     """
 
-    def __init__(self, actor: int, world: World, keep: KeepFault | None) -> None:
+    def __init__(self, actor: int, world: SegmentEnv, keep: SaveFault | None) -> None:
         self._actor, self._world, self._keep = actor, world, keep
         self._origin: Tree = {"after": None}
         self._actions: list[np.ndarray] = []
@@ -46,12 +46,12 @@ class Trail:
         self._start({"after": None})
         self._whole = False
 
-    def passed(self, segment: Segment, *, resumable: bool) -> None:
+    def record_segment(self, segment: Segment, *, resumable: bool) -> None:
         """A segment was collected; `resumable` says whether its state holds the world."""
         if self._keep is None:
             return
         actions = segment["action"]
-        room = self._num_bytes + actions.nbytes <= MOST_BYTES
+        room = self._num_bytes + actions.nbytes <= MAX_ACTION_BYTES
         if resumable and (not room or self._world.resume_kind == "exact"):
             self.resume(segment.state)
         elif room:
@@ -60,19 +60,19 @@ class Trail:
         else:
             self.lost()
 
-    def blame(self, error: EnvironmentFault, actions: np.ndarray | None) -> EnvironmentFault:
+    def attach_to(self, error: EnvironmentFault, actions: np.ndarray | None) -> EnvironmentFault:
         """The fault with word of where it was written down; `actions` are those of the segment under way."""
         if self._keep is None:
             return error
         try:
-            kept = self._keep(self._circumstances(error, actions))
+            kept = self._keep(self._fault_record(error, actions))
         except OSError as reason:
             note = f"how it came to that could not be written down: {reason.strerror}"
             return EnvironmentFault(f"{error}; {note}", error.details)
         words = f"{error}; reproduce it with: {kept['reproduce']}"
         return EnvironmentFault(words, {**error.details, **kept})
 
-    def _circumstances(self, error: EnvironmentFault, actions: np.ndarray | None) -> Tree:
+    def _fault_record(self, error: EnvironmentFault, actions: np.ndarray | None) -> Tree:
         cause = error.__cause__ or error
         rows = [*self._actions, *([] if actions is None else [actions])]
         return {

@@ -10,11 +10,11 @@ import numpy as np
 from steppe.core.contracts.algorithm import Policy, Tree
 from steppe.core.contracts.env import (
     ResumeKind,
-    World,
-    agent_returns_of,
-    assign_lessons,
-    comm_mask_of,
-    masks_of,
+    SegmentEnv,
+    assign_curriculum_stages,
+    get_action_masks,
+    get_agent_returns,
+    get_comm_mask,
     num_rows,
 )
 from steppe.core.contracts.errors import CannotResume, EnvironmentFault
@@ -25,13 +25,13 @@ from steppe.core.contracts.weights import Weights
 from steppe.core.io import codec
 from steppe.core.system import seeding
 from steppe.core.system.process import rss_bytes
-from steppe.core.system.timing import Phases
+from steppe.core.system.timing import PhaseTimer
 from steppe.envs.vector.finite import require_finite
-from steppe.roles.action_log import KeepFault, Trail
-from steppe.roles.context import PAUSE, POLICY, RESTART, Context, live
-from steppe.roles.evaluation import acted, means_of
+from steppe.roles.action_log import ActionLog, SaveFault
+from steppe.roles.context import PAUSE, POLICY, RESTART, Context, run_role
+from steppe.roles.evaluation import act_in_env, mean_returns_by_agent
 from steppe.roles.quota import EpisodeQuota
-from steppe.roles.scheduling import Gate
+from steppe.roles.scheduling import CollectPolicy
 
 REPORT_EVERY_S = 0.5
 
@@ -42,13 +42,13 @@ class Actor:
     def __init__(
         self,
         index: int,
-        world: World,
+        world: SegmentEnv,
         policy: Policy,
-        gate: Gate,
+        gate: CollectPolicy,
         context: Context,
         *,
         epoch: int = 0,
-        keep_fault: KeepFault | None = None,
+        keep_fault: SaveFault | None = None,
     ) -> None:
         self.name = context.name
         self.done = False
@@ -57,12 +57,12 @@ class Actor:
         self.env_steps = self.episodes = 0  # of whole segments, over all lives
         self.pending: Segment | None = None
         self.world, self.policy, self.gate, self.context = world, policy, gate, context
-        self.phases = Phases("env", "policy", "blocked", "other")
+        self.phases = PhaseTimer("env", "policy", "blocked", "other")
         self._obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         self._begun = False
-        self._listed = 0  # of its episodes, how many are in a report
+        self._reported_episodes = 0  # of its episodes, how many are in a report
         self.quota: EpisodeQuota | None = None  # where the run is to play so many episodes and no more
-        self._trail = Trail(index, world, keep_fault)
+        self._trail = ActionLog(index, world, keep_fault)
         self._reported_s = context.clock()
 
     def step(self) -> bool:
@@ -85,7 +85,7 @@ class Actor:
 
     def run(self) -> None:
         """Collect until the end comes, in the caller's thread."""
-        live(self)
+        run_role(self)
 
     def update_weights(self) -> bool:
         """Act with newer weights from now on; False when there are none."""
@@ -106,21 +106,21 @@ class Actor:
 
     def fill(self, segment: Segment) -> bool:
         """Write T steps of every environment into a segment, with header and state; False when asked to stop on the way."""
-        assign_lessons(self.world, self.policy)
+        assign_curriculum_stages(self.world, self.policy)
         self._begin()
         started_s = self.context.clock()
         obs = segment["obs"]
         obs[0] = self._obs
         for t in range(segment.spec.num_steps):
             self._step(segment, t)
-            self.context.beat()
+            self.context.heartbeat()
             if self.context.ending:
                 return False
         if "mask" in segment.columns:
-            masks = masks_of(self.world)
+            masks = get_action_masks(self.world)
             segment["mask"][-1] = True if masks is None else masks
         if "comm_mask" in segment.columns:
-            segment["comm_mask"][-1] = comm_mask_of(self.world)
+            segment["comm_mask"][-1] = get_comm_mask(self.world)
         self.phases.switch("other")
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
@@ -131,7 +131,7 @@ class Actor:
         )
         state = self.state()
         segment.state = codec.pack(state)
-        self._trail.passed(segment, resumable=state["world"] is not None)
+        self._trail.record_segment(segment, resumable=state["world"] is not None)
         self.context.span("collect", started_s, sequence=self.sequence, version=self.version)
         return True
 
@@ -141,7 +141,7 @@ class Actor:
         return {
             "env_steps": self.env_steps,
             "episodes": self.episodes,
-            "listed": self._listed,
+            "listed": self._reported_episodes,
             "obs": self._obs,
             "world": self.world.snapshot(),
             "policy": self.policy.acting_state(),
@@ -162,10 +162,10 @@ class Actor:
                 self._obs[...] = known["obs"]
                 self._trail.resume(state)
                 self._resume_quota(known, exact=True)
-                self._listed = known.get("listed", 0)
+                self._reported_episodes = known.get("listed", 0)
                 return "exact"
         self._trail.begin(after=sequence)
-        self._listed = self.episodes
+        self._reported_episodes = self.episodes
         self._resume_quota(known, exact=False)
         self._reset(seeds)
         return "episode-boundary"
@@ -192,7 +192,7 @@ class Actor:
         try:
             self.world.reset(self._obs, seeds)
         except EnvironmentFault as fault:
-            raise self._trail.blame(fault, None) from fault.__cause__
+            raise self._trail.attach_to(fault, None) from fault.__cause__
 
     def _step(self, segment: Segment, t: int) -> None:
         """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
@@ -202,8 +202,8 @@ class Actor:
         try:
             self.phases.switch("policy")
             if "comm_mask" in segment.columns:
-                segment["comm_mask"][t] = comm_mask_of(self.world)
-            segment.write(t, acted(self.policy, self.world, segment["obs"][t]))
+                segment["comm_mask"][t] = get_comm_mask(self.world)
+            segment.write(t, act_in_env(self.policy, self.world, segment["obs"][t]))
             self.phases.switch("env")
             self.world.step(segment["action"][t], segment, t)
             if self.quota is not None:
@@ -211,7 +211,7 @@ class Actor:
         except Exception as error:
             require_finite(segment, t, self._where)
             if isinstance(error, EnvironmentFault):
-                raise self._trail.blame(error, segment["action"][: t + 1]) from error.__cause__
+                raise self._trail.attach_to(error, segment["action"][: t + 1]) from error.__cause__
             raise
 
     @property
@@ -229,11 +229,11 @@ class Actor:
 
     def _report(self, state: str) -> None:
         self.phases.switch("other")
-        shares = agent_returns_of(self.world)
+        shares = get_agent_returns(self.world)
         finished = self.world.take_finished()
         if self.quota is not None:
-            finished = self.quota.within(finished)
-        num_new, self._listed = self.episodes - self._listed, self.episodes
+            finished = self.quota.counted_only(finished)
+        num_new, self._reported_episodes = self.episodes - self._reported_episodes, self.episodes
         report = ActorReport(
             run=self.context.run,
             actor=self.index,
@@ -243,7 +243,7 @@ class Actor:
             env_steps=self.env_steps,
             episodes=finished[:num_new],  # none of a segment that was given up
             total_episodes=self.episodes,
-            agent_returns={} if shares is None else means_of(self.world.spec.agents, shares),
+            agent_returns={} if shares is None else mean_returns_by_agent(self.world.spec.agents, shares),
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),
             cpu_s=time.process_time(),
@@ -257,4 +257,4 @@ class Actor:
 def env_seeds(seed: int, actor: int, *, after: int | None = None) -> np.random.SeedSequence:
     """What an actor's environments are seeded with: at its beginning, or for new episodes `after` one of its segments."""
     again = () if after is None else ("again", after)
-    return seeding.sequence(seed, "actor", actor, "env", *again)
+    return seeding.seed_sequence(seed, "actor", actor, "env", *again)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from steppe.core.contracts.errors import DamagedFile, DiskFull
 from steppe.core.contracts.reports import Report
 from steppe.core.contracts.weights import Weights
-from steppe.core.io.atomic_files import noticing_full_disk
+from steppe.core.io.atomic_files import raising_disk_full
 from steppe.records.checkpoints import Checkpoints, save_weights
-from steppe.records.metrics import Recorder
+from steppe.records.metrics import MetricsWriter
 from steppe.records.run_directory import RunDirectory
 from steppe.records.video import save_gif
 from steppe.roles.evaluation import Evaluation
@@ -22,7 +22,7 @@ class RunArchive:
     def __init__(self, directory: RunDirectory, keep: int) -> None:
         self._directory = directory
         self._checkpoints = Checkpoints(directory.checkpoints, keep, directory.key)
-        self._recorder = Recorder(directory.path)
+        self._recorder = MetricsWriter(directory.path)
         self._owed: dict[str, Callable[[], object]] = {}
 
     @property
@@ -41,21 +41,21 @@ class RunArchive:
     def record(self, report: Report, number: int) -> None:
         """Add a report, with its number on the Board, to the curves."""
         self._recorder.record(report, number)
-        self._pay()
+        self._flush_pending_writes()
 
-    def keep_best(self, weights: Weights, score: float) -> None:
+    def save_best(self, weights: Weights, score: float) -> None:
         """Replace the best weights so far."""
-        self._owe("best", lambda: self._checkpoints.save_best(weights, score))
+        self._write_when_possible("best", lambda: self._checkpoints.save_best(weights, score))
 
-    def keep_result(self, weights: Weights) -> None:
+    def save_result(self, weights: Weights) -> None:
         """The weights the run is judged by: what `steppe eval` and `steppe.load` take."""
-        self._owe("result", lambda: save_weights(self._directory.result, weights))
+        self._write_when_possible("result", lambda: save_weights(self._directory.result, weights))
 
-    def keep_recording(self, evaluation: Evaluation, version: int) -> str | None:
+    def save_video(self, evaluation: Evaluation, version: int) -> str | None:
         """Write the frames as a GIF; returns its path within the run, or None without room for it."""
         path = self._directory.recordings / f"version-{version:08d}.gif"
         try:
-            with noticing_full_disk(path):
+            with raising_disk_full(path):
                 save_gif(path, evaluation.frames)
         except DiskFull:
             return None
@@ -63,19 +63,19 @@ class RunArchive:
 
     def close(self) -> None:
         """Write what is still owed; DiskFull when there is no room for the weights that the run is judged by."""
-        self._pay()
+        self._flush_pending_writes()
         self._recorder.close()
         if self._owed:
             raise DiskFull(f"there is no room for the {' and the '.join(self._owed)} weights in {self._directory.path}")
 
-    def _owe(self, what: str, write: Callable[[], object]) -> None:
+    def _write_when_possible(self, what: str, write: Callable[[], object]) -> None:
         self._owed[what] = write
-        self._pay()
+        self._flush_pending_writes()
 
-    def _pay(self) -> None:
+    def _flush_pending_writes(self) -> None:
         for what, write in list(self._owed.items()):
             try:
-                with noticing_full_disk(self._directory.path):
+                with raising_disk_full(self._directory.path):
                     write()
             except DiskFull:
                 continue

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steppe.core.contracts.reports import EventReport
-from steppe.core.contracts.transport import EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
+from steppe.core.contracts.transport import EVENTS, Board, Channel, Role, RpcClient, RpcServer, SharedTable, WeightStore
 from steppe.core.system.timing import RunClock
-from steppe.records.telemetry.tracing import Take, tracing
+from steppe.records.telemetry.tracing import RecordSpan, make_span_recorder
 
-Commands = Callable[[int], Sequence[tuple[int, dict[str, Any]]]]
+CommandReader = Callable[[int], Sequence[tuple[int, dict[str, Any]]]]
 RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # go on; with new episodes; rest; end in good order; end now
 POLICY = "policy"  # the name under which weights are published
-_REST_S = 0.001
+_IDLE_SLEEP_S = 0.001
 
 
 @dataclass
@@ -31,16 +31,16 @@ class Context:
     clock: RunClock
     trace_spans: int = 0
     epoch: int = 0  # how often the role has been started again
-    beat: Callable[[], object] = lambda: None  # called at least once a step, so that a hung one is found
-    table: Table | None = None  # what workers learn together
-    shelves: Sequence[Line] = ()  # of the learner: to the replay roles, where there are some
-    desk: Desk | None = None  # of a replay role: where the learner asks
-    commands: Commands = lambda after: ()  # those numbered above, where roles hear them
+    heartbeat: Callable[[], object] = lambda: None  # called at least once a step, so that a hung one is found
+    table: SharedTable | None = None  # what workers learn together
+    shelves: Sequence[RpcClient] = ()  # of the learner: to the replay roles, where there are some
+    desk: RpcServer | None = None  # of a replay role: where the learner asks
+    commands: CommandReader = lambda after: ()  # those numbered above, where roles hear them
     _spans: list[EventReport] = field(default_factory=list)
-    _trace: Take | None = field(init=False)
+    _trace: RecordSpan | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._trace = tracing(self.run, self.name)
+        self._trace = make_span_recorder(self.run, self.name)
 
     @property
     def ending(self) -> bool:
@@ -68,9 +68,9 @@ class Context:
         self._spans.clear()
 
 
-def live(role: Role) -> None:
+def run_role(role: Role) -> None:
     """Step a role to its end, for a caller with a thread for it; runtimes have ways of their own, by which it is woken."""
     while not role.done:
         if not role.step():
-            time.sleep(_REST_S)
+            time.sleep(_IDLE_SLEEP_S)
     role.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from steppe.core.contracts.algorithm import Policy
-from steppe.core.contracts.env import World, agent_returns_of, comm_mask_of, masks_of, num_rows
+from steppe.core.contracts.env import SegmentEnv, get_action_masks, get_agent_returns, get_comm_mask, num_rows
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.system import seeding
@@ -43,16 +43,16 @@ class Evaluation:
     @property
     def agent_returns(self) -> dict[str, float]:
         """Mean return by agent; nothing where there is but one."""
-        return means_of(self.agents, np.array(self.shares)) if self.shares else {}
+        return mean_returns_by_agent(self.agents, np.array(self.shares)) if self.shares else {}
 
 
-class Judge:
+class Evaluator:
     """A world for evaluating in. One judge evaluates many weights, each on episodes of its own.
 
     What is random in an evaluation depends on `seed` and the policy's version alone, not on evaluations before it.
     """
 
-    def __init__(self, world: World, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
+    def __init__(self, world: SegmentEnv, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
         self.world, self.policy, self.seed, self.max_steps = world, policy, seed, max_steps
         known = world.spec
         spec = SegmentSpec(1, num_rows(world), known.obs, known.action.field, num_agents=known.num_agents)
@@ -76,7 +76,7 @@ class Judge:
             ended = self._step(explore=explore)
             reached = self._row["terminated"][0].reshape(self.world.num_envs, -1).any(axis=1)
             filming = filming and 0 not in ended
-            shares = agent_returns_of(self.world) if len(ended) else None
+            shares = get_agent_returns(self.world) if len(ended) else None
             for number, (env, (total, length)) in enumerate(zip(ended, self.world.take_finished(), strict=True)):
                 if quota[env] > 0:
                     quota[env] -= 1
@@ -93,11 +93,11 @@ class Judge:
     def _begin(self) -> None:
         names = ("judge", self.policy.version)
         self.policy.begin(num_rows(self.world), seeding.generator(self.seed, *names, "policy"))
-        self.world.reset(self._row["obs"][0], seeding.sequence(self.seed, *names, "env"))
+        self.world.reset(self._row["obs"][0], seeding.seed_sequence(self.seed, *names, "env"))
 
     def _step(self, *, explore: bool) -> np.ndarray:
         obs = self._row["obs"]
-        action = acted(self.policy, self.world, obs[0], explore=explore)["action"]
+        action = act_in_env(self.policy, self.world, obs[0], explore=explore)["action"]
         self.world.step(action, self._row, 0)
         obs[0] = obs[1]
         return np.flatnonzero(self._row.ended[0])
@@ -111,19 +111,19 @@ class Judge:
                 result.terminated.append(False)
 
 
-def acted(policy: Policy, world: World, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
+def act_in_env(policy: Policy, env: SegmentEnv, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
     """What a policy does in a world now; where the world says what is allowed, the policy is told, and whom agents hear."""
     told: dict[str, np.ndarray] = {}
-    masks = masks_of(world)
+    masks = get_action_masks(env)
     if masks is not None:  # that it takes them goes with asking for numbered states
         told["masks"] = masks
     if getattr(policy, "hears", False):
-        told["comm_mask"] = comm_mask_of(world)
+        told["comm_mask"] = get_comm_mask(env)
     choose: Callable[..., Mapping[str, np.ndarray]] = policy.act
-    return choose(obs, world.starts, explore=explore, **told)
+    return choose(obs, env.starts, explore=explore, **told)
 
 
-def means_of(names: tuple[str, ...], returns: np.ndarray) -> dict[str, float]:
+def mean_returns_by_agent(names: tuple[str, ...], returns: np.ndarray) -> dict[str, float]:
     """Mean return by agent over episodes [episodes, num_agents], without those in which it was not there."""
     there = ~np.isnan(returns)
     sums = np.where(there, returns, 0.0).sum(axis=0)

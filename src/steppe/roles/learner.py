@@ -11,37 +11,37 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from steppe.core.array_checks import empty_segment, require_segment
+from steppe.core.array_checks import clear_segment, require_segment
 from steppe.core.contracts.algorithm import Agent, Learned, Memory, Progress, Tree
 from steppe.core.contracts.errors import DiskFull, NotFinite, RunFailed, SteppeError
 from steppe.core.contracts.reports import TrainingReport
 from steppe.core.contracts.segment import Batch, Segment
-from steppe.core.contracts.transport import SET, TRAINING, Marked, Rejecting
+from steppe.core.contracts.transport import SET, TRAINING, Checkpointable, ValidatingChannel
 from steppe.core.contracts.weights import Weights
 from steppe.core.io import codec
 from steppe.core.system.process import rss_bytes
-from steppe.core.system.timing import Phases
-from steppe.roles.context import PAUSE, POLICY, Context, live
-from steppe.roles.quota import hide_after
-from steppe.roles.scheduling import Intake
-from steppe.roles.tuning import Tuning
+from steppe.core.system.timing import PhaseTimer
+from steppe.roles.context import PAUSE, POLICY, Context, run_role
+from steppe.roles.quota import invalidate_after_episodes
+from steppe.roles.scheduling import BatchPolicy
+from steppe.roles.tuning import LiveHyperparameters
 
 REPORT_EVERY_S = 0.5
-LISTEN_EVERY_S = 0.2
+POLL_COMMANDS_EVERY_S = 0.2
 WARN_EVERY_S = 1.0  # of refused segments
-MOST_REFUSED = 10  # intakes one after the other of which every segment was refused: then the run is over
+MAX_REFUSED_BATCHES = 10  # intakes one after the other of which every segment was refused: then the run is over
 
-Save = Callable[[Weights, Tree, dict[str, int | float]], None]
+SaveCheckpoint = Callable[[Weights, Tree, dict[str, int | float]], None]
 
 
-class Ended(Protocol):
+class StopCondition(Protocol):
     """Whether a run is over that has taken in and learned so much; `digesting`: there is more to learn from."""
 
     def __call__(self, env_steps: int, updates: int, *, digesting: bool) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """When a run is over, how often weights go out at the latest, and how often they are written down."""
 
     steps: int | None = None
@@ -51,22 +51,28 @@ class Limits:
     checkpoint_every_s: float = math.inf
     checkpoint_every_episodes: int | None = None
     stop_on_full_disk: bool = False  # otherwise the run goes on with the checkpoint before
-    ended: Ended | None = None  # where a run that is repeated ended, in place of the rest
+    ended: StopCondition | None = None  # where a run that is repeated ended, in place of the rest
 
 
 class Learner:
     """Counts what it learned from; the run is over when its counts say so."""
 
     def __init__(
-        self, agent: Agent, memory: Memory, intake: Intake, limits: Limits, save: Save, context: Context
+        self,
+        agent: Agent,
+        memory: Memory,
+        intake: BatchPolicy,
+        limits: RunLimits,
+        save: SaveCheckpoint,
+        context: Context,
     ) -> None:
         self.name = context.name
         self.done = False
-        self.agent, self.memory, self.intake = agent, memory, intake
+        self.agent, self.memory, self.batch_policy = agent, memory, intake
         self.limits, self.save, self.context = limits, save, context
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
         self.agent_steps: int | None = None  # counted where there are several agents in an environment
-        self.phases = Phases("wait", "sample", "remember", "learn", "publish", "other")
+        self.phases = PhaseTimer("wait", "sample", "remember", "learn", "publish", "other")
         self.lags: Counter[int] = Counter()
         self._announced = False
         self._unpublished = 0
@@ -79,34 +85,34 @@ class Learner:
         self._stats: defaultdict[str, list[float]] = defaultdict(list)
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
-        self.tuning = Tuning(agent)
-        self._heard, self._listened_s = 0, -math.inf  # the newest command that was looked at, and when
-        self._refused_intakes, self._warned_s = 0, -math.inf
+        self.live_hyperparameters = LiveHyperparameters(agent)
+        self._heard, self._commands_polled_s = 0, -math.inf  # the newest command that was looked at, and when
+        self._refused_batches, self._warned_s = 0, -math.inf
 
     def step(self) -> bool:
         """Take in, learn from one batch, publish what has been digested: at most one of each."""
         if not self._announced:
-            self.announce()
+            self.publish_initial()
         if self._over():
             self._end()
             return False
-        self._listen_if_due()
+        self._poll_commands_if_due()
         if self.context.asked() == PAUSE:
             self.phases.switch("wait")
             return False
-        took = self._hungry() and self.receive()
+        took = self._wants_data() and self.receive()
         learned = self.memory.ready()
         if learned:
             self.learn()
         if took or learned:
-            self._give_out()
+            self._publish_if_due()
             self._report_if_due()
         self.phases.switch("wait")  # whatever happens until the next step is not this role's work
         return took or learned
 
     def train(self) -> None:
         """Learn until the run is over, in the caller's thread."""
-        live(self)
+        run_role(self)
 
     def receive(self) -> bool:
         """Take what the intake gives and remember it; False when that is nothing.
@@ -114,7 +120,7 @@ class Learner:
         Weights that are owed go out first, as the last intake made them: this one only says that every actor waits for
         them. Which segments are collected with them does not depend on anyone's speed.
         """
-        segments = self.intake.take(self.version)
+        segments = self.batch_policy.take(self.version)
         if segments and self._owed:
             self.publish()
         self.phases.switch("remember")
@@ -125,7 +131,7 @@ class Learner:
             self._first_step_s = min(self._first_step_s, segment.header.started_s)
             self.lags[self.version - segment.header.version] += 1
             self._observe(segment)
-        if segments and self._played(segments):
+        if segments and self._has_experience(segments):
             self.memory.add(segments)
         elif segments:
             self._spent = True
@@ -140,18 +146,18 @@ class Learner:
         is computed from them. A run in which nothing else comes in is over.
         """
         faults = [fault for segment in segments if (fault := self._fault(segment)) is not None]
-        self._refused_intakes = self._refused_intakes + 1 if len(faults) == len(segments) else 0
-        if self._refused_intakes >= MOST_REFUSED:
+        self._refused_batches = self._refused_batches + 1 if len(faults) == len(segments) else 0
+        if self._refused_batches >= MAX_REFUSED_BATCHES:
             kind = NotFinite if isinstance(faults[0], NotFinite) else RunFailed
-            raise kind(f"everything that came in the last {MOST_REFUSED} times was refused: {faults[0]}")
+            raise kind(f"everything that came in the last {MAX_REFUSED_BATCHES} times was refused: {faults[0]}")
 
     def _fault(self, segment: Segment) -> SteppeError | None:
         """Why a segment was refused and emptied; None for a sound one."""
         try:
             self._require(segment)
         except SteppeError as fault:
-            empty_segment(segment)
-            dropped = self.intake.ledger.dropped
+            clear_segment(segment)
+            dropped = self.batch_policy.ledger.dropped
             dropped["refused"] += 1
             if self.context.clock() - self._warned_s >= WARN_EVERY_S:
                 self._warned_s = self.context.clock()
@@ -171,7 +177,7 @@ class Learner:
         batch = self.memory.sample()
         self.phases.switch("learn")
         started_s = self.context.clock()
-        learned = self._improve(batch)
+        learned = self._learn_batch(batch)
         self.phases.switch("remember")
         self.memory.update(batch, learned)
         self.updates += learned.updates
@@ -185,24 +191,24 @@ class Learner:
     def _observe(self, segment: Segment) -> None:
         """Count what a segment holds and let the agent see it; nothing of it after the run's last episode."""
         if self.limits.episodes is not None:
-            hide_after(segment, max(0, self.limits.episodes - self.episodes))
+            invalidate_after_episodes(segment, max(0, self.limits.episodes - self.episodes))
         self.env_steps += segment.env_steps
         self.episodes += int(np.count_nonzero(segment.ended))
         if segment.spec.num_agents > 1:
             self.agent_steps = (self.agent_steps or 0) + segment.num_valid
         self.agent.observe(segment, Progress(self.env_steps, self.limits.steps))
 
-    def _played(self, segments: Sequence[Segment]) -> bool:
+    def _has_experience(self, segments: Sequence[Segment]) -> bool:
         """Whether there is anything in these segments; not where every actor has played its episodes."""
         return self.limits.episodes is None or any(segment["valid"].any() for segment in segments)
 
-    def _improve(self, batch: Batch) -> Learned:
+    def _learn_batch(self, batch: Batch) -> Learned:
         return self.agent.learn(batch)
 
-    def announce(self) -> None:
+    def publish_initial(self) -> None:
         """Publish what the run begins with: version 0, or what the actors of a resumed run had."""
         self.version = max(self.version, 0)
-        self._put_out(self._acting or self.stamped())
+        self._publish(self._acting or self.stamped())
         self._announced = True
 
     def publish(self) -> None:
@@ -211,7 +217,7 @@ class Learner:
         started_s = self.context.clock()
         self.version += 1
         self._unpublished, self._owed = 0, False
-        self._put_out(self.stamped())
+        self._publish(self.stamped())
         self.context.span("publish", started_s, version=self.version)
         self.phases.switch("other")
 
@@ -219,16 +225,16 @@ class Learner:
         """The same, for a reader who knows it by this name."""
         self.publish()
 
-    def _put_out(self, weights: Weights) -> None:
+    def _publish(self, weights: Weights) -> None:
         self.context.weights.publish(POLICY, weights)
         if self.limits.ahead:
             self._acting = weights.copy()
 
-    def _hungry(self) -> bool:
+    def _wants_data(self) -> bool:
         """A round ahead, segments may be there at any time: when they are taken must not depend on that."""
-        return self.memory.hungry() and not (self.limits.ahead and self.memory.ready())
+        return self.memory.wants_data() and not (self.limits.ahead and self.memory.ready())
 
-    def _give_out(self) -> None:
+    def _publish_if_due(self) -> None:
         """Publish if it is time to."""
         if not self.memory.ready():
             if self.limits.ahead:
@@ -299,10 +305,10 @@ class Learner:
         state: Tree = {
             "agent": self.agent.state(),
             "memory": self.memory.live_state(),
-            "ledger": self.intake.ledger.state(),
+            "ledger": self.batch_policy.ledger.state(),
             "lags": [[lag, count] for lag, count in self.lags.items()],
             "agent_steps": self.agent_steps,
-            "tuning": self.tuning.state(),
+            "tuning": self.live_hyperparameters.state(),
         }
         if self._acting is not None:
             state["acting"] = {"weights": codec.encode_weights(self._acting), "owed": self._owed}
@@ -312,9 +318,9 @@ class Learner:
         """Go on exactly from a checkpoint."""
         self.agent.load(weights)
         self.agent.restore(state["agent"])
-        self.tuning.restore(state.get("tuning"))
+        self.live_hyperparameters.restore(state.get("tuning"))
         self.memory.restore(state["memory"])
-        self.intake.ledger.restore(state["ledger"])
+        self.batch_policy.ledger.restore(state["ledger"])
         self.lags, self.agent_steps = Counter(dict(state["lags"])), state.get("agent_steps")
         self.version, self.updates = int(counters["version"]), int(counters["updates"])
         self.env_steps, self.episodes = int(counters["env_steps"]), int(counters["episodes"])
@@ -337,20 +343,22 @@ class Learner:
             or (episodes is not None and self.episodes >= episodes)
         )
 
-    def _listen_if_due(self) -> None:
+    def _poll_commands_if_due(self) -> None:
         """Take over hyperparameters that were set since the last look, or since the checkpoint that the run goes on from."""
-        if self.context.clock() - self._listened_s < LISTEN_EVERY_S:
+        if self.context.clock() - self._commands_polled_s < POLL_COMMANDS_EVERY_S:
             return
-        self._listened_s = self.context.clock()
+        self._commands_polled_s = self.context.clock()
         for number, command in self.context.commands(self._heard):
             self._heard = number
-            if command.get("command") == SET and self.tuning.is_new(command):
+            if command.get("command") == SET and self.live_hyperparameters.is_new(command):
                 self._set(command)
 
     def _set(self, command: Mapping[str, Any]) -> None:
         """Learn with a command's values from the next update on."""
-        live = self.tuning.wanted(command)
-        self.tuning.answer(self.context, command, live, self._counts(), refusal=self.tuning.take(live))
+        live = self.live_hyperparameters.wanted(command)
+        self.live_hyperparameters.answer(
+            self.context, command, live, self._counts(), refusal=self.live_hyperparameters.take(live)
+        )
 
     def _counts(self) -> dict[str, int]:
         return {"version": self.version, "updates": self.updates, "env_steps": self.env_steps}
@@ -398,13 +406,13 @@ class Learner:
 
     def _carried(self) -> dict[str, float]:
         channel = self.context.channel
-        return channel.stats() if isinstance(channel, Marked) else {}
+        return channel.stats() if isinstance(channel, Checkpointable) else {}
 
     def _dropped(self, *, final: bool) -> dict[str, int]:
         """Segments that nobody learned from, by cause. What was collected ahead of an end is collected again after it."""
-        dropped = dict(self.intake.ledger.dropped)
-        if isinstance(self.context.channel, Rejecting):
+        dropped = dict(self.batch_policy.ledger.dropped)
+        if isinstance(self.context.channel, ValidatingChannel):
             dropped |= self.context.channel.dropped
-        if final and self.limits.ahead and (left := self.intake.left()):
+        if final and self.limits.ahead and (left := self.batch_policy.left()):
             dropped["ahead"] = left
         return dropped

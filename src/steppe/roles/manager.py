@@ -14,9 +14,9 @@ from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventRe
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.contracts.weights import Weights
 from steppe.core.system.process import rss_bytes
-from steppe.records.scalars import went_back
+from steppe.records.scalars import is_rewind
 from steppe.roles.context import FINISH, POLICY, STOP, Context
-from steppe.roles.evaluation import Evaluation, Judge
+from steppe.roles.evaluation import Evaluation, Evaluator
 
 RECORD_EVERY_S = 0.5
 _RECORDED: dict[str, type[Report]] = {
@@ -34,9 +34,9 @@ class Archive(Protocol):
     def written(self) -> Mapping[str, int]: ...
     def best_score(self) -> float: ...
     def record(self, report: Report, number: int) -> None: ...
-    def keep_best(self, weights: Weights, score: float) -> None: ...
-    def keep_result(self, weights: Weights) -> None: ...
-    def keep_recording(self, evaluation: Evaluation, version: int) -> str | None: ...
+    def save_best(self, weights: Weights, score: float) -> None: ...
+    def save_result(self, weights: Weights) -> None: ...
+    def save_video(self, evaluation: Evaluation, version: int) -> str | None: ...
     def close(self) -> None: ...
 
 
@@ -49,7 +49,7 @@ class Manager:
     def __init__(
         self,
         policy: Policy,
-        make_judge: Callable[[], Judge],
+        make_judge: Callable[[], Evaluator],
         config: EvalConfig,
         target_return: float | None,
         archive: Archive,
@@ -59,17 +59,17 @@ class Manager:
         self.done = False
         self.policy, self.config, self.target_return = policy, config, target_return
         self.archive, self.context = archive, context
-        self._make_judge = make_judge
-        self._judge: Judge | None = None
+        self._make_evaluator = make_judge
+        self._judge: Evaluator | None = None
         self._seen_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
         self._max_share = config.max_share or (0.1 if target_return is None else 0.5)
-        self._rested_s = 0.0  # when the next evaluation may begin
+        self._next_allowed_s = 0.0  # when the next evaluation may begin
         self._reached = False  # the target: the run is about to end, judged by the weights that came there first
         self._best = archive.best_score()
         self._cursors = dict.fromkeys(_RECORDED, 0) | dict(archive.written)
         self._recorded_s = 0.0
-        self._judged = self._earlier_verdicts()
+        self._earlier_evaluations = self._read_earlier_evaluations()
 
     def step(self) -> bool:
         """Record what the others reported, and judge the newest weights when it is time."""
@@ -84,7 +84,7 @@ class Manager:
         if weights is None:
             return recorded or self.done
         if self._seen_version < 0:
-            self._keep_pace(weights)
+            self._restore_schedule(weights)
         self._seen_version = weights.version  # what was not due once will not be later
         if self.done or self._due(weights):
             self.judge(weights, final=self.done)
@@ -94,13 +94,13 @@ class Manager:
     def judge(self, weights: Weights, *, final: bool) -> None:
         """Evaluate these weights and write the verdict down."""
         if self._judge is None:
-            self._judge = self._make_judge()
+            self._judge = self._make_evaluator()
         started, started_s = time.perf_counter(), self.context.clock()
         self.policy.load(weights)
         context = self.context
 
         def stopping() -> bool:
-            context.beat()  # an evaluation may be long; only a step in it that does not end counts as hung
+            context.heartbeat()  # an evaluation may be long; only a step in it that does not end counts as hung
             return context.asked() == STOP if final else context.ending
 
         evaluation = self._judge.evaluate(
@@ -111,20 +111,20 @@ class Manager:
         )
         if evaluation is None:
             return
-        self._wait_from(weights.env_steps, weights.episodes)
+        self._schedule_after(weights.env_steps, weights.episodes)
         self.context.span("evaluate", started_s, version=weights.version)
         ended = time.perf_counter()
-        self._rested_s = ended + (ended - started) * (1.0 / self._max_share - 1.0)
-        self._conclude(weights, evaluation, ended - started, final=final)
+        self._next_allowed_s = ended + (ended - started) * (1.0 / self._max_share - 1.0)
+        self._record_evaluation(weights, evaluation, ended - started, final=final)
 
-    def _conclude(self, weights: Weights, evaluation: Evaluation, duration_s: float, *, final: bool) -> None:
+    def _record_evaluation(self, weights: Weights, evaluation: Evaluation, duration_s: float, *, final: bool) -> None:
         reached = self.target_return is not None and evaluation.mean >= self.target_return
         if evaluation.mean > self._best:
             self._best = evaluation.mean
-            self.archive.keep_best(weights, evaluation.mean)
+            self.archive.save_best(weights, evaluation.mean)
         self._reached = self._reached or reached
         if final or reached:
-            self.archive.keep_result(weights)
+            self.archive.save_result(weights)
         report = EvaluationReport(
             run=self.context.run,
             version=weights.version,
@@ -143,7 +143,7 @@ class Manager:
             rss_bytes=rss_bytes(),
             reached=reached,
             final=final or reached,
-            recording=self.archive.keep_recording(evaluation, weights.version) if evaluation.frames else None,
+            recording=self.archive.save_video(evaluation, weights.version) if evaluation.frames else None,
         )
         self.context.board.post(EVALUATIONS, report.record())
         self.context.flush_spans()
@@ -157,7 +157,7 @@ class Manager:
                 stack.callback(self._judge.world.close)
             self._record()
 
-    def _earlier_verdicts(self) -> list[tuple[int, int]]:
+    def _read_earlier_evaluations(self) -> list[tuple[int, int]]:
         """(env_steps, episodes) of the evaluations that an earlier manager of this run posted."""
         found: list[tuple[int, int]] = []
         after = 0
@@ -167,20 +167,20 @@ class Manager:
             found += [(report.env_steps, report.episodes) for report in reports]
         return found
 
-    def _keep_pace(self, weights: Weights) -> None:
+    def _restore_schedule(self, weights: Weights) -> None:
         """Wait from the last evaluation that the weights at hand have behind them: a resumed run may have gone back."""
-        behind = [verdict for verdict in self._judged if verdict[0] <= weights.env_steps]
+        behind = [verdict for verdict in self._earlier_evaluations if verdict[0] <= weights.env_steps]
         if behind:
-            self._wait_from(*max(behind))
+            self._schedule_after(*max(behind))
 
-    def _wait_from(self, env_steps: int, episodes: int) -> None:
+    def _schedule_after(self, env_steps: int, episodes: int) -> None:
         self._next_steps = env_steps + self.config.every_steps
         self._next_episodes = episodes + (self.config.every_episodes or math.inf)
 
     def _due(self, weights: Weights) -> bool:
         """Often enough by count, and not so often that evaluations take the cores from training."""
         counted = weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
-        return counted and not self._reached and time.perf_counter() >= self._rested_s
+        return counted and not self._reached and time.perf_counter() >= self._next_allowed_s
 
     def _record_if_due(self) -> bool:
         if time.monotonic() - self._recorded_s < RECORD_EVERY_S:
@@ -195,12 +195,12 @@ class Manager:
         for number, topic, record in sorted(posted, key=lambda post: post[0]):
             self._cursors[topic] = number
             report = _RECORDED[topic].read(record)
-            if not isinstance(report, EventReport) or _belongs_to_curves(report):
+            if not isinstance(report, EventReport) or _is_curve_event(report):
                 self.archive.record(report, number)
                 found = True
         return found
 
 
-def _belongs_to_curves(event: EventReport) -> bool:
+def _is_curve_event(event: EventReport) -> bool:
     """Numbers of callbacks, and the word that the run went back to a checkpoint."""
-    return event.kind == "metric" or went_back(event)
+    return event.kind == "metric" or is_rewind(event)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
-from steppe.core.contracts.env import World
-from steppe.core.contracts.segment import Segment, ended
+from steppe.core.contracts.env import SegmentEnv
+from steppe.core.contracts.segment import Segment, find_episode_ends
 
 
-class _OpenEnvironments:
+class _EpisodeCounter:
     """Counts the episodes of open environments. Steps of closed ones are written with `valid == False`; worlds that can
     (`retire`) do not step them. Subclasses decide which are open."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SegmentEnv) -> None:
         self._world, self._num_agents = world, world.spec.num_agents
         self._open = np.zeros(world.num_envs, np.bool_)
         self._counts: list[bool] = []  # of the episodes that the world has finished: whether each was counted
@@ -28,12 +28,12 @@ class _OpenEnvironments:
         cut = segment["terminated"][t] | segment["truncated"][t]
         closed = ~np.repeat(self._open, self._num_agents)
         # A world may leave `valid` as it was in the segment before, where closed rows are hidden already.
-        over = ended(valid | closed, cut, self._num_agents)
+        over = find_episode_ends(valid | closed, cut, self._num_agents)
         self._counts += self._open[over].tolist()
         valid &= ~closed
         self._end(over)
 
-    def within(self, finished: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    def counted_only(self, finished: list[tuple[float, int]]) -> list[tuple[float, int]]:
         """Of the episodes that the world says have finished, those that were counted."""
         counts, self._counts = self._counts[: len(finished)], self._counts[len(finished) :]
         return [episode for episode, counted in zip(finished, counts, strict=False) if counted]
@@ -48,10 +48,10 @@ class _OpenEnvironments:
             retire(np.flatnonzero(~self._open).tolist())
 
 
-class EpisodeQuota(_OpenEnvironments):
+class EpisodeQuota(_EpisodeCounter):
     """One actor's shares: an environment that has played its share is closed."""
 
-    def __init__(self, total_episodes: int, actor: int, num_actors: int, world: World) -> None:
+    def __init__(self, total_episodes: int, actor: int, num_actors: int, world: SegmentEnv) -> None:
         super().__init__(world)
         num_envs = world.num_envs
         lanes = actor * num_envs + np.arange(num_envs)
@@ -93,14 +93,16 @@ class EpisodeQuota(_OpenEnvironments):
         self._retire()
 
 
-class EpisodeClaims(_OpenEnvironments):
+class EpisodeClaims(_EpisodeCounter):
     """The episodes that a worker may still play. An environment begins one only if it is not taken by another environment;
     until then it is closed."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SegmentEnv) -> None:
         super().__init__(world)
         self.left = 0  # episodes to play, those under way included
-        self._rests = hasattr(world, "retire")  # otherwise closed environments go on, and open when their episode ends
+        self._can_retire = hasattr(
+            world, "retire"
+        )  # otherwise closed environments go on, and open when their episode ends
         self._at_start = np.ones(world.num_envs, np.bool_)
 
     @property
@@ -118,7 +120,7 @@ class EpisodeClaims(_OpenEnvironments):
         return bool(self._open.all()) and self.left >= (num_rows + 1) * len(self._open)
 
     def _end(self, over: np.ndarray) -> None:
-        self._at_start = self._at_start & ~self._open | over if self._rests else over
+        self._at_start = self._at_start & ~self._open | over if self._can_retire else over
         if over.any():
             self.left -= int(np.count_nonzero(over & self._open))
             self._open &= ~over
@@ -131,7 +133,7 @@ class EpisodeClaims(_OpenEnvironments):
         self._retire()
 
 
-def hide_after(segment: Segment, episodes: int) -> None:
+def invalidate_after_episodes(segment: Segment, episodes: int) -> None:
     """Hide what comes after so many episodes of a segment, if it has as many: by time, then by environment.
 
     Every environment keeps its rows up to its last episode that counts. The others are written with `valid == False`.

@@ -18,11 +18,11 @@ from steppe.core.contracts.transport import Channel, WeightStore
 from steppe.core.contracts.weights import Weights
 from steppe.records.arrivals import Arrival
 from steppe.roles.learner import Learner
-from steppe.roles.scheduling import Ledger
+from steppe.roles.scheduling import SequenceTracker
 
 
 @dataclass(frozen=True)
-class Change:
+class HyperparameterUpdate:
     """Live hyperparameters that a recorded learner took over, and its counts just before the next step."""
 
     values: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Change:
     version: int
 
 
-class Script:
+class RecordedSchedule:
     """One life of a recorded run: the intakes, and the (env_steps, updates) at which it ended.
 
     `early` is for a life that is to end before all of its intakes were taken. `changes` are those still to be made, oldest
@@ -44,12 +44,12 @@ class Script:
         end: tuple[int, int],
         *,
         early: bool = False,
-        changes: list[Change] | None = None,
+        changes: list[HyperparameterUpdate] | None = None,
     ) -> None:
         self.intakes, self.end, self.early = intakes, end, early
         self.changes = [] if changes is None else changes
         self.rest = list(reversed(intakes))  # those still to be taken, the next one last
-        self._shelf: Shelf | None = None
+        self._shelf: RetainingWeightStore | None = None
 
     def ended(self, env_steps: int, updates: int, *, digesting: bool) -> bool:
         """Whether a learner that has come this far is where the recorded one ended.
@@ -59,10 +59,10 @@ class Script:
         here = env_steps >= self.end[0] and updates >= self.end[1]
         return here and (digesting or self.early or not self.rest)
 
-    def shelf_over(self, newest: WeightStore) -> Shelf:
+    def retaining_store(self, newest: WeightStore) -> RetainingWeightStore:
         """The shelf that actors and learner of the repeated life share; `newest` is for everyone else."""
         if self._shelf is None:
-            self._shelf = Shelf(newest, self)
+            self._shelf = RetainingWeightStore(newest, self)
         return self._shelf
 
     def versions(self, actor: int) -> dict[int, int]:
@@ -71,10 +71,10 @@ class Script:
         return {row.sequence: row.version for row in rows}
 
 
-class Shelf:
+class RetainingWeightStore:
     """A WeightStore that keeps every version until all the actors that need it have gone on to newer ones."""
 
-    def __init__(self, newest: WeightStore, script: Script) -> None:
+    def __init__(self, newest: WeightStore, script: RecordedSchedule) -> None:
         self._newest = newest
         self._readers: defaultdict[int, set[int]] = defaultdict(set)
         for intake in script.intakes:
@@ -94,17 +94,17 @@ class Shelf:
         """The weights of that version, once they are published."""
         return self._kept.get(version)
 
-    def done_with(self, version: int, actor: int) -> None:
+    def release_version(self, version: int, actor: int) -> None:
         """That actor needs this version no more."""
         self._readers[version].discard(actor)
         if not self._readers[version]:
             self._kept.pop(version, None)
 
 
-class Follower:
+class RecordedCollectPolicy:
     """One actor's gate and weight store: opens for a segment exactly when the actor has the version it needs."""
 
-    def __init__(self, actor: int, script: Script, shelf: Shelf) -> None:
+    def __init__(self, actor: int, script: RecordedSchedule, shelf: RetainingWeightStore) -> None:
         self._actor, self._shelf = actor, shelf
         self._versions = script.versions(actor)
         self._sequence = min(self._versions, default=0)
@@ -119,17 +119,17 @@ class Follower:
         wanted = self._versions.get(self._sequence, version)
         if wanted == version or (weights := self._shelf.at(wanted)) is None:
             return None
-        self._shelf.done_with(version, self._actor)
+        self._shelf.release_version(version, self._actor)
         return weights
 
     def publish(self, policy: str, weights: Weights) -> None:
         raise NotImplementedError("an actor publishes no weights")
 
 
-class ScriptedLearner(Learner):
+class RecordedLearner(Learner):
     """A learner that takes over the hyperparameters of a script where the recorded one did."""
 
-    changes: list[Change]
+    changes: list[HyperparameterUpdate]
 
     def step(self) -> bool:
         while self.changes and self._reached(self.changes[0]):
@@ -137,18 +137,18 @@ class ScriptedLearner(Learner):
             self._set({"values": change.values, "live": sorted(change.values)})
         return super().step()
 
-    def _reached(self, change: Change) -> bool:
+    def _reached(self, change: HyperparameterUpdate) -> bool:
         counts = self.env_steps, self.updates, self.version
         return all(
             now >= then for now, then in zip(counts, (change.env_steps, change.updates, change.version), strict=True)
         )
 
 
-class Scripted:
+class RecordedBatchPolicy:
     """An intake that hands over the groups of a script, each when all its segments are there."""
 
-    def __init__(self, channel: Channel, script: Script) -> None:
-        self.ledger = Ledger()
+    def __init__(self, channel: Channel, script: RecordedSchedule) -> None:
+        self.ledger = SequenceTracker()
         self._channel = channel
         self._intakes = script.rest
         self._waiting: dict[tuple[int, int], Segment] = {}
@@ -161,7 +161,7 @@ class Scripted:
             raise RunFailed("the recorded run cannot be repeated here: its log ended, but this run is not where it was")
         kept: list[Segment] = []
         while not kept and self._intakes and self._complete(self._intakes[-1], version):
-            kept = self._hand_over(self._intakes.pop())
+            kept = self._accept_all(self._intakes.pop())
         return kept
 
     def left(self) -> int:
@@ -177,7 +177,7 @@ class Scripted:
                 )
         return not missing
 
-    def _hand_over(self, intake: Sequence[Arrival]) -> list[Segment]:
+    def _accept_all(self, intake: Sequence[Arrival]) -> list[Segment]:
         kept = []
         for row in intake:
             segment = self._waiting.pop((row.actor, row.sequence))

@@ -7,33 +7,33 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from steppe.core.contracts.transport import Desk
+from steppe.core.contracts.transport import RpcServer
 from steppe.core.io.codec import Buffer
 from steppe.roles.context import Context
 
 TAKE_S = 0.05  # how long a step waits for a question
 
 
-class Answering(Protocol):
+class RequestHandler(Protocol):
     """What does what it is asked in messages."""
 
     def answer(self, question: Buffer) -> bytes: ...
 
 
-class Replay:
+class ReplayServer:
     """Answers the learner until it is told to end."""
 
-    def __init__(self, shelf: Answering, desk: Desk, context: Context) -> None:
+    def __init__(self, shelf: RequestHandler, desk: RpcServer, context: Context) -> None:
         self.name, self.done = context.name, False
-        self._shelf, self._desk, self._context = shelf, desk, context
+        self._shelf, self._rpc_server, self._context = shelf, desk, context
 
     def step(self) -> bool:
         """Answer one question. The end comes after the learner's: its last checkpoint needs this role."""
-        question = self._desk.take(TAKE_S)
+        question = self._rpc_server.take(TAKE_S)
         if question is None:
             self.done = self._context.ending
             return False
-        self._desk.reply(self._shelf.answer(question))
+        self._rpc_server.reply(self._shelf.answer(question))
         return True
 
     def close(self) -> None:

@@ -16,14 +16,14 @@ from steppe.core.contracts.transport import Channel
 from steppe.records.arrivals import Arrival
 
 
-class Gate(Protocol):
+class CollectPolicy(Protocol):
     """An actor asks before each segment."""
 
     def open(self, sequence: int, version: int) -> bool:
         """Whether segment number `sequence` may be collected with weights `version`."""
 
 
-class Lockstep:
+class LockstepCollectPolicy:
     """Segment k only with version k, or, a round ahead of the learner, only with version k − 1 (0 for the first).
 
     For an actor that rounds went on without, k is the round that its segment is for.
@@ -36,14 +36,14 @@ class Lockstep:
         return version == max(0, sequence + self._shift() - self._ahead)
 
 
-class Free:
+class FreeCollectPolicy:
     """Any segment with any version."""
 
     def open(self, sequence: int, version: int) -> bool:
         return version >= 0
 
 
-class Ledger:
+class SequenceTracker:
     """The next sequence number expected of each actor, and the state it goes on from: nothing is learned twice, and a
     gap is seen."""
 
@@ -51,7 +51,9 @@ class Ledger:
         self.expected: dict[int, int] = {}
         self.states: dict[int, bytes | None] = {}
         self.dropped: Counter[str] = Counter()
-        self.shifts: dict[int, int] = {}  # of actors that rounds went on without: the round, less the segment's number
+        self.round_offsets: dict[
+            int, int
+        ] = {}  # of actors that rounds went on without: the round, less the segment's number
 
     def accept(self, segment: Segment) -> bool:
         """Whether this segment is new; counts what is refused or missing."""
@@ -67,27 +69,27 @@ class Ledger:
         self.states[header.actor] = segment.state
         return True
 
-    def leave_out(self, segment: Segment) -> None:
+    def count_skipped(self, segment: Segment) -> None:
         """Count a segment whose round went on without it; its actor goes on behind it."""
         self.dropped["left_out"] += self.accept(segment)
 
     def state(self) -> Tree:
         """Everything, for a checkpoint."""
         actors = [[actor, expected, self.states.get(actor)] for actor, expected in sorted(self.expected.items())]
-        shifts = {"shifts": dict(self.shifts)} if self.shifts else {}
+        shifts = {"shifts": dict(self.round_offsets)} if self.round_offsets else {}
         return {"actors": actors, "dropped": dict(self.dropped), **shifts}
 
     def restore(self, state: Tree) -> None:
         """Take over what `state` returned."""
         self.expected = {actor: expected for actor, expected, _ in state["actors"]}
         self.states = {actor: kept for actor, _, kept in state["actors"]}
-        self.dropped, self.shifts = Counter(state["dropped"]), dict(state.get("shifts", {}))
+        self.dropped, self.round_offsets = Counter(state["dropped"]), dict(state.get("shifts", {}))
 
 
-class Intake(Protocol):
+class BatchPolicy(Protocol):
     """The learner asks for the segments to learn from next."""
 
-    ledger: Ledger
+    ledger: SequenceTracker
 
     def take(self, version: int) -> list[Segment]:
         """What is complete now, given that the learner is at `version`; empty when nothing is. The caller releases them."""
@@ -96,7 +98,7 @@ class Intake(Protocol):
         """How many segments have come for rounds that were not taken; 0 where there are no rounds."""
 
 
-class Rounds:
+class RoundBatchPolicy:
     """Waits for one segment of every member and hands them over in the order of the actors; later ones wait their turn.
 
     All actors are members, until somebody decides that the rounds go on without one. One that shows up again is a member
@@ -104,7 +106,7 @@ class Rounds:
     """
 
     def __init__(self, channel: Channel, num_actors: int) -> None:
-        self.ledger = Ledger()
+        self.ledger = SequenceTracker()
         self.members = set(range(num_actors))
         self._channel, self._version = channel, -1
         self._waiting: list[deque[Segment]] = [deque() for _ in range(num_actors)]
@@ -113,7 +115,7 @@ class Rounds:
     def round(self) -> int:
         """The number of the round that is waited for."""
         known = self.ledger.expected
-        return max(known.get(actor, 0) + self.ledger.shifts.get(actor, 0) for actor in range(len(self._waiting)))
+        return max(known.get(actor, 0) + self.ledger.round_offsets.get(actor, 0) for actor in range(len(self._waiting)))
 
     def part(self, actor: int) -> None:
         """Go on without this actor."""
@@ -121,12 +123,12 @@ class Rounds:
 
     def join(self, actor: int) -> None:
         """Wait for this actor again: its next segment is for the round that is waited for."""
-        self.ledger.shifts[actor] = self.round - self._due(actor)
+        self.ledger.round_offsets[actor] = self.round - self._due(actor)
         self.members.add(actor)
 
     def take(self, version: int) -> list[Segment]:
         self._version = version
-        self._fetch()
+        self._poll_channel()
         members = [self._waiting[actor] for actor in sorted(self.members)]
         if not all(members):
             return []
@@ -136,14 +138,14 @@ class Rounds:
         return complete
 
     def left(self) -> int:
-        self._fetch()
+        self._poll_channel()
         return sum(len(segments) for segments in self._waiting)
 
     def missing(self) -> list[int]:
         """The actors that the round waits for."""
         return [actor for actor in sorted(self.members) if not self._waiting[actor]]
 
-    def _fetch(self) -> None:
+    def _poll_channel(self) -> None:
         while (segment := self._channel.poll()) is not None:
             assert segment.header is not None
             actor, sequence = segment.header.actor, segment.header.sequence
@@ -151,7 +153,7 @@ class Rounds:
                 self.ledger.dropped["repeated"] += 1
                 self._channel.release(segment)
             elif self._late(actor, segment.header.version):
-                self.ledger.leave_out(segment)
+                self.ledger.count_skipped(segment)
                 self._channel.release(segment)
                 self.join(actor)
             else:
@@ -161,7 +163,7 @@ class Rounds:
 
     def _late(self, actor: int, version: int) -> bool:
         """Whether the round that a segment was collected for has gone on without it."""
-        always_there = actor in self.members and actor not in self.ledger.shifts
+        always_there = actor in self.members and actor not in self.ledger.round_offsets
         return not always_there and version < self._version
 
     def _due(self, actor: int) -> int:
@@ -170,7 +172,7 @@ class Rounds:
         return self.ledger.expected.get(actor, 0) if newest is None else newest.sequence + 1
 
 
-class Window:
+class WindowBatchPolicy:
     """Hands over what arrived within `window_s` of the first arrival, or sooner when every actor is there.
 
     Segments collected more than `max_lag` versions ago are dropped and counted. `record` hears of every intake.
@@ -179,7 +181,7 @@ class Window:
     def __init__(
         self, channel: Channel, num_actors: int, window_s: float, max_lag: int, clock: Callable[[], float]
     ) -> None:
-        self.ledger = Ledger()
+        self.ledger = SequenceTracker()
         self._channel, self._num_actors = channel, num_actors
         self._window_s, self._max_lag, self._clock = window_s, max_lag, clock
         self.record: Callable[[Sequence[Arrival]], object] = lambda arrivals: None

@@ -22,10 +22,10 @@ from steppe.roles.context import Context
 
 SETTINGS = "settings"  # the name under which live values are published
 _RECORD_BYTES = 4_096
-_REMEMBERED = 256  # ids of commands that were answered
+_MAX_ANSWERED_IDS = 256  # ids of commands that were answered
 
 
-class Tuning:
+class LiveHyperparameters:
     """The live hyperparameters of one learner's agent."""
 
     def __init__(self, agent: Agent, live: Sequence[str] | None = None) -> None:
@@ -34,7 +34,7 @@ class Tuning:
         config = getattr(agent, "config", None)
         self._began: Tree = {name: getattr(config, name) for name in live or () if hasattr(config, name)}
         self.values: Tree = dict(self._began)
-        self._answered: deque[str] = deque(maxlen=_REMEMBERED)
+        self._answered: deque[str] = deque(maxlen=_MAX_ANSWERED_IDS)
 
     def is_new(self, command: Mapping[str, Any]) -> bool:
         """Whether this command was not answered yet, in this life of the run or one before."""
@@ -82,7 +82,7 @@ class Tuning:
         """
         if not state:
             return
-        self._answered = deque(state["answered"], maxlen=_REMEMBERED)
+        self._answered = deque(state["answered"], maxlen=_MAX_ANSWERED_IDS)
         began, effective = state["began"], state["values"]
         kept = {name: value for name, value in effective.items() if name in self.values}
         changed = {name: value for name, value in self._began.items() if name in began and began[name] != value}
@@ -102,7 +102,7 @@ class Tuning:
         return Weights.from_arrays({"values": padded}).stamped(version=version, updates=0, env_steps=0)
 
 
-def adopt_settings(agent: Agent, record: Weights) -> None:
+def apply_live_hyperparameters(agent: Agent, record: Weights) -> None:
     """Let a worker's agent compute gradients with what `Tuning.record` says."""
     values = json.loads(record.arrays()["values"].tobytes())
     config = getattr(agent, "config", None)

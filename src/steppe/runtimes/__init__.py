@@ -24,9 +24,9 @@ def runtime_module(runtime: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{_HOMES[runtime]}")
 
 
-def launcher(runtime: str) -> Callable[..., Any]:
+def find_launcher(runtime: str) -> Callable[..., Any]:
     """The function that launches a plan: of a runtime of ours by name, or of the user's by `module:function`."""
     if runtime in RUNTIMES:
         launch: Callable[..., Any] = runtime_module(runtime).launch
         return launch
-    return references.resolve(runtime)  # type: ignore[no-any-return]
+    return references.resolve_reference(runtime)  # type: ignore[no-any-return]

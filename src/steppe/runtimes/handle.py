@@ -14,8 +14,8 @@ from steppe.core.config.run import RunConfig
 from steppe.core.contracts.errors import EnvironmentFault, RunFailed, SteppeError, Unreachable
 from steppe.core.contracts.transport import Channel, Role, WeightStore
 from steppe.core.system import blas
-from steppe.core.system.process import in_mib, rss_bytes
-from steppe.records.telemetry.tracing import finish as finish_traces
+from steppe.core.system.process import format_mib, rss_bytes
+from steppe.records.telemetry.tracing import shutdown_tracing as finish_traces
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fault:
         reason = error.reason if isinstance(error, RunFailed | Unreachable) else "error"
         message = str(error) if isinstance(error, SteppeError) else f"{type(error).__name__}: {error}"
         if any(isinstance(cause, MemoryError) for cause in _causes(error)):
-            reason, message = "out_of_memory", f"{role} ran out of memory at {in_mib(rss_bytes())}: {error}"
+            reason, message = "out_of_memory", f"{role} ran out of memory at {format_mib(rss_bytes())}: {error}"
         details = dict(error.details) if isinstance(error, EnvironmentFault) else {}
         details.setdefault("traceback", "".join(traceback.format_exception(error)))
         return cls(role, reason, message, details)
@@ -65,18 +65,18 @@ class Handle(Protocol):
 
 
 @runtime_checkable
-class Scaler(Protocol):
+class ScalableHandle(Protocol):
     """What can change the number of a run's actors while it goes on."""
 
     @property
-    def num_seats(self) -> int:
+    def max_actors(self) -> int:
         """How many actors there is room for; no more than there are where the mode does not allow others."""
 
     def scale(self, num_actors: int) -> None:
         """Have so many actors from now on; those that go hand over what they have finished. Returns at once."""
 
 
-class Reading(Handle, Protocol):
+class CollectorHandle(Handle, Protocol):
     """A launched plan without a learner: the caller reads the channel and publishes the weights."""
 
     @property
@@ -85,11 +85,11 @@ class Reading(Handle, Protocol):
     @property
     def weights(self) -> WeightStore: ...
 
-    def await_segment(self, timeout_s: float) -> None:
+    def wait_for_segment(self, timeout_s: float) -> None:
         """Let the actors work; returns when a segment may have come, or after about this long."""
 
 
-class Turns:
+class RoleScheduler:
     """Steps roles one after the other and closes each when it is done. One that raises is out, with a fault."""
 
     def __init__(self, roles: Sequence[Role]) -> None:
@@ -131,16 +131,16 @@ class Turns:
             self.faults.append(Fault.of(role.name, error))
 
 
-def prepare_torch(config: RunConfig) -> None:
+def configure_torch(config: RunConfig) -> None:
     """What every role needs for equal results: thread counts, and no denormals (Adam's step would take 13 × as long).
 
     Agents with tables do without torch, so it is not imported for them.
     """
     if not config.agent.in_table:
-        _prepare(config.flow.threads)
+        _configure_threads(config.flow.threads)
 
 
-def _prepare(threads: int) -> None:
+def _configure_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
@@ -148,26 +148,26 @@ def _prepare(threads: int) -> None:
     torch.set_flush_denormal(True)
 
 
-_lenders: list[tuple[int, list[int]]] = []  # the thread counts to give back, innermost last
+_saved_thread_counts: list[tuple[int, list[int]]] = []  # the thread counts to give back, innermost last
 
 
 @contextlib.contextmanager
-def borrowed_torch(threads: int, agent: AgentConfig | None = None) -> Iterator[None]:
+def temporary_torch_settings(threads: int, agent: AgentConfig | None = None) -> Iterator[None]:
     """`prepare_torch` for a process that is not ours: settings are given back. May be nested."""
     if agent is not None and agent.in_table:
         yield
         return
     import torch
 
-    _lenders.append((torch.get_num_threads(), blas.get_threads()))
-    _prepare(threads)
+    _saved_thread_counts.append((torch.get_num_threads(), blas.get_threads()))
+    _configure_threads(threads)
     try:
         yield
     finally:
-        of_torch, of_blas = _lenders.pop()
+        of_torch, of_blas = _saved_thread_counts.pop()
         torch.set_num_threads(of_torch)
         blas.set_threads(*of_blas)
-        torch.set_flush_denormal(bool(_lenders))
+        torch.set_flush_denormal(bool(_saved_thread_counts))
 
 
 def sleep_briefly() -> None:

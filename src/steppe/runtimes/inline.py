@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 
-from steppe.core.contracts.transport import COMMANDS, Role, Table
+from steppe.core.contracts.transport import COMMANDS, Role, SharedTable
 from steppe.core.system.timing import RunClock
 from steppe.records.profiling.sampler import Sampler
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import RUN, STOP, Context
-from steppe.runtimes.builder import Parts, build_role, link_spec
-from steppe.runtimes.handle import Fault, Turns, borrowed_torch, sleep_briefly
+from steppe.runtimes.builder import SuppliedComponents, build_role, channel_spec
+from steppe.runtimes.handle import Fault, RoleScheduler, sleep_briefly, temporary_torch_settings
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.resume import prime
+from steppe.runtimes.resume import prime_channel
 from steppe.transport.local import LocalChannel, LocalWeights
 
 
-def launch(plan: Plan, directory: RunDirectory, parts: Parts | None = None) -> InlineHandle:
+def launch(plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None = None) -> InlineHandle:
     """Build every role here; nothing moves until `advance`."""
     return InlineHandle(plan, directory, parts)
 
@@ -25,23 +25,25 @@ def launch(plan: Plan, directory: RunDirectory, parts: Parts | None = None) -> I
 class InlineHandle:
     """The roles of a run in this process. Time that the manager takes is left out of the run's clock."""
 
-    def __init__(self, plan: Plan, directory: RunDirectory, parts: Parts | None = None) -> None:
+    def __init__(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None = None) -> None:
         self._asked = dict.fromkeys(("actor", "worker", "learner", "manager"), RUN)
         self._clock = RunClock()
         self._roles: dict[str, list[Role]] = {}
         self._torch = plan.config.flow.threads, plan.config.agent
-        with borrowed_torch(*self._torch):
+        with temporary_torch_settings(*self._torch):
             self._build(plan, directory, parts)
         self._sampler = self._watch(directory) if plan.config.flow.profile else None
-        self._training = Turns([role for kind in ("actor", "worker", "learner") for role in self._roles.get(kind, ())])
-        self._beside = Turns(self._roles.get("manager", []))
+        self._training_scheduler = RoleScheduler(
+            [role for kind in ("actor", "worker", "learner") for role in self._roles.get(kind, ())]
+        )
+        self._manager_scheduler = RoleScheduler(self._roles.get("manager", []))
 
-    def _build(self, plan: Plan, directory: RunDirectory, parts: Parts | None) -> None:
-        link = link_spec(plan, parts.agent if parts is not None else None)
+    def _build(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None) -> None:
+        link = channel_spec(plan, parts.agent if parts is not None else None)
         self.channel = LocalChannel(link, plan.num_writers, plan.slots_per_actor)
         self.weights = LocalWeights()
-        prime(self.channel, plan, directory)
-        table: Table | None = None
+        prime_channel(self.channel, plan, directory)
+        table: SharedTable | None = None
         if plan.config.mode == "workers" and not plan.config.by_gradients:
             from steppe.transport.tables.shared import LocalTable  # compiled parts, which only these runs need
 
@@ -69,24 +71,24 @@ class InlineHandle:
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         before = self._num_live()
-        with borrowed_torch(*self._torch), self._sampler or nullcontext():
+        with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
             while time.monotonic() < until and self._num_live() == before:
-                busy = self._training.once()
+                busy = self._training_scheduler.once()
                 started = time.monotonic()
-                busy = self._beside.once() or busy
+                busy = self._manager_scheduler.once() or busy
                 self._clock.exclude(time.monotonic() - started)
                 if not busy:
                     sleep_briefly()
 
-    def await_segment(self, timeout_s: float) -> None:
-        with borrowed_torch(*self._torch):
-            self._training.once()
+    def wait_for_segment(self, timeout_s: float) -> None:
+        with temporary_torch_settings(*self._torch):
+            self._training_scheduler.once()
 
     def ended(self, kind: str) -> bool:
         return all(role.done for role in self._roles.get(kind, ()))
 
     def faults(self) -> list[Fault]:
-        return self._training.faults + self._beside.faults
+        return self._training_scheduler.faults + self._manager_scheduler.faults
 
     def ask(self, kind: str, what: int) -> None:
         self._asked[kind] = what
@@ -94,11 +96,11 @@ class InlineHandle:
     def close(self, timeout_s: float) -> None:
         for kind in self._asked:
             self.ask(kind, STOP)
-        with borrowed_torch(*self._torch), self._sampler or nullcontext():
-            self._training.close()
-            self._beside.close()
+        with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
+            self._training_scheduler.close()
+            self._manager_scheduler.close()
         if self._sampler is not None:
             self._sampler.write()
 
     def _num_live(self) -> int:
-        return len(self._training.live) + len(self._beside.live)
+        return len(self._training_scheduler.live) + len(self._manager_scheduler.live)

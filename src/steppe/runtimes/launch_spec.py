@@ -19,18 +19,28 @@ from steppe.core.config.run import flatten, unflatten
 from steppe.core.contracts.errors import DiskFull, RunNotFound
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.contracts.transport import COMMANDS, EVENTS, Board, Channel, Desk, Line, Role, Table, WeightStore
+from steppe.core.contracts.transport import (
+    COMMANDS,
+    EVENTS,
+    Board,
+    Channel,
+    Role,
+    RpcClient,
+    RpcServer,
+    SharedTable,
+    WeightStore,
+)
 from steppe.core.system.timing import RunClock
 from steppe.records.run_directory import RunDirectory
-from steppe.roles.context import Commands, Context
-from steppe.runtimes.handle import Fault, prepare_torch
+from steppe.roles.context import CommandReader, Context
+from steppe.runtimes.handle import Fault, configure_torch
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.processes.worker import redirect_output
 
-KINDS = ("actor", "worker", "learner", "manager", "replay")
+ROLE_KINDS = ("actor", "worker", "learner", "manager", "replay")
 
 
-class Order(msgspec.Struct, frozen=True):
+class LaunchSpec(msgspec.Struct, frozen=True):
     """What a world is to run, as plain data."""
 
     config: dict[str, Any]
@@ -45,12 +55,12 @@ class Order(msgspec.Struct, frozen=True):
     clock_s: float = 0.0  # on that host, when the order was given
 
     @classmethod
-    def of(cls, plan: Plan, directory: RunDirectory, script: references.Script | None) -> Order:
+    def of(cls, plan: Plan, directory: RunDirectory, script: references.Script | None) -> LaunchSpec:
         """The order to run this plan in this directory."""
         path = str(directory.path.resolve())
         return cls(flatten(plan.config), asdict(plan.spec), plan.resume, directory.id, path, script)
 
-    def stamped(self) -> Order:
+    def stamped(self) -> LaunchSpec:
         """The same, given now and here."""
         return msgspec.structs.replace(self, host=socket.gethostname(), clock_s=time.monotonic())
 
@@ -72,31 +82,31 @@ class Order(msgspec.Struct, frozen=True):
         return clock
 
 
-def open_directory(directory: str, place: str) -> RunDirectory:
+def open_directory(directory: str, worker_slot: str) -> RunDirectory:
     """The run's directory as a place on any host sees it, with the place's output going to its log."""
     path = Path(directory)
     if not path.is_dir():
         host = socket.gethostname()
         raise RunNotFound(f"{path} cannot be seen on {host}: set STEPPE_RUNS to a directory that all hosts share")
-    redirect_output(path / "logs" / f"{place}.log")
+    redirect_output(path / "logs" / f"{worker_slot}.log")
     return RunDirectory.open(path)
 
 
 def build_roles(
-    order: Order,
+    order: LaunchSpec,
     plan: Plan,
-    place: str,
+    worker_slot: str,
     run: RunDirectory,
     links: tuple[Channel, WeightStore],
-    asked: Callable[[str], int],
-    beat: Callable[[], object],
+    requested: Callable[[str], int],
+    heartbeat: Callable[[], object],
     *,
     epoch: int = 0,
-    table: Table | None = None,
-    shelves: Sequence[Line] = (),
-    desk: Desk | None = None,
+    table: SharedTable | None = None,
+    shelves: Sequence[RpcClient] = (),
+    desk: RpcServer | None = None,
     board: Board | None = None,
-    commands: Commands | None = None,
+    commands: CommandReader | None = None,
 ) -> list[Role]:
     """The roles of one place; `asked` says what a kind of role is to do, `board` takes the place of the directory's.
 
@@ -104,26 +114,28 @@ def build_roles(
     """
     from steppe.runtimes.builder import build_role
 
-    prepare_torch(plan.config)
+    configure_torch(plan.config)
     clock, spans = order.clock(), plan.config.flow.trace_spans
     roles = []
     commands = commands or (lambda after: run.board.read(COMMANDS, after))
-    for spec in plan.places()[place]:
-        about = (run.id, spec.name, *links, board or run.board, _asker(asked, spec.kind), clock, spans)
-        context = Context(*about, epoch=epoch, beat=beat, table=table, shelves=shelves, desk=desk, commands=commands)
+    for spec in plan.places()[worker_slot]:
+        about = (run.id, spec.name, *links, board or run.board, _bind_kind(requested, spec.kind), clock, spans)
+        context = Context(
+            *about, epoch=epoch, heartbeat=heartbeat, table=table, shelves=shelves, desk=desk, commands=commands
+        )
         roles.append(build_role(plan, spec, run, context))
     return roles
 
 
-def _asker(asked: Callable[[str], int], kind: str) -> Callable[[], int]:
+def _bind_kind(asked: Callable[[str], int], kind: str) -> Callable[[], int]:
     return lambda: asked(kind)
 
 
-def tell_faults(run: RunDirectory, place: str, faults: list[Fault]) -> None:
+def post_faults(run: RunDirectory, worker_slot: str, faults: list[Fault]) -> None:
     """Put what went wrong at a place into the event log; on a full disk, whoever supervises it hears of it besides."""
     with contextlib.suppress(DiskFull):
         for fault in reversed(faults):
-            details = {"place": place, "reason": fault.reason, "message": fault.message, "details": fault.details}
+            details = {"place": worker_slot, "reason": fault.reason, "message": fault.message, "details": fault.details}
             run.board.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
         run.board.flush()
 

@@ -16,7 +16,7 @@ from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentS
 from steppe.replay import factory
 from steppe.runtimes.plan import segment_spec
 
-_NUMBER = 4  # bytes of a weight
+_BYTES_PER_WEIGHT = 4  # bytes of a weight
 _LEARNER_COPIES = 9  # parameters, gradient, two moments, a target network with its gradient, three publications
 _ACTOR_COPIES = 2  # parameters and gradient
 
@@ -28,11 +28,11 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
     """
     if config.ray.address is not None:
         return  # other machines' memory
-    agent, envs = config.agent.fitted(spec, config.actors, config.envs)
+    agent, envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
     segment = segment_spec(agent, spec, envs)
     seats = config.flow.max_actors or config.actors
     if replay and agent.memory != "rollout":
-        factory.require_replay_room(agent, segment, config.actors)
+        factory.require_replay_memory(agent, segment, config.actors)
     needs = {
         "networks (hidden)": _network_bytes(agent, spec, config.actors),
         "replay (buffer_size)": _replay_bytes(agent, segment, config.actors) if replay else 0,
@@ -40,7 +40,7 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
         "a batch": _batch_bytes(agent, segment),
     }
     total, available = sum(needs.values()), factory.available_bytes()
-    if total > factory.SHARE * available:
+    if total > factory.MAX_MEMORY_SHARE * available:
         most = max(needs, key=lambda name: needs[name])
         raise ConfigError(
             f"the run needs about {_gib(total)} of memory, of which {most} {_gib(needs[most])}, but {_gib(available)} are "
@@ -48,9 +48,9 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
         )
 
 
-def least_spec(config: RunConfig) -> EnvSpec:
+def smallest_env_spec(config: RunConfig) -> EnvSpec:
     """The smallest world that an environment may be, by its name alone: images where they are resized, else one number."""
-    world = config.environment.fitted(config.env)
+    world = config.environment.resolve_defaults(config.env)
     obs = FieldSpec("obs", (1,), "float32")
     if world.resize:
         channels = (world.frame_stack or 1) * (1 if world.grayscale else 3)
@@ -63,17 +63,17 @@ def least_spec(config: RunConfig) -> EnvSpec:
 def _network_bytes(agent: AgentConfig, spec: EnvSpec, num_actors: int) -> int:
     if agent.in_table:
         return 0
-    layers = [_inputs(spec), *(agent.hidden or ())]
+    layers = [_input_width(spec), *(agent.hidden or ())]
     count = sum(inputs * outputs + outputs for inputs, outputs in pairwise(layers))
     cell = getattr(agent, "cell_size", None) or 0
     count += 4 * cell * (layers[-1] + cell)
     channels = getattr(agent, "channels", 0)
     count += 200 * channels * channels  # convolutions, memory and messages of dhc
     towers = 2 if agent.memory == "rollout" and not spec.is_image else 1
-    return _NUMBER * towers * count * (_LEARNER_COPIES + _ACTOR_COPIES * (num_actors + 1))
+    return _BYTES_PER_WEIGHT * towers * count * (_LEARNER_COPIES + _ACTOR_COPIES * (num_actors + 1))
 
 
-def _inputs(spec: EnvSpec) -> int:
+def _input_width(spec: EnvSpec) -> int:
     """The width of what the first layer sees; images come through convolutions that leave a twelfth of each side."""
     if not spec.is_image:
         return math.prod(spec.obs.shape)
@@ -84,7 +84,7 @@ def _replay_bytes(agent: AgentConfig, segment: SegmentSpec, num_actors: int) -> 
     kept = getattr(agent, "buffer_size", None)
     if agent.memory == "rollout" or kept is None or getattr(agent, "buffer_storage", "memory") == "disk":
         return 0
-    return factory.replay_need(agent, segment, num_actors)[2]
+    return factory.estimate_replay_bytes(agent, segment, num_actors)[2]
 
 
 def _segment_bytes(config: RunConfig, segment: SegmentSpec, seats: int) -> int:
@@ -97,7 +97,7 @@ def _batch_bytes(agent: AgentConfig, segment: SegmentSpec) -> int:
     """The rows of one update with what every layer makes of them."""
     rows = getattr(agent, "batch_size", 0) * (getattr(agent, "sequence_length", 1) + getattr(agent, "burn_in", 0))
     widths = sum(agent.hidden or ()) + (getattr(agent, "cell_size", None) or 0)
-    return int(rows) * (2 * segment.obs.nbytes + 2 * _NUMBER * widths)
+    return int(rows) * (2 * segment.obs.nbytes + 2 * _BYTES_PER_WEIGHT * widths)
 
 
 def _gib(size: int) -> str:

@@ -72,15 +72,15 @@ class Plan:
         return tuple(role.name for role in self.writers)
 
     @property
-    def by_table(self) -> bool:
+    def uses_table(self) -> bool:
         """Whether workers share a table."""
         return self.config.mode == "workers" and not self.config.by_gradients
 
     @property
-    def can_be_hosted(self) -> bool:
+    def can_host_learner(self) -> bool:
         """Whether the learner can be in the caller's process: alone at its place, without a table or replay roles."""
         alone = len(self.places()["learner"]) == 1
-        return self.config.runtime == "processes" and alone and not self.by_table and not self.replay
+        return self.config.runtime == "processes" and alone and not self.uses_table and not self.replay
 
     @property
     def replay(self) -> tuple[str, ...]:
@@ -96,8 +96,8 @@ class Plan:
 def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
     """Fit the configuration to the world, check that they go together, and lay out the roles."""
     config.agent.require(spec, config.algo)
-    agent, num_envs = config.agent.fitted(spec, config.actors, config.envs)
-    environment = config.environment.fitted(config.env)
+    agent, num_envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
+    environment = config.environment.resolve_defaults(config.env)
     config = config.model_copy(update={"agent": agent, "envs": num_envs, "environment": environment})
     if config.runtime != "inline":
         _require_portable(config, agent)
@@ -106,7 +106,7 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
     lockstep = bool(config.params.in_rounds) if config.by_gradients else config.mode != "async"
     lone_async = config.actors == 1 and not lockstep
     if agent.in_table:
-        _require_memory(agent, spec)
+        _require_table_memory(agent, spec)
     return Plan(
         config=config,
         spec=spec,
@@ -147,12 +147,12 @@ def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:
     return (*workers, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "learner" if on_mpi else "manager"))
 
 
-def _require_memory(agent: AgentConfig, spec: EnvSpec) -> None:
+def _require_table_memory(agent: AgentConfig, spec: EnvSpec) -> None:
     """Raise, before anything is made, where the machine could not hold the table."""
-    from steppe.algorithms.tabular.memory_limits import require_room
+    from steppe.algorithms.tabular.memory_limits import require_memory
 
     assert spec.num_states is not None, "agents with tables ask for numbered states"
-    require_room(spec.num_states, spec.action.sizes[0], 4)
+    require_memory(spec.num_states, spec.action.sizes[0], 4)
 
 
 def _require_portable(config: RunConfig, agent: AgentConfig) -> None:

@@ -9,13 +9,13 @@ from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.plan import Plan
 
 
-class Primed(Protocol):
+class Primeable(Protocol):
     """Whatever actors ask where to begin: a channel, or what is there before one."""
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None: ...
 
 
-def prime(channel: Primed, plan: Plan, directory: RunDirectory) -> None:
+def prime_channel(channel: Primeable, plan: Plan, directory: RunDirectory) -> None:
     """Tell the channel what each actor had offered by the checkpoint that the plan goes on from, if it does."""
     if plan.resume is None:
         return

@@ -20,8 +20,8 @@ from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.contracts.transport import Channel
 from steppe.core.system.timing import RunClock
 from steppe.roles.context import RUN, Context
-from steppe.roles.learner import Learner, Limits
-from steppe.roles.scheduling import Rounds
+from steppe.roles.learner import Learner, RunLimits
+from steppe.roles.scheduling import RoundBatchPolicy
 from steppe.transport.local import LocalBoard, LocalWeights
 
 SPEC = SegmentSpec(
@@ -190,7 +190,7 @@ class ChannelConformance:
         stream = np.random.default_rng(5)
         with self.make(num_actors, slots) as reader:
             writers = [self.beside(reader) for _ in range(num_actors)]
-            life = _Life(self.run, num_actors)
+            life = _ChannelModel(self.run, num_actors)
             for _ in range(600):
                 actor = int(stream.integers(num_actors))
                 if stream.random() < 0.5:
@@ -203,7 +203,7 @@ class ChannelConformance:
 
     def test_a_segment_out_of_range_is_refused_and_counted(self) -> None:
         with self.make(1, 2) as reader:
-            writer, received = self.beside(reader), _Received()
+            writer, received = self.beside(reader), _RecordingParts()
             learner = received.learner(reader)
             for sequence, action in enumerate((1, 10**8, -5, 2, 0)):
                 segment = writer.blank(0)
@@ -215,7 +215,7 @@ class ChannelConformance:
                 segment.header = header(self.run, 0, sequence)
                 assert writer.offer(segment)
                 assert learner.receive(), "a round ends although its segment was refused"
-            assert learner.intake.ledger.dropped == {"refused": 3}
+            assert learner.batch_policy.ledger.dropped == {"refused": 3}
             assert received.valid == [12, 0, 0, 0, 12], "of a refused segment nothing is remembered"
 
     def _receive(self, reader: Channel, expected: Columns, actor: int, sequence: int) -> None:
@@ -225,7 +225,7 @@ class ChannelConformance:
         reader.release(segment)
 
 
-class _Received:
+class _RecordingParts:
     """In the place of agent and memory: notes how many rows of each segment were experience."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class _Received:
         """A learner that reads from a channel and learns nothing."""
         context = Context("run", "learner", channel, LocalWeights(), LocalBoard(), lambda: RUN, RunClock())
         parts: Any = self
-        return Learner(parts, parts, Rounds(channel, 1), Limits(), lambda *_: None, context)
+        return Learner(parts, parts, RoundBatchPolicy(channel, 1), RunLimits(), lambda *_: None, context)
 
     def observe(self, segment: Segment, progress: Progress) -> None:
         assert (segment["action"] >= 0).all()
@@ -245,7 +245,7 @@ class _Received:
         self.valid += [segment.num_valid for segment in segments]
 
 
-class _Life:
+class _ChannelModel:
     """What a channel should hold, in plain queues."""
 
     def __init__(self, run: str, num_actors: int) -> None:

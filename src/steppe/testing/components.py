@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steppe.core.contracts.components import (
-    AgentPart,
-    EnvironmentPart,
+    AgentComponent,
+    EnvironmentComponent,
     Experiences,
-    LoopPart,
-    ParameterPart,
-    ReplayPart,
+    MainLoopComponent,
+    ParameterServerComponent,
+    ReplayComponent,
 )
 
 KEYS = {"obs", "action", "reward", "next_obs", "terminated", "truncated"}
@@ -29,15 +29,15 @@ PATIENCE_S = 60.0
 class EnvironmentPartConformance:
     """Inherit and give `make_environment` and `make_policy`: what the environment's workers act with."""
 
-    def make_environment(self) -> EnvironmentPart:
+    def make_environment(self) -> EnvironmentComponent:
         raise NotImplementedError
 
-    def make_policy(self, environment: EnvironmentPart) -> Any:
+    def make_policy(self, environment: EnvironmentComponent) -> Any:
         raise NotImplementedError
 
     def test_is_an_environment_part(self) -> None:
         environment = self.make_environment()
-        assert isinstance(environment, EnvironmentPart)
+        assert isinstance(environment, EnvironmentComponent)
         environment.shutdown()
 
     def test_episodes_are_whole_and_as_many_as_asked_for(self) -> None:
@@ -72,7 +72,7 @@ class EnvironmentPartConformance:
 class ReplayPartConformance:
     """Inherit and give `make_pool`: one that holds at least 100 experiences; `experiences` if it takes others than these."""
 
-    def make_pool(self) -> ReplayPart:
+    def make_pool(self) -> ReplayComponent:
         raise NotImplementedError
 
     def experiences(self, count: int) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class ReplayPartConformance:
         ]
 
     def test_is_a_replay_part(self) -> None:
-        assert isinstance(self.make_pool(), ReplayPart)
+        assert isinstance(self.make_pool(), ReplayComponent)
 
     def test_it_remembers_what_it_was_given(self) -> None:
         pool = self.make_pool()
@@ -131,19 +131,19 @@ class ReplayPartConformance:
 class AgentPartConformance:
     """Inherit and give `make_agent` and `experiences`: steps in order that such an agent can learn from."""
 
-    def make_agent(self) -> AgentPart:
+    def make_agent(self) -> AgentComponent:
         raise NotImplementedError
 
-    def experiences(self, agent: AgentPart) -> Experiences:
+    def experiences(self, agent: AgentComponent) -> Experiences:
         raise NotImplementedError
 
-    def batch(self, agent: AgentPart) -> dict[str, np.ndarray]:
+    def batch(self, agent: AgentComponent) -> dict[str, np.ndarray]:
         """The same as one array per key."""
         steps = self.experiences(agent)
         return {key: np.stack([np.asarray(step[key]) for step in steps]) for key in steps[0]}
 
     def test_is_an_agent_part(self) -> None:
-        assert isinstance(self.make_agent(), AgentPart)
+        assert isinstance(self.make_agent(), AgentComponent)
 
     def test_parameters_are_copies_and_come_back(self) -> None:
         agent, other = self.make_agent(), self.make_agent()
@@ -195,11 +195,11 @@ class ParameterPartConformance:
 
     initial: ClassVar[dict[str, np.ndarray]] = {"weight": np.ones((2, 3), np.float32), "bias": np.zeros(3, np.float32)}
 
-    def make_server(self, initial: dict[str, np.ndarray]) -> ParameterPart:
+    def make_server(self, initial: dict[str, np.ndarray]) -> ParameterServerComponent:
         raise NotImplementedError
 
     def test_is_a_parameter_part(self) -> None:
-        assert isinstance(self.make_server(self.initial), ParameterPart)
+        assert isinstance(self.make_server(self.initial), ParameterServerComponent)
 
     def test_workers_come_once_and_go_once(self) -> None:
         server = self.make_server(self.initial)
@@ -242,11 +242,11 @@ class ParameterPartConformance:
 class LoopPartConformance:
     """Inherit and give `make_loop`: one whose episodes are short."""
 
-    def make_loop(self) -> LoopPart:
+    def make_loop(self) -> MainLoopComponent:
         raise NotImplementedError
 
     def test_is_a_loop_part(self) -> None:
-        assert isinstance(self.make_loop(), LoopPart)
+        assert isinstance(self.make_loop(), MainLoopComponent)
 
     def test_single_episodes_are_counted(self) -> None:
         loop = self.make_loop()

@@ -14,9 +14,9 @@ import gymnasium as gym
 import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
-from steppe.core.contracts.env import World, agent_returns_of, num_rows
+from steppe.core.contracts.env import SegmentEnv, get_agent_returns, num_rows
 from steppe.core.contracts.errors import CannotResume
-from steppe.core.contracts.segment import Segment, ended
+from steppe.core.contracts.segment import Segment, find_episode_ends
 from steppe.core.contracts.specs import ActionSpec, SegmentSpec
 from steppe.core.io import codec
 
@@ -35,7 +35,7 @@ class Journal:
     @property
     def ended(self) -> np.ndarray:
         """Where the episodes of environments ended [T, N]."""
-        return ended(self["valid"], self["terminated"] | self["truncated"], self.num_agents)
+        return find_episode_ends(self["valid"], self["terminated"] | self["truncated"], self.num_agents)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
@@ -48,7 +48,7 @@ class WorldConformance:
     num_rows = 60  # of segments together; enough for every environment to end an episode
     seed_matters = True  # False for a world without randomness
 
-    def make_world(self, num_envs: int, seed: int) -> World:
+    def make_world(self, num_envs: int, seed: int) -> SegmentEnv:
         """A new world that neither clips nor scales rewards."""
         raise NotImplementedError
 
@@ -228,7 +228,7 @@ class WorldConformance:
         np.testing.assert_array_equal(journal["obs"][self.num_rows, index], seen)
 
 
-def collect(world: World, num_rows: int, segment_steps: int, action_seed: int = 1) -> Journal:
+def collect(world: SegmentEnv, num_rows: int, segment_steps: int, action_seed: int = 1) -> Journal:
     """Reset a world, step it with random actions in poisoned segments of at most `segment_steps`, then close it."""
     first = _blank(world, 1)["obs"][0]
     world.reset(first)
@@ -238,7 +238,7 @@ def collect(world: World, num_rows: int, segment_steps: int, action_seed: int = 
 
 
 def advance(
-    world: World, obs: np.ndarray, num_steps: int, segment_steps: int, generator: np.random.Generator
+    world: SegmentEnv, obs: np.ndarray, num_steps: int, segment_steps: int, generator: np.random.Generator
 ) -> Journal:
     """Step a world on from `obs`, the observations it gave last, with random actions."""
     segments: list[Segment] = []
@@ -252,7 +252,7 @@ def advance(
             segment["action"][t] = sample(world.spec.action, num_rows(world), generator)
             world.step(segment["action"][t], segment, t)
             starts.append(world.starts.copy())
-        by_agent = agent_returns_of(world)
+        by_agent = get_agent_returns(world)
         shares += [] if by_agent is None else [by_agent]
         finished += world.take_finished()
         segments.append(segment)
@@ -301,7 +301,7 @@ def env_action(env: gym.Env[Any, Any], action: np.ndarray) -> Any:
     return action.reshape(space.shape or ()).astype(space.dtype)
 
 
-def _blank(world: World, num_steps: int) -> Segment:
+def _blank(world: SegmentEnv, num_steps: int) -> Segment:
     """Memory in which whatever a world forgets to write shows."""
     segment = Segment.blank(SegmentSpec(num_steps, num_rows(world), world.spec.obs, world.spec.action.field))
     for column in segment.columns.values():
@@ -310,7 +310,7 @@ def _blank(world: World, num_steps: int) -> Segment:
     return segment
 
 
-def _refuses(world: World, state: Tree) -> bool:
+def _refuses(world: SegmentEnv, state: Tree) -> bool:
     try:
         world.restore(state)
     except CannotResume:

@@ -115,13 +115,13 @@ class MemoryConformance:
 
     def test_begins_hungry(self) -> None:
         memory = self.make()
-        assert memory.hungry()
+        assert memory.wants_data()
         assert not memory.ready()
 
     def test_an_intake_of_nothing_changes_nothing(self) -> None:
         memory = self.make()
         memory.add([])
-        assert memory.hungry()
+        assert memory.wants_data()
         assert not memory.ready()
 
     def test_never_stalls(self) -> None:
@@ -129,7 +129,7 @@ class MemoryConformance:
         memory = self.make()
         batches = self._run(memory, self._rounds())
         assert batches, f"not ready after {self.intakes} intakes"
-        assert memory.hungry(), "never hungry again: the learner would learn from the same for ever"
+        assert memory.wants_data(), "never hungry again: the learner would learn from the same for ever"
 
     def test_keeps_its_own_copy(self) -> None:
         """Segments go back to their writer, who overwrites them."""
@@ -165,19 +165,19 @@ class MemoryConformance:
         for split in range(1, self.intakes, 3):
             self._run(original, rounds[max(0, split - 3) : split])
             rings: list[Ring] = []
-            tree = codec.pack(row_chunks.take_out(original.live_state(), rings))
+            tree = codec.pack(row_chunks.extract_rings(original.live_state(), rings))
             write_bundle(tmp_path / str(split), {}, partial(row_chunks.write_rows, rings=rings, before=before))
             before = tmp_path / str(split)
             saved = row_chunks.read_rows(before, read_file(before, ROWS))
             copy, twin = self.make(), self.make()
             self._run(copy, rounds[: split // 2])
             for memory in (copy, twin):
-                memory.restore(row_chunks.put_back(codec.unpack(tree), saved))
+                memory.restore(row_chunks.insert_rings(codec.unpack(tree), saved))
             _require_equal(self._run(twin, rounds[split:]), self._run(copy, rounds[split:]))
             assert copy.stats() == twin.stats()
         after = self._run(original, rounds[split:])
         last = self.make()
-        last.restore(row_chunks.put_back(codec.unpack(tree), saved))
+        last.restore(row_chunks.insert_rings(codec.unpack(tree), saved))
         _require_equal(after, self._run(last, rounds[split:]))
 
     def test_goes_on_exactly_between_add_and_learning(self) -> None:
@@ -213,7 +213,7 @@ class MemoryConformance:
                 for column in (column for segment in segments for column in segment.columns.values()):
                     column[...] = POISON if column.dtype.kind == "f" else 1
             for _ in range(1000):
-                assert memory.ready() or memory.hungry(), "neither ready nor hungry: the run would stand still"
+                assert memory.ready() or memory.wants_data(), "neither ready nor hungry: the run would stand still"
                 if not memory.ready():
                     break
                 batch = memory.sample()

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, TRAINING
 from steppe.envs import probe
@@ -86,7 +86,7 @@ class RuntimeConformance:
     def running(self, tmp_path: Path, env: str, **settings: Any) -> Iterator[tuple[Handle, RunDirectory, Plan]]:
         """A launched run of `env`, closed at the end whatever happens."""
         layer = {"env": env, "runtime": self.runtime, "run_dir": tmp_path / "run", **self.settings, **settings}
-        resolved = resolve(("call", layer))
+        resolved = resolve_config(("call", layer))
         plan = make_plan(resolved.config, probe(env, resolved.config.environment))
         directory = RunDirectory.create(plan.config, resolved.sources)
         handle = self.launch(plan, directory)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.contracts.env import comm_mask_of, num_rows
+from steppe.core.contracts.env import get_comm_mask, num_rows
 from steppe.testing.env import Journal, WorldConformance, collect
 
 
@@ -73,7 +73,7 @@ class TeamConformance(WorldConformance):
         world = self.make_world(self.num_envs, 0)
         obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         world.reset(obs)
-        mask = comm_mask_of(world).reshape(self.num_envs, world.spec.num_agents, -1)
+        mask = get_comm_mask(world).reshape(self.num_envs, world.spec.num_agents, -1)
         assert mask.shape[2] == world.spec.num_agents
         assert mask.dtype == np.bool_
         there = world.starts.reshape(self.num_envs, -1)
@@ -87,11 +87,11 @@ class TeamConformance(WorldConformance):
             return
         journal = collect(self.make_world(self.num_envs, 9), self.num_rows, 7)
         for index, (env, seed_of) in enumerate(references):
-            _Follower(self, journal, index, env, seed_of).follow(self.num_rows)
+            _ReferenceEnv(self, journal, index, env, seed_of).follow(self.num_rows)
             env.close()
 
 
-class _Follower:
+class _ReferenceEnv:
     """A bare environment, stepped beside the rows of one of a world's, everything compared."""
 
     def __init__(self, suite: TeamConformance, journal: Journal, index: int, env: Any, seed_of: Any) -> None:

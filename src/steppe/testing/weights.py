@@ -183,12 +183,12 @@ def _race_processes(opener: str, arguments: list[Any], versions: int) -> None:
 
 def publish_at(opener: str, arguments: list[Any], versions: int) -> None:
     """`publish_patterns` in a process of its own."""
-    publish_patterns(references.resolve(opener)(*arguments), versions)
+    publish_patterns(references.resolve_reference(opener)(*arguments), versions)
 
 
 def watch_at(opener: str, arguments: list[Any], versions: int) -> None:
     """`watch_patterns` in a process of its own."""
-    watch_patterns(references.resolve(opener)(*arguments), versions)
+    watch_patterns(references.resolve_reference(opener)(*arguments), versions)
 
 
 def publish_patterns(store: WeightStore, versions: int) -> None:

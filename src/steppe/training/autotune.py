@@ -16,28 +16,28 @@ import numpy as np
 
 from steppe.algorithms import make_agent
 from steppe.core.algorithms import AgentConfig
-from steppe.core.config.run import Resolved, RunConfig
+from steppe.core.config.run import ResolvedConfig, RunConfig
 from steppe.core.contracts.algorithm import Agent, Progress
-from steppe.core.contracts.env import World
+from steppe.core.contracts.env import SegmentEnv
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.system import seeding
-from steppe.envs.factory import make_world, probe
+from steppe.envs.factory import make_segment_env, probe
 from steppe.replay.factory import make_memory
-from steppe.roles.evaluation import acted
-from steppe.runtimes.handle import borrowed_torch
+from steppe.roles.evaluation import act_in_env
+from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import segment_spec
 
-TRY_S = 0.15  # for collecting, and again for learning, with each number of environments
+TRIAL_S = 0.15  # for collecting, and again for learning, with each number of environments
 TRIES = 3  # of collecting, in that time: what else the machine does slows down some of them
-MOST_S = 20 * TRY_S  # for learning, however slow it is
-NEAR = 0.9  # of the best pace is good enough
-MOST_ACTORS = 64
-VECTOR, PLAIN = (16, 32, 64, 128, 256, 512), (1, 2, 4, 8, 16, 32)
+MAX_LEARNING_S = 20 * TRIAL_S  # for learning, however slow it is
+NEAR_BEST_SHARE = 0.9  # of the best pace is good enough
+MAX_ACTORS = 64
+VECTOR_ENV_COUNTS, LOOP_ENV_COUNTS = (16, 32, 64, 128, 256, 512), (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepCost:
     """What one environment step costs an actor and the learner, in seconds, with so many environments in an actor."""
 
     envs: int
@@ -51,7 +51,7 @@ class Pace:
         return 1.0 / (max(collect_s, self.learn_s) if overlap else collect_s + self.learn_s)
 
 
-def calibrated(resolved: Resolved) -> Resolved:
+def resolve_auto_settings(resolved: ResolvedConfig) -> ResolvedConfig:
     """The same configuration with numbers where it says auto."""
     if not resolved.auto:
         return resolved
@@ -59,11 +59,13 @@ def calibrated(resolved: Resolved) -> Resolved:
     spec = probe(config.env, config.environment)
     config.agent.require(spec, config.algo)
     if config.mode == "workers":
-        return _for_workers(resolved, spec)
+        return _autotune_workers(resolved, spec)
     overlap = config.mode != "single"
-    with borrowed_torch(config.flow.threads, config.agent):
+    with temporary_torch_settings(config.flow.threads, config.agent):
         pace = (
-            _best_pace(config, spec, overlap=overlap) if "envs" in resolved.auto else _pace(config, spec, config.envs)
+            _find_best_envs(config, spec, overlap=overlap)
+            if "envs" in resolved.auto
+            else _measure_step_cost(config, spec, config.envs)
         )
     chosen = {"envs": pace.envs} if "envs" in resolved.auto else {}
     if "actors" in resolved.auto:
@@ -72,28 +74,28 @@ def calibrated(resolved: Resolved) -> Resolved:
     return replace(resolved, config=config.model_copy(update=chosen), sources=sources, auto=())
 
 
-def _for_workers(resolved: Resolved, spec: EnvSpec) -> Resolved:
+def _autotune_workers(resolved: ResolvedConfig, spec: EnvSpec) -> ResolvedConfig:
     """A worker keeps a core busy by itself: as many workers as cores, and what suits the world for each."""
     config = resolved.config
     actors = usable_cores() if "actors" in resolved.auto else config.actors
     chosen: dict[str, int] = {"actors": actors} if "actors" in resolved.auto else {}
     if "envs" in resolved.auto:
-        chosen["envs"] = config.agent.fitted(spec, actors, None)[1]
+        chosen["envs"] = config.agent.resolve_defaults(spec, actors, None)[1]
     sources = resolved.sources | dict.fromkeys(chosen, "calibration")
     return replace(resolved, config=config.model_copy(update=chosen), sources=sources, auto=())
 
 
-def choose_envs(paces: list[Pace], *, overlap: bool) -> Pace:
+def choose_envs(paces: list[StepCost], *, overlap: bool) -> StepCost:
     """The fewest environments that come near the best pace: fewer steps then pass between two updates."""
     best = max(pace.steps_per_s(1, overlap=overlap) for pace in paces)
-    return next(pace for pace in paces if pace.steps_per_s(1, overlap=overlap) >= NEAR * best)
+    return next(pace for pace in paces if pace.steps_per_s(1, overlap=overlap) >= NEAR_BEST_SHARE * best)
 
 
-def choose_actors(pace: Pace, cores: int) -> int:
+def choose_actors(pace: StepCost, cores: int) -> int:
     """As many as feed the learner. Actors that compute need a core each, beside the learner's if it has work to do."""
-    wanted = math.ceil(pace.collect_s / max(pace.learn_s, 1e-9) * NEAR)
+    wanted = math.ceil(pace.collect_s / max(pace.learn_s, 1e-9) * NEAR_BEST_SHARE)
     learner_core = 1 if pace.learn_s > 0.25 * pace.collect_s else 0
-    most = MOST_ACTORS if pace.busy < 0.5 else cores - learner_core
+    most = MAX_ACTORS if pace.busy < 0.5 else cores - learner_core
     return max(1, min(wanted, most))
 
 
@@ -102,35 +104,35 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _best_pace(config: RunConfig, spec: EnvSpec, *, overlap: bool) -> Pace:
+def _find_best_envs(config: RunConfig, spec: EnvSpec, *, overlap: bool) -> StepCost:
     """Try more and more environments until two numbers in a row bring nothing."""
-    paces: list[Pace] = []
-    for envs in VECTOR if spec.native_vector else PLAIN:
-        paces.append(_pace(config, spec, envs))
+    paces: list[StepCost] = []
+    for envs in VECTOR_ENV_COUNTS if spec.native_vector else LOOP_ENV_COUNTS:
+        paces.append(_measure_step_cost(config, spec, envs))
         rates = [pace.steps_per_s(1, overlap=overlap) for pace in paces]
         if len(rates) > 2 and max(rates[-2:]) < max(rates[:-2]) * 1.02:
             break
     return choose_envs(paces, overlap=overlap)
 
 
-def _pace(config: RunConfig, spec: EnvSpec, num_envs: int | None) -> Pace:
-    agent_config, envs = config.agent.fitted(spec, 1, num_envs)
+def _measure_step_cost(config: RunConfig, spec: EnvSpec, num_envs: int | None) -> StepCost:
+    agent_config, envs = config.agent.resolve_defaults(spec, 1, num_envs)
     agent = make_agent(config.algo, agent_config, spec, seed=config.seed)
     segment = Segment.blank(segment_spec(agent_config, spec, envs))
-    collect_s, busy = _collect(config, agent, segment)
-    return Pace(envs, collect_s, _learn(agent, agent_config, segment), busy)
+    collect_s, busy = _measure_collecting(config, agent, segment)
+    return StepCost(envs, collect_s, _measure_learning(agent, agent_config, segment), busy)
 
 
-def _collect(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, float]:
+def _measure_collecting(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, float]:
     """(seconds per environment step, share of them that the processor worked); fills the segment from what was seen."""
-    seeds = seeding.sequence(config.seed, "calibration")
+    seeds = seeding.seed_sequence(config.seed, "calibration")
     num_envs = segment.spec.num_envs // segment.spec.num_agents
-    world = make_world(config.env, config.environment, num_envs, seeds)
+    world = make_segment_env(config.env, config.environment, num_envs, seeds)
     try:
         world.reset(segment["obs"][0])
         agent.begin(segment.spec.num_envs, seeding.generator(config.seed, "calibration", "act"))
         _fill(agent, world, segment, 0.0)  # once, to compile what has to be
-        tries = [_timed_fill(agent, world, segment, TRY_S / TRIES) for _ in range(TRIES)]
+        tries = [_timed_fill(agent, world, segment, TRIAL_S / TRIES) for _ in range(TRIES)]
         while not segment.env_steps:  # only resets, as between episodes of one length: nothing to learn from
             _fill(agent, world, segment, 0.0)
     finally:
@@ -142,28 +144,28 @@ def _collect(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, 
     return wall_s / (steps * num_envs), cpu_s / wall_s
 
 
-def _timed_fill(agent: Agent, world: World, segment: Segment, seconds: float) -> tuple[int, float, float]:
+def _timed_fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> tuple[int, float, float]:
     """(vector steps, seconds, seconds that the processor worked)."""
     began_s, worked_s = time.perf_counter(), time.thread_time()
     steps = _fill(agent, world, segment, seconds)
     return steps, time.perf_counter() - began_s, time.thread_time() - worked_s
 
 
-def _fill(agent: Agent, world: World, segment: Segment, seconds: float) -> int:
+def _fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> int:
     """Act for so long, round and round the segment, at least once; returns the number of vector steps."""
     until_s, steps, last = time.perf_counter() + seconds, 0, segment.spec.num_steps
     while not steps or time.perf_counter() < until_s:
         t = steps % last
         if steps and t == 0:
             segment["obs"][0] = segment["obs"][last]
-        segment.write(t, acted(agent, world, segment["obs"][t]))
+        segment.write(t, act_in_env(agent, world, segment["obs"][t]))
         world.step(segment["action"][t], segment, t)
         steps += 1
     segment["obs"][0] = segment["obs"][(steps - 1) % last + 1]
     return steps
 
 
-def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
+def _measure_learning(agent: Agent, config: AgentConfig, segment: Segment) -> float:
     """Seconds of learning that one environment step asks for."""
     window = sum(getattr(config, name, 0) for name in ("burn_in", "sequence_length", "n_step"))
     small = {
@@ -173,7 +175,7 @@ def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
     }
     config = config.model_copy(update={key: value for key, value in small.items() if hasattr(config, key)})
     memory = make_memory(config, segment.spec, stream=np.random.default_rng(0), total_steps=None)
-    until_s, spent_s, steps = time.perf_counter() + MOST_S, 0.0, 0.0
+    until_s, spent_s, steps = time.perf_counter() + MAX_LEARNING_S, 0.0, 0.0
     for number in itertools.count():
         segment.header = SegmentHeader("calibration", 0, 0, number, 0)
         agent.observe(segment, Progress(segment.env_steps * (number + 1), 10**9))
@@ -184,13 +186,13 @@ def _learn(agent: Agent, config: AgentConfig, segment: Segment) -> float:
             memory.update(batch, agent.learn(batch))
             if number:  # the first round compiles
                 spent_s += time.perf_counter() - started_s
-                steps += _paid_by(config, segment)
-        if spent_s > TRY_S or time.perf_counter() > until_s:
+                steps += _env_steps_per_batch(config, segment)
+        if spent_s > TRIAL_S or time.perf_counter() > until_s:
             break
-    return spent_s / steps if steps else MOST_S / segment.env_steps
+    return spent_s / steps if steps else MAX_LEARNING_S / segment.env_steps
 
 
-def _paid_by(config: AgentConfig, segment: Segment) -> float:
+def _env_steps_per_batch(config: AgentConfig, segment: Segment) -> float:
     """The environment steps that one batch stands for: all of a rollout's, or a share of each step drawn."""
     if config.memory == "rollout":
         return float(segment.env_steps)

@@ -12,17 +12,17 @@ from steppe.core.contracts.errors import ConfigError, DamagedFile, RunNotFound, 
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.envs import probe
 from steppe.records.checkpoints import Checkpoints, load_weights
 from steppe.records.run_directory import RunDirectory
 from steppe.records.video import save_gif
 from steppe.roles.evaluation import Evaluation
-from steppe.runtimes.handle import borrowed_torch
+from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import make_plan
 
 
-@checked
+@typechecked
 def evaluate(
     run: str | Path,
     *,
@@ -47,7 +47,9 @@ def evaluate(
         world = world.model_copy(update={"vector": "loop"})
     config = config.model_copy(update={"environment": world, "seed": seed})
     spec = probe(config.env, config.environment)
-    evaluation = judge_weights(config, spec, weights, episodes=episodes, explore=explore, record=render_dir is not None)
+    evaluation = evaluate_weights(
+        config, spec, weights, episodes=episodes, explore=explore, record=render_dir is not None
+    )
     recording = None
     if render_dir is not None:
         if not evaluation.frames:
@@ -59,7 +61,9 @@ def evaluate(
             raise UsageError(f"cannot keep the recording {recording}: {error.strerror}") from None
     about = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
     judged = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
-    return about | verdict(evaluation) | judged | {"recording": None if recording is None else str(recording)}
+    return (
+        about | evaluation_summary(evaluation) | judged | {"recording": None if recording is None else str(recording)}
+    )
 
 
 def result_weights(run: RunDirectory) -> Weights:
@@ -78,19 +82,19 @@ def result_weights(run: RunDirectory) -> Weights:
     return found.weights
 
 
-def judge_weights(
+def evaluate_weights(
     config: RunConfig, spec: EnvSpec, weights: Weights, *, episodes: int, explore: bool = False, record: bool = False
 ) -> Evaluation:
     """Play whole episodes with these weights in this process, with the configuration's threads and seed."""
     from steppe.algorithms import make_agent
-    from steppe.runtimes.builder import make_judge
+    from steppe.runtimes.builder import make_evaluator
 
     judging = config.evaluation.model_copy(update={"episodes": episodes})
     plan = make_plan(config.model_copy(update={"evaluation": judging, "runtime": "inline"}), spec)
-    with borrowed_torch(config.flow.threads, config.agent):
-        policy = make_agent(config.algo, plan.config.agent, spec, seed=seeding.integer(config.seed, "agent"))
+    with temporary_torch_settings(config.flow.threads, config.agent):
+        policy = make_agent(config.algo, plan.config.agent, spec, seed=seeding.integer_seed(config.seed, "agent"))
         policy.load(weights)
-        judge = make_judge(plan, policy, render=record)
+        judge = make_evaluator(plan, policy, render=record)
         try:
             evaluation = judge.evaluate(episodes, lambda: False, explore=explore, record=record)
         finally:
@@ -99,7 +103,7 @@ def judge_weights(
     return evaluation
 
 
-def verdict(evaluation: Evaluation) -> dict[str, Any]:
+def evaluation_summary(evaluation: Evaluation) -> dict[str, Any]:
     """An evaluation in plain values."""
     return {
         "episodes": len(evaluation.returns),

@@ -7,13 +7,13 @@ from typing import Any
 from steppe.core.contracts.errors import ConfigError, DamagedFile
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.handle import borrowed_torch
+from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import Plan
 from steppe.training.composition.agent import DistributedAgent
 from steppe.training.evaluate import result_weights
 
 
-def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, Any]:
+def init_from_run(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, Any]:
     """Load the weights of another run, counters and optimizer left behind; returns what run.json says about it.
 
     Raises ConfigError, naming the differences, where they do not fit.
@@ -24,7 +24,7 @@ def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, An
     except DamagedFile as error:
         raise ConfigError(f"init_from={run!r}: {error}") from None
     agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
-    with borrowed_torch(plan.config.flow.threads, plan.config.agent):
+    with temporary_torch_settings(plan.config.flow.threads, plan.config.agent):
         made = agent.agent
         weights.require(made.weights().layout, f"{plan.config.algo} for {plan.spec.id} (init_from={run!r})")
         made.load(weights.stamped(version=0, updates=0, env_steps=0))
@@ -32,7 +32,7 @@ def adopt_weights(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, An
     return {"init_from": {**origin, "version": weights.version, "weights_sha256": weights.sha256()}}
 
 
-def keep_start(agent: DistributedAgent, directory: RunDirectory, server: Any = None) -> None:
+def save_start(agent: DistributedAgent, directory: RunDirectory, server: Any = None) -> None:
     """Write down what the run begins with, for other processes and for those who repeat it."""
     made = agent.agent
     kept = {} if not hasattr(server, "state") or server.is_private else {"server": server.state()}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from steppe.core.system import seeding
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes import launcher
+from steppe.runtimes import find_launcher
 from steppe.runtimes.handle import Handle
 from steppe.runtimes.plan import Plan
 from steppe.training.composition.agent import DistributedAgent
-from steppe.training.initial_weights import keep_start
+from steppe.training.initial_weights import save_start
 
 if (
     TYPE_CHECKING
@@ -20,7 +20,7 @@ if (
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.runtimes.builder import Parts
+    from steppe.runtimes.builder import SuppliedComponents
 
 
 def launch(
@@ -38,35 +38,39 @@ def launch(
     `node` is what a cluster's node speaks to its server by, where the learner is in this process.
     """
     if agent.built and plan.resume is None:
-        keep_start(agent, directory, server)
+        save_start(agent, directory, server)
     if plan.config.runtime == "inline":
         from steppe.runtimes import inline
 
-        return inline.launch(plan, directory, replace(_given(plan, directory, agent, pool, server), node=node))
+        return inline.launch(
+            plan, directory, replace(_supplied_components(plan, directory, agent, pool, server), node=node)
+        )
     if hosted:
         from steppe.runtimes.processes.hosted_learner import launch as launch_hosted
 
-        return launch_hosted(plan, directory, replace(_given(plan, directory, agent, pool, server), node=node))
-    return launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
+        return launch_hosted(
+            plan, directory, replace(_supplied_components(plan, directory, agent, pool, server), node=node)
+        )
+    return find_launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
 
 
-def _given(
+def _supplied_components(
     plan: Plan,
     directory: RunDirectory,
     agent: DistributedAgent,
     pool: ReplayBufferPool | None,
     server: ParameterServer | ParameterClient | None,
-) -> Parts:
+) -> SuppliedComponents:
     """The caller's own agent, pool and parameter server, to work in place."""
     from steppe.replay import make_memory
-    from steppe.runtimes.builder import Parts, begun
+    from steppe.runtimes.builder import SuppliedComponents, load_start
 
     fresh = not agent.built
     agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
     if fresh:
-        begun(agent.agent, directory)
+        load_start(agent.agent, directory)
     if pool is None or plan.config.by_gradients:
-        return Parts(agent=agent.agent, server=server)
+        return SuppliedComponents(agent=agent.agent, server=server)
     memory = make_memory(
         plan.config.agent,
         plan.segment,
@@ -76,4 +80,4 @@ def _given(
         pool=pool,
         directory=directory.path,
     )
-    return Parts(agent=agent.agent, memory=memory)
+    return SuppliedComponents(agent=agent.agent, memory=memory)

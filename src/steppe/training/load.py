@@ -15,14 +15,14 @@ from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
-from steppe.core.system.typecheck import checked
-from steppe.envs.factory import is_team, make_env
-from steppe.envs.lookup import find
-from steppe.envs.vector.spaces import action_rule, index_rule, observation_rule
-from steppe.envs.wrappers.frame_stack import Frames
+from steppe.core.system.typecheck import typechecked
+from steppe.envs.factory import is_multi_agent, make_env
+from steppe.envs.lookup import find_env
+from steppe.envs.vector.spaces import make_action_decoder, make_observation_encoder, make_state_index_encoder
+from steppe.envs.wrappers.frame_stack import FrameStack
 from steppe.records.run_directory import RunDirectory
 from steppe.training.evaluate import result_weights
-from steppe.training.load_multi_agent import LoadedTeam
+from steppe.training.load_multi_agent import LoadedMultiAgentPolicy
 
 Space = spaces.Space[Any]
 
@@ -40,25 +40,25 @@ class LoadedPolicy:
         self.weights = weights
         self._seed = seed
         self._space, self._discrete = env.observation_space, isinstance(env.action_space, spaces.Discrete)
-        self._actions = action_rule(env.action_space, config.env)
-        world = config.environment.fitted(config.env)
+        self._actions = make_action_decoder(env.action_space, config.env)
+        world = config.environment.resolve_defaults(config.env)
         grayscale, resize = bool(world.grayscale), world.resize or None
         num_states = None
         if world.observations == "index":
-            self._rule, num_states = index_rule(self._space, config.env)
+            self._rule, num_states = make_state_index_encoder(self._space, config.env)
         else:
-            self._rule = observation_rule(self._space, config.env, grayscale=grayscale, resize=resize)
+            self._rule = make_observation_encoder(self._space, config.env, grayscale=grayscale, resize=resize)
         self._stacked = world.frame_stack or 1
-        field = Frames(1, self._rule, self._stacked).field if self._stacked > 1 else self._rule.field
+        field = FrameStack(1, self._rule, self._stacked).field if self._stacked > 1 else self._rule.field
         self.spec = EnvSpec(config.env, field, self._actions.spec, num_states=num_states)
-        agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
-        self.agent: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
+        agent = config.agent.resolve_defaults(self.spec, config.actors, config.envs)[0]
+        self.agent: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer_seed(config.seed, "agent"))
         self.agent.load(weights)
-        self._frames: Frames | None = None
+        self._frames: FrameStack | None = None
         self._width = 0
         self._starts = np.ones(0, np.bool_)
 
-    @checked
+    @typechecked
     def act(self, obs: Any, *, explore: bool = False, action_mask: Any = None) -> Any:
         """The action for one raw observation, or an array of actions for a batch of them; the best ones, or sampled.
 
@@ -95,7 +95,7 @@ class LoadedPolicy:
     def _begin(self, width: int) -> None:
         self._width = width
         self.agent.begin(width, seeding.generator(self._seed, "loaded"))
-        self._frames = Frames(width, self._rule, self._stacked) if self._stacked > 1 else None
+        self._frames = FrameStack(width, self._rule, self._stacked) if self._stacked > 1 else None
         self.reset()
 
     def _put(self, seen: np.ndarray, index: int, raw: Any) -> None:
@@ -107,16 +107,16 @@ class LoadedPolicy:
             self._frames.put(seen, index, raw)
 
 
-@checked
-def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy | LoadedTeam:
+@typechecked
+def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy | LoadedMultiAgentPolicy:
     """The policy that a run learned, by the run's name or directory; `seed` is for actions that are sampled.
 
     Of a run with several agents it takes and gives dictionaries by agent.
     """
     directory = RunDirectory.open(run)
     config, weights = directory.config(), result_weights(directory)
-    with closing(make_env(config.env, find(config.env), config.environment)) as env:
-        return (LoadedTeam if is_team(env) else LoadedPolicy)(config, weights, env, seed)
+    with closing(make_env(config.env, find_env(config.env), config.environment)) as env:
+        return (LoadedMultiAgentPolicy if is_multi_agent(env) else LoadedPolicy)(config, weights, env, seed)
 
 
 def _batch_size(space: Space, obs: Any) -> int | None:

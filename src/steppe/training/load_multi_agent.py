@@ -13,12 +13,12 @@ from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
 from steppe.envs.multi_agent.aec import Turns
-from steppe.envs.multi_agent.spec import team_rules, team_spec
+from steppe.envs.multi_agent.spec import make_multi_agent_codec, make_multi_agent_spec
 
-Told = Mapping[Any, Any]  # by agent
+ByAgent = Mapping[Any, Any]  # by agent
 
 
-class LoadedTeam:
+class LoadedMultiAgentPolicy:
     """Acts for the agents of one environment as a run learned to.
 
     Where the run stacked frames or has a memory, call `reset` before the first observations of each episode.
@@ -29,18 +29,18 @@ class LoadedTeam:
         from steppe.algorithms import make_agent
 
         self.weights = weights
-        world = config.environment.fitted(config.env)
-        self._rules, num_states = team_rules(env, config.env, world, 1)
-        self.spec = team_spec(config.env, env, self._rules, num_states, limit=world.time_limit)
+        world = config.environment.resolve_defaults(config.env)
+        self._rules, num_states = make_multi_agent_codec(env, config.env, world, 1)
+        self.spec = make_multi_agent_spec(config.env, env, self._rules, num_states, limit=world.time_limit)
         self._place = {agent: index for index, agent in enumerate(env.possible_agents)}
-        self._in_turns = {agent for agent in self._place if isinstance(env, Turns) and not env.shows_plainly(agent)}
-        agent = config.agent.fitted(self.spec, config.actors, config.envs)[0]
-        self.agent: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer(config.seed, "agent"))
+        self._in_turns = {agent for agent in self._place if isinstance(env, Turns) and not env.is_turn_hidden(agent)}
+        agent = config.agent.resolve_defaults(self.spec, config.actors, config.envs)[0]
+        self.agent: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer_seed(config.seed, "agent"))
         self.agent.load(weights)
         self.agent.begin(self.spec.num_agents, seeding.generator(seed, "loaded"))
         self._starts = np.ones(self.spec.num_agents, np.bool_)
 
-    def act(self, observations: Told, *, explore: bool = False, infos: Told | None = None) -> dict[Any, Any]:
+    def act(self, observations: ByAgent, *, explore: bool = False, infos: ByAgent | None = None) -> dict[Any, Any]:
         """An action for each agent that there is an observation for; the best ones, or sampled.
 
         In environments with turns that is the agent whose turn it is. `infos` tell agents that listen whom they hear.
@@ -66,7 +66,7 @@ class LoadedTeam:
         """Say that the next observations are the first of an episode."""
         self._starts = np.ones(self.spec.num_agents, np.bool_)
 
-    def _heard(self, there: np.ndarray, infos: Told) -> np.ndarray:
+    def _heard(self, there: np.ndarray, infos: ByAgent) -> np.ndarray:
         mask: np.ndarray = there & there[:, None]
         for agent, info in infos.items():
             if "comm_mask" in info and there[self._place[agent]]:

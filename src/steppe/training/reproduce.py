@@ -11,22 +11,22 @@ import numpy as np
 
 from steppe.core.config import references
 from steppe.core.config.run import RunConfig
-from steppe.core.contracts.env import World, num_rows
+from steppe.core.contracts.env import SegmentEnv, num_rows
 from steppe.core.contracts.errors import CannotResume, DamagedFile, EnvironmentFault
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.io import codec
-from steppe.core.system.typecheck import checked
-from steppe.envs import make_world
+from steppe.core.system.typecheck import typechecked
+from steppe.envs import make_segment_env
 from steppe.records.faults import Faults
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.actor import env_seeds
 
-PLACE = ("env_index", "episode", "step")
+LOCATION_KEYS = ("env_index", "episode", "step")
 
 
 @dataclass(frozen=True)
-class Raised:
+class RaisedError:
     """What an environment raised, and where: environment, episode and step within it, as far as they are known."""
 
     exception: str
@@ -35,9 +35,9 @@ class Raised:
     traceback: str
 
     @classmethod
-    def of(cls, exception: str, message: str, details: Mapping[str, Any]) -> Raised:
+    def of(cls, exception: str, message: str, details: Mapping[str, Any]) -> RaisedError:
         """From the details of an EnvironmentFault."""
-        place = {key: details.get(key) for key in PLACE}
+        place = {key: details.get(key) for key in LOCATION_KEYS}
         return cls(exception, message, place, str(details.get("traceback", "")))
 
 
@@ -49,8 +49,8 @@ class Reproduction:
     recording: Path
     actor: int
     steps: int  # that were repeated
-    recorded: Raised
-    found: Raised | None
+    recorded: RaisedError
+    found: RaisedError | None
     notes: tuple[str, ...] = ()
 
     @property
@@ -60,7 +60,7 @@ class Reproduction:
         return found is not None and (found.exception, found.place) == (self.recorded.exception, self.recorded.place)
 
 
-@checked
+@typechecked
 def reproduce(run: str | Path, fault: int | None = None) -> Reproduction:
     """Repeat what led to a recorded fault, the newest if not said otherwise, and see whether it happens again."""
     references.stop_if_loading_main()
@@ -68,36 +68,36 @@ def reproduce(run: str | Path, fault: int | None = None) -> Reproduction:
     path, kept = Faults(directory).load(fault)
     try:
         actor, actions, origin, whole = int(kept["actor"]), kept["actions"], dict(kept["origin"]), bool(kept["whole"])
-        recorded = Raised.of(str(kept["exception"]), str(kept["message"]), kept["details"])
+        recorded = RaisedError.of(str(kept["exception"]), str(kept["message"]), kept["details"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFile(f"{path} does not describe a fault: {type(error).__name__}: {error}") from None
-    found, notes = _repeat(directory.config(), actor, origin, actions)
+    found, notes = _replay_actions(directory.config(), actor, origin, actions)
     if not whole:
         notes.insert(0, "its environments have no snapshots and the run was long: only the last actions were kept")
     steps = 0 if actions is None else len(actions)
     return Reproduction(directory.id, path, actor, steps, recorded, found, tuple(notes))
 
 
-def _repeat(
+def _replay_actions(
     config: RunConfig, actor: int, origin: dict[str, Any], actions: np.ndarray | None
-) -> tuple[Raised | None, list[str]]:
+) -> tuple[RaisedError | None, list[str]]:
     """What is raised on the way, if anything, and what could not be as it was."""
     assert config.envs is not None, "the configuration of a run says how many environments there are"
     notes: list[str] = []
-    world = make_world(config.env, config.environment, config.envs, env_seeds(config.seed, actor))
+    world = make_segment_env(config.env, config.environment, config.envs, env_seeds(config.seed, actor))
     try:
-        notes += _begin(world, config, actor, origin)
+        notes += _restore_origin(world, config, actor, origin)
         row = Segment.blank(SegmentSpec(1, num_rows(world), world.spec.obs, world.spec.action.field))
         for action in () if actions is None else actions:
             world.step(action, row, 0)
     except EnvironmentFault as fault:
-        return Raised.of(type(fault.__cause__ or fault).__name__, str(fault), fault.details), notes
+        return RaisedError.of(type(fault.__cause__ or fault).__name__, str(fault), fault.details), notes
     finally:
         world.close()
     return None, notes
 
 
-def _begin(world: World, config: RunConfig, actor: int, origin: dict[str, Any]) -> list[str]:
+def _restore_origin(world: SegmentEnv, config: RunConfig, actor: int, origin: dict[str, Any]) -> list[str]:
     """Bring a world where the recorded actions began; returns what is not as it was."""
     obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
     if "state" not in origin:

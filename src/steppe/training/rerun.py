@@ -13,62 +13,62 @@ from pathlib import Path
 
 from steppe.core.config import references
 from steppe.core.config.run import KafkaConfig, RayConfig, RunConfig, flatten
-from steppe.core.config.tunables import live_fields
+from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.errors import Conflict, UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS, SET
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.envs import probe
-from steppe.records.arrivals import Life, read_arrivals
+from steppe.records.arrivals import RunAttempt, read_arrivals
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.compare import differences
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.roles.recorded_schedule import Change, Script
+from steppe.roles.recorded_schedule import HyperparameterUpdate, RecordedSchedule
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.training.composition.config_merge import NEVER
+from steppe.training.composition.config_merge import MAX_SETTING
 from steppe.training.result import RunResult
-from steppe.training.supervisor import Interrupts, Observer, Outcome, Supervisor
-from steppe.training.train import conclude
+from steppe.training.supervisor import Observer, Outcome, StopSignalHandler, Supervisor
+from steppe.training.train import finish_run
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """A run as its log tells it: its lives, where the last one ended and with which weights."""
 
     directory: RunDirectory
-    lives: list[Life]
+    lives: list[RunAttempt]
     end: tuple[int, int]  # env_steps, updates
     weights_sha256: str
     reached: bool  # whether it is judged by weights from before its learner's end
     judged: bool  # whether its last weights were evaluated
-    changes: list[Change]  # of hyperparameters on the way
+    changes: list[HyperparameterUpdate]  # of hyperparameters on the way
 
 
-@checked
+@typechecked
 def rerun(run: str | Path, observers: Sequence[Observer] = ()) -> RunResult:
     """Learn again what a recorded async run learned, as a new run beside it, and compare the weights.
 
     The result has `rerun_of`, `expected_sha256` and `matched` besides what every run's has.
     """
     references.stop_if_loading_main()
-    recorded = _read(RunDirectory.open(run))
+    recorded = _read_recorded_run(RunDirectory.open(run))
     original = recorded.directory
-    config = _config(original)
+    config = _rerun_config(original)
     plan = _plan(config)
     changed = dict.fromkeys(differences(original.record["config"], flatten(config)), "rerun")
     directory = RunDirectory.create(plan.config, {**original.sources, **changed}, {"rerun_of": original.id})
     try:
         if original.start.exists():
             shutil.copytree(original.start, directory.start)
-        with Interrupts() as interrupts:
-            outcome, view = _repeat(plan, recorded, directory, interrupts, observers)
-        return _verdict(recorded, directory, conclude(directory, outcome, view))
+        with StopSignalHandler() as interrupts:
+            outcome, view = _repeat_run(plan, recorded, directory, interrupts, observers)
+        return _compare_weights(recorded, directory, finish_run(directory, outcome, view))
     finally:
         directory.release()
 
 
-def _read(directory: RunDirectory) -> Recorded:
+def _read_recorded_run(directory: RunDirectory) -> RecordedRun:
     status = directory.store.status()
     if status.live:
         raise Conflict(f"{directory.id} is still {status.state}: it can be repeated when it has ended")
@@ -82,13 +82,13 @@ def _read(directory: RunDirectory) -> Recorded:
     _require_unbroken_episodes(directory)
     view = RunView(directory)
     view.refresh()
-    changes = _changes(directory)
+    changes = _read_hyperparameter_updates(directory)
     end, reached, final = lives[-1].end, view.reached_evaluation, view.final_evaluation
     assert end is not None, "a life without an end is not read"
     if (
         reached is not None
     ):  # the learner went on for a moment; the run is judged by the weights that reached the target
-        return Recorded(
+        return RecordedRun(
             directory,
             lives,
             (reached.env_steps, reached.updates),
@@ -99,14 +99,14 @@ def _read(directory: RunDirectory) -> Recorded:
         )
     judged = final is not None and final.weights_sha256 == end.weights_sha256
     last = (end.env_steps, end.updates)
-    return Recorded(directory, lives, last, end.weights_sha256, reached=False, judged=judged, changes=changes)
+    return RecordedRun(directory, lives, last, end.weights_sha256, reached=False, judged=judged, changes=changes)
 
 
-def _changes(directory: RunDirectory) -> list[Change]:
+def _read_hyperparameter_updates(directory: RunDirectory) -> list[HyperparameterUpdate]:
     """The hyperparameters that the learner took over, oldest first, but for what it did after a checkpoint it went back to."""
-    found: list[Change] = []
-    waiting = _waiting_for_resume(directory)
-    for number, record in directory.store.read(EVENTS, limit=NEVER):
+    found: list[HyperparameterUpdate] = []
+    waiting = _restart_only_changes(directory)
+    for number, record in directory.store.read(EVENTS, limit=MAX_SETTING):
         event = EventReport.read(record)
         details = event.details
         if event.kind == "resume" and event.role == "supervisor":
@@ -120,16 +120,16 @@ def _changes(directory: RunDirectory) -> list[Change]:
             found = [one for one in found if one.env_steps <= env_steps and one.updates <= updates]
         elif event.kind == "command" and details.get("command") == SET and details.get("obeyed") and details["live"]:
             values = {name: details["values"][name] for name in details["live"]}
-            found.append(Change(values, details["env_steps"], details["updates"], details["version"]))
+            found.append(HyperparameterUpdate(values, details["env_steps"], details["updates"], details["version"]))
     return found
 
 
-def _waiting_for_resume(directory: RunDirectory) -> list[tuple[int, str]]:
+def _restart_only_changes(directory: RunDirectory) -> list[tuple[int, str]]:
     """The number of each command, and the name of each of its values that a running learner does not take over."""
-    live, refused = live_fields(directory.config()), directory.store.refused_commands()
+    live, refused = tunable_fields(directory.config()), directory.store.refused_commands()
     commands = [
         (number, command)
-        for number, command in directory.store.read(COMMANDS, limit=NEVER)
+        for number, command in directory.store.read(COMMANDS, limit=MAX_SETTING)
         if command.get("command") == SET and command.get("id") not in refused
     ]
     return [(number, name) for number, command in commands for name in command["values"] if name not in live]
@@ -140,7 +140,7 @@ def _require_unbroken_episodes(directory: RunDirectory) -> None:
     log does not know. A whole life that begins with new episodes is repeated so."""
     killed: set[str] = set()
     resumed: set[str] | None = None  # of a resumed life: actors that have said how they went on from its checkpoint
-    for _, record in directory.store.read(EVENTS, limit=NEVER):
+    for _, record in directory.store.read(EVENTS, limit=MAX_SETTING):
         event = EventReport.read(record)
         if event.kind == "restart":
             killed.add(event.role)
@@ -157,7 +157,7 @@ def _require_unbroken_episodes(directory: RunDirectory) -> None:
                 resumed.add(event.role)
 
 
-def _config(original: RunDirectory) -> RunConfig:
+def _rerun_config(original: RunDirectory) -> RunConfig:
     """The original's, in one process, without evaluations on the way and without a target that could end it early.
 
     An original that could be scaled has all of its actors from the beginning: each collects what the log says that it did.
@@ -175,14 +175,14 @@ def _config(original: RunDirectory) -> RunConfig:
             "target_return": None,
             "restarts": 0,
             "name": None,
-            "run_dir": _free(original.path),
+            "run_dir": _unused_path(original.path),
             "flow": config.flow.model_copy(update=changes),
-            "evaluation": config.evaluation.model_copy(update={"every_steps": NEVER, "every_episodes": None}),
+            "evaluation": config.evaluation.model_copy(update={"every_steps": MAX_SETTING, "every_episodes": None}),
         }
     )
 
 
-def _free(path: Path) -> Path:
+def _unused_path(path: Path) -> Path:
     """RUN-rerun beside RUN, or RUN-rerun-2, …"""
     name = f"{path.resolve().name}-rerun"
     names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
@@ -194,21 +194,25 @@ def _plan(config: RunConfig) -> Plan:
     return make_plan(config, replace(spec, max_episode_steps=config.environment.time_limit or spec.max_episode_steps))
 
 
-def _repeat(
-    plan: Plan, recorded: Recorded, directory: RunDirectory, interrupts: Interrupts, observers: Sequence[Observer]
+def _repeat_run(
+    plan: Plan,
+    recorded: RecordedRun,
+    directory: RunDirectory,
+    interrupts: StopSignalHandler,
+    observers: Sequence[Observer],
 ) -> tuple[Outcome, RunView]:
     from steppe.runtimes import inline
-    from steppe.runtimes.builder import Parts
+    from steppe.runtimes.builder import SuppliedComponents
 
     outcome, view = Outcome("FAILED", "error"), RunView(directory)
     changes = list(recorded.changes)
     for life in recorded.lives:
         last = life is recorded.lives[-1]
-        end, early = recorded.end if last else _end(life), last and recorded.reached
-        script = Script(life.intakes, end, early=early, changes=changes)
+        end, early = recorded.end if last else _end_counts(life), last and recorded.reached
+        script = RecordedSchedule(life.intakes, end, early=early, changes=changes)
         lived = replace(plan, config=plan.config.model_copy(update={"steps": life.begin.steps}))
         directory.store.set_status("STARTING")
-        handle = inline.launch(_from_newest(lived, directory), directory, Parts(script=script))
+        handle = inline.launch(_plan_from_newest(lived, directory), directory, SuppliedComponents(script=script))
         done = Outcome("SUCCEEDED", "log_done", judge=recorded.judged) if last else Outcome("STOPPED", "life_done")
         supervisor = Supervisor(handle, directory, lived.config, interrupts, at_end=done)
         try:
@@ -220,12 +224,12 @@ def _repeat(
     return outcome, view
 
 
-def _end(life: Life) -> tuple[int, int]:
+def _end_counts(life: RunAttempt) -> tuple[int, int]:
     assert life.end is not None, "a life without an end is not read"
     return life.end.env_steps, life.end.updates
 
 
-def _from_newest(plan: Plan, directory: RunDirectory) -> Plan:
+def _plan_from_newest(plan: Plan, directory: RunDirectory) -> Plan:
     """A later life goes on from the checkpoint that the one before it has just left."""
     newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
     if newest is None:
@@ -237,7 +241,7 @@ def _from_newest(plan: Plan, directory: RunDirectory) -> Plan:
     return replace(plan, resume=newest.number)
 
 
-def _verdict(recorded: Recorded, directory: RunDirectory, result: RunResult) -> RunResult:
+def _compare_weights(recorded: RecordedRun, directory: RunDirectory, result: RunResult) -> RunResult:
     finished = result.summary["reason"] == "log_done"
     matched = result.summary["weights_sha256"] == recorded.weights_sha256 if finished else None
     original = recorded.directory
@@ -246,13 +250,13 @@ def _verdict(recorded: Recorded, directory: RunDirectory, result: RunResult) -> 
     if matched:
         message = f"the weights are those of {original.id}"
     elif matched is False:
-        message = f"the weights are not those of {original.id}{_suspects(original, directory)}"
+        message = f"the weights are not those of {original.id}{_describe_differences(original, directory)}"
     summary = {**result.summary, **about}
     directory.write_summary({**summary, "message": message})
     return replace(result, summary=summary, message=message)
 
 
-def _suspects(one: RunDirectory, other: RunDirectory) -> str:
+def _describe_differences(one: RunDirectory, other: RunDirectory) -> str:
     """What could explain other weights: another machine or other libraries."""
     sections = [differences(one.record.get(key, {}), other.record.get(key, {})) for key in ("versions", "hardware")]
     apart = [f"{key} was {was}, is {now}" for section in sections for key, (was, now) in section.items()]

@@ -32,10 +32,10 @@ class RunResult:
         """Raise what ended the run early, with the traceback of where it happened."""
         if self.fault is None:
             return
-        raise error_of(self.fault)
+        raise to_exception(self.fault)
 
 
-def error_of(fault: Fault) -> RunFailed:
+def to_exception(fault: Fault) -> RunFailed:
     """The exception that a fault amounts to here, with the traceback of where it happened in its message."""
     traceback = str(fault.details.get("traceback", "")).rstrip()
     error = _ERRORS.get(fault.reason, RunFailed)(f"{fault.message}\n\n{traceback}" if traceback else fault.message)

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steppe.core.config import references
-from steppe.core.config.run import Resolved, RunConfig, flatten, unflatten
+from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.transport import COMMANDS, SET
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.mpi import launch as mpi
 from steppe.training.result import RunResult
 from steppe.training.supervisor import Observer
 from steppe.training.train import MainLoop
 
-COMPLETE = ("steps_done", "episodes_done", "target_reached")
+COMPLETE_REASONS = ("steps_done", "episodes_done", "target_reached")
 
 
-def tuned(config: RunConfig, directory: RunDirectory) -> RunConfig:
+def with_set_hyperparameters(config: RunConfig, directory: RunDirectory) -> RunConfig:
     """A run's configuration with the hyperparameters that were set since it was made, but for those that it refused."""
     commands = [command for _, command in directory.store.read(COMMANDS) if command.get("command") == SET]
     if commands:
@@ -29,7 +29,7 @@ def tuned(config: RunConfig, directory: RunDirectory) -> RunConfig:
     return unflatten(flatten(config) | changes) if changes else config
 
 
-@checked
+@typechecked
 def resume(
     run: str | Path,
     *,
@@ -43,10 +43,12 @@ def resume(
     With `steps`, a run goes on to that many environment steps in total instead of those it was made for; with
     `ray_address`, on another Ray cluster than the one it was on; with `kafka`, by other brokers.
     """
-    return continued(RunDirectory.open(run), steps=steps, ray_address=ray_address, kafka=kafka, observers=observers)
+    return resume_directory(
+        RunDirectory.open(run), steps=steps, ray_address=ray_address, kafka=kafka, observers=observers
+    )
 
 
-def continued(
+def resume_directory(
     directory: RunDirectory,
     *,
     steps: int | None = None,
@@ -65,14 +67,14 @@ def continued(
         moved = {"ray.address": ray_address, "kafka.address": kafka}
         if any(moved.values()):
             config = unflatten(flatten(config) | {key: value for key, value in moved.items() if value is not None})
-        config = tuned(config, directory)
+        config = with_set_hyperparameters(config, directory)
         if steps is not None:
             config = config.model_copy(update={"steps": steps})
-        elif status.state == "SUCCEEDED" and status.reason in COMPLETE:
+        elif status.state == "SUCCEEDED" and status.reason in COMPLETE_REASONS:
             raise UsageError(
                 f"the run {directory.id} is complete ({status.reason}): give steps to go on beyond its end"
             )
-        return MainLoop.of(Resolved(config, directory.sources)).go_on(
+        return MainLoop.of(ResolvedConfig(config, directory.sources)).go_on(
             directory, observers, commands_after=commands_after
         )
     finally:

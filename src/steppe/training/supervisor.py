@@ -20,12 +20,12 @@ from steppe.core.contracts.transport import COMMANDS, EVENTS, SCALE, SET
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 from steppe.roles.context import FINISH, PAUSE, RUN, STOP
-from steppe.runtimes.handle import Fault, Handle, Scaler
+from steppe.runtimes.handle import Fault, Handle, ScalableHandle
 
 TICK_S = 0.2
 STOP_S = 4.0  # how long all roles together have to end in good order when the user asked for the end
 KILL_S = 0.2  # what they have when that time is used up
-BEAT_S = 2.0
+HEARTBEAT_INTERVAL_S = 2.0
 FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
 
 Observer = Callable[[RunView], object]
@@ -42,7 +42,7 @@ class Outcome:
     judge: bool = False  # whether the newest weights get a last evaluation
 
 
-class Interrupts:
+class StopSignalHandler:
     """Takes Ctrl-C and SIGTERM: the first asks for a good end, the second is a KeyboardInterrupt, later ones are nothing.
 
     Outside the main thread it leaves signals alone.
@@ -50,8 +50,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
-        self.on_first: Callable[[], None] = lambda: None
-        self._deaf = False
+        self.on_first_signal: Callable[[], None] = lambda: None
+        self._ignoring = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -66,14 +66,14 @@ class Interrupts:
 
     def ignore(self) -> None:
         """From now on: the run is over, and its end is being written down."""
-        self._deaf = True
+        self._ignoring = True
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self._deaf:
+        if self._ignoring:
             return
         self.count += 1
         if self.count == 1:
-            self.on_first()
+            self.on_first_signal()
         elif self.count == 2:  # a third would break into the cleaning up after the second
             raise KeyboardInterrupt
 
@@ -86,7 +86,7 @@ class Supervisor:
         handle: Handle,
         directory: RunDirectory,
         config: RunConfig,
-        interrupts: Interrupts,
+        interrupts: StopSignalHandler,
         *,
         commands_after: int = 0,
         at_end: Outcome | None = None,
@@ -99,9 +99,9 @@ class Supervisor:
         self._recording = True  # while the manager is there to write metrics down
         self._ending = False  # what callbacks say then ends nothing any more
         self.commands_after = commands_after  # what was carried out already, or was for an earlier life of the run
-        self._unsaid: tuple[str, str | None] | None = None
+        self._pending_status: tuple[str, str | None] | None = None
         self._at_end = at_end
-        interrupts.on_first = self._hurry
+        interrupts.on_first_signal = self._request_stop
 
     def stop(self, reason: str, message: str = "") -> None:
         """Ask the run to end in good order."""
@@ -118,25 +118,25 @@ class Supervisor:
     def run(self, observers: Sequence[Observer]) -> Outcome:
         """Watch until the run is over, then bring everything down."""
         self._say("RUNNING")
-        self._scale_as_before()
+        self._restore_scale()
         deadline: float | None = None
         try:
-            with self._heart():
+            with self._heartbeat_thread():
                 outcome = self._watch(observers)
                 self._say("STOPPING", outcome.reason)
                 deadline = time.monotonic() + STOP_S
-                return self._wind_up(outcome, deadline, observers)
+                return self._shut_down(outcome, deadline, observers)
         finally:
             left_s = STOP_S if deadline is None else max(KILL_S, deadline - time.monotonic())
             self.handle.close(timeout_s=left_s if self.interrupts.count < 2 else 0.0)
 
     @contextlib.contextmanager
-    def _heart(self) -> Iterator[None]:
+    def _heartbeat_thread(self) -> Iterator[None]:
         """A heartbeat from a thread of its own: a long step, here or in an observer, is no sign of death."""
         ended = threading.Event()
 
         def beat() -> None:
-            while not ended.wait(BEAT_S):
+            while not ended.wait(HEARTBEAT_INTERVAL_S):
                 self.directory.store.heartbeat()
 
         thread = threading.Thread(target=beat, name="steppe-heart", daemon=True)
@@ -158,17 +158,17 @@ class Supervisor:
 
     def _say(self, state: str, reason: str | None = None) -> None:
         """Set the run's state, as soon as the disk has room for it."""
-        self._unsaid = (state, reason)
+        self._pending_status = (state, reason)
         self._catch_up()
 
     def _catch_up(self) -> None:
         with contextlib.suppress(DiskFull):
-            if self._unsaid is not None:
-                self.directory.store.set_status(*self._unsaid)
-                self._unsaid = None
+            if self._pending_status is not None:
+                self.directory.store.set_status(*self._pending_status)
+                self._pending_status = None
         self.directory.board.flush()
 
-    def _hurry(self) -> None:
+    def _request_stop(self) -> None:
         """On the first signal, at once: roles may be deep inside a long step, in this very process."""
         for kind in ("actor", "worker", "learner", "manager"):
             self.handle.ask(kind, STOP)
@@ -183,15 +183,15 @@ class Supervisor:
         if self.view.target_reached:
             return Outcome("SUCCEEDED", "target_reached")
         self._catch_up()
-        self._obey()
-        self._rest_or_go_on()
+        self._execute_commands()
+        self._apply_pause()
         if self._stop is not None:
             return self._stop
         if self.handle.ended("learner"):
             return self._at_end or self._completed()
         return None
 
-    def _rest_or_go_on(self) -> None:
+    def _apply_pause(self) -> None:
         if self._pause_wanted == self._paused:
             return
         self._paused = self._pause_wanted
@@ -205,7 +205,7 @@ class Supervisor:
         reason = "episodes_done" if steps is None or self.view.env_steps < steps else "steps_done"
         return Outcome("SUCCEEDED", reason, judge=True)
 
-    def _wind_up(self, outcome: Outcome, deadline: float, observers: Sequence[Observer]) -> Outcome:
+    def _shut_down(self, outcome: Outcome, deadline: float, observers: Sequence[Observer]) -> Outcome:
         """Actors stop, the learner writes its checkpoint, and a run that is complete gets its last evaluation."""
         self.handle.ask("actor", STOP)
         if self.config.mode == "workers":  # what they bring last is in the table before it is written down
@@ -223,7 +223,7 @@ class Supervisor:
         if not complete:
             self.handle.ask("manager", STOP)
             self._wait_for("manager", deadline, observers)
-        if self._spoiled(outcome) and (faults := self.handle.faults()):
+        if self._changes_outcome(outcome) and (faults := self.handle.faults()):
             return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
         if not complete:
             return outcome
@@ -241,7 +241,7 @@ class Supervisor:
         while not self.handle.ended("manager") and time.monotonic() < deadline:
             self.handle.advance(TICK_S)
             self._show(observers)
-            self._obey()
+            self._execute_commands()
             if self.interrupts.count:
                 self._stop = Outcome("STOPPED", "interrupted", "stopped by a signal")
             if self._stop is not None:
@@ -250,7 +250,7 @@ class Supervisor:
                 return replace(self._stop, message=f"{self._stop.message} during the last evaluation")
         return None
 
-    def _spoiled(self, outcome: Outcome) -> bool:
+    def _changes_outcome(self, outcome: Outcome) -> bool:
         """Whether a fault while winding up changes what came of the run: results that could not be kept always do."""
         if outcome.judge:
             return True
@@ -270,26 +270,26 @@ class Supervisor:
         """What an observer returned: True ends the run, a dictionary of numbers joins its curves."""
         if isinstance(answer, Mapping):
             if self._recording:
-                values = {str(name): _number(name, value) for name, value in answer.items()}
+                values = {str(name): _require_number(name, value) for name, value in answer.items()}
                 details = {"env_steps": self.view.env_steps, "values": values}
                 event = EventReport(run=self.directory.id, kind="metric", role="callback", details=details)
                 self.directory.board.post(EVENTS, event.record())
         elif isinstance(answer, bool | np.bool_) and answer and not self._ending and self._stop is None:
             self.stop("stopped_by_callback", "a callback ended the run")
 
-    def _obey(self) -> None:
+    def _execute_commands(self) -> None:
         """Carry out commands that came through the run's store, each once, and say so in the event log."""
         for number, command in self.directory.store.read(COMMANDS, self.commands_after):
             self.commands_after = number
             word = str(command.get("command"))
             if word == SET and self.config.runtime in RUNTIMES:
                 continue  # the learner says itself what it took over, and when
-            refusal = self._carry_out(word, command)
+            refusal = self._execute(word, command)
             details = {"id": command.get("id"), "command": word, "obeyed": refusal is None, "message": refusal}
             event = EventReport(run=self.directory.id, kind="command", role="supervisor", details=details)
             self.directory.board.post(EVENTS, event.record())
 
-    def _carry_out(self, word: str, command: Mapping[str, Any]) -> str | None:
+    def _execute(self, word: str, command: Mapping[str, Any]) -> str | None:
         """None when it is done or begun, otherwise why it is not."""
         if word == "stop":
             self.stop("stop_requested", f"stopped by {command.get('issuer', 'a command')}")
@@ -302,19 +302,19 @@ class Supervisor:
         return None
 
     def _scale(self, num_actors: object) -> str | None:
-        seats = self.handle.num_seats if isinstance(self.handle, Scaler) else 0
+        seats = self.handle.max_actors if isinstance(self.handle, ScalableHandle) else 0
         if not seats:
             return "the number of actors can change in mode 'async' on runtimes 'processes' and 'kafka' only"
         if not isinstance(num_actors, int) or not 0 <= num_actors <= seats:
             return f"actors={num_actors!r}: must be from 0 to {seats}, the room that flow.max_actors made"
-        assert isinstance(self.handle, Scaler)
+        assert isinstance(self.handle, ScalableHandle)
         try:
             self.handle.scale(num_actors)
         except Unreachable as error:
             return str(error)
         return None
 
-    def _scale_as_before(self) -> None:
+    def _restore_scale(self) -> None:
         """A run that goes on has the actors that it was scaled to in an earlier life."""
         earlier = self.directory.store.read(COMMANDS)
         asked = [command for number, command in earlier if number <= self.commands_after]
@@ -323,7 +323,7 @@ class Supervisor:
             self._scale(counts[-1])
 
 
-def _number(name: object, value: object) -> float:
+def _require_number(name: object, value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -16,29 +16,29 @@ from typing import Any
 
 import numpy as np
 
-from steppe.algorithms.tabular.agent import ClassicAgent, adopt, storage_of
-from steppe.algorithms.tabular.base import BaseAlgorithm, step_limit, takes_turns
+from steppe.algorithms.tabular.agent import ClassicAgent, get_table_storage, set_table_storage
+from steppe.algorithms.tabular.base import BaseAlgorithm, is_turn_based, step_limit
 from steppe.algorithms.tabular.q_learning import ListQLearning, OptimalQLearning
 from steppe.algorithms.tabular.schedules import Schedule, to_plain
 from steppe.core.config import references
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.reports import ActorReport, EvaluationReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS
-from steppe.core.system.typecheck import checked
-from steppe.envs.wrappers.flatten import as_environment
+from steppe.core.system.typecheck import typechecked
+from steppe.envs.wrappers.flatten import as_gym_env
 from steppe.records.run_directory import RunDirectory
 from steppe.records.statistics import TrainingStatistics
 from steppe.runtimes.mpi import launch as mpi
-from steppe.training.composition.config_merge import NEVER
+from steppe.training.composition.config_merge import MAX_SETTING
 from steppe.training.result import RunResult
 from steppe.training.train import MainLoop
 
 Observer = Callable[[Any], object]
-_given: list[Any] = []  # the environment of this process's DistAsyncQLearning
+_given_envs: list[Any] = []  # the environment of this process's DistAsyncQLearning
 
 
-@checked
+@typechecked
 class SingleThreadQLearning:
     """Trains one learner in one environment, here. `algorithm` is the learner, `training_stats` what it went through."""
 
@@ -85,7 +85,7 @@ class SingleThreadQLearning:
         self.training_stats.record_metric("validation_return", mean)
 
 
-class _Shared:
+class _SharedTableTrainer:
     """What the two runtimes with a shared table have in common: a run in mode `workers`, and what it leaves."""
 
     def __init__(self, algorithm_class: type[BaseAlgorithm], kwargs: dict[str, Any]) -> None:
@@ -122,12 +122,12 @@ class _Shared:
     ) -> None:
         room = Path(tempfile.mkdtemp(prefix="steppe-classic-"))
         sizes = {name: int(size) for name, size in self.kwargs.items() if name in ("state_size", "action_size")}
-        options = {name: _plain(value) for name, value in self.kwargs.items() if name not in sizes}
-        seed = {"seed": int(options["seed"])} if options.get("seed") is not None else {"seed": _any_seed()}
+        options = {name: _to_plain_option(value) for name, value in self.kwargs.items() if name not in sizes}
+        seed = {"seed": int(options["seed"])} if options.get("seed") is not None else {"seed": _random_seed()}
         layer = {
             "env": env,
-            "algo": references.reference(ClassicAgent),
-            "agent.learner": references.reference(self.algorithm_class),
+            "algo": references.make_reference(ClassicAgent),
+            "agent.learner": references.make_reference(self.algorithm_class),
             "agent.options": {name: value for name, value in options.items() if name != "seed"},
             "mode": "workers",
             "actors": workers,
@@ -137,7 +137,7 @@ class _Shared:
             **settings,
         }
         try:
-            loop = self._loop = MainLoop.of(resolve(("call", layer)))
+            loop = self._loop = MainLoop.of(resolve_config(("call", layer)))
             self._begin(loop, sizes)
             result = loop.run(observers)
             self._keep(loop, result)
@@ -154,36 +154,36 @@ class _Shared:
                 have = getattr(made.algorithm, name)
                 raise ConfigError(f"{name}={size}, but the environment has {have} {states}: leave {name} out")
         if self._trained:
-            made.table[...] = storage_of(self.algorithm).reshape(made.table.shape)
-            made.explore_at(self.algorithm.epsilon)
+            made.table[...] = get_table_storage(self.algorithm).reshape(made.table.shape)
+            made.set_epsilon(self.algorithm.epsilon)
 
     def _keep(self, loop: MainLoop, result: RunResult) -> None:
         """Take over what the run learned and went through."""
         directory = RunDirectory.open(result.path)
         made: Any = loop.agent.agent
         self._learner, self._trained, self.result = made.algorithm, True, result
-        adopt(self.algorithm, storage_of(self.algorithm).copy())
+        set_table_storage(self.algorithm, get_table_storage(self.algorithm).copy())
         self.algorithm.step_count, self.algorithm.episode_count = (
             result.summary["env_steps"],
             result.summary["episodes"],
         )
         merges: dict[int, int] = {}
         listed = 0
-        for report in _reports(directory, ACTORS, ActorReport):
+        for report in _read_reports(directory, ACTORS, ActorReport):
             merges[report.actor] = max(merges.get(report.actor, 0), report.sequence)
             listed += len(report.episodes)
             for score, length in report.episodes:
                 self.training_stats.record_episode(score, length)
         self.training_stats.count_unlisted(max(0, self.algorithm.episode_count - listed))
         self._merges = sum(merges.values())
-        for verdict in _reports(directory, EVALUATIONS, EvaluationReport):
+        for verdict in _read_reports(directory, EVALUATIONS, EvaluationReport):
             self.validation.append((verdict.env_steps, verdict.return_mean))
             self.training_stats.record_metric("validation_return", verdict.return_mean)
         directory.store.close()
 
 
-@checked
-class ParallelQLearning(_Shared):
+@typechecked
+class ParallelQLearning(_SharedTableTrainer):
     """Trains one table with as many processes as there are cores; a process that is killed is replaced, and its loss told.
 
     Whatever the number of processes, what they learn is added up in one table in shared memory, which is gone with the run.
@@ -234,15 +234,15 @@ class ParallelQLearning(_Shared):
         settings = {
             "runtime": runtime,
             "agent.segment_steps": steps_per_sync,
-            "evaluation.every_steps": validation_every or NEVER,
+            "evaluation.every_steps": validation_every or MAX_SETTING,
             "evaluation.episodes": validation_episodes,
         }
-        self._run(references.reference(env_factory), steps, self.num_processes, settings, callbacks)
+        self._run(references.make_reference(env_factory), steps, self.num_processes, settings, callbacks)
         return self.training_stats
 
 
-@checked
-class DistAsyncQLearning(_Shared):
+@typechecked
+class DistAsyncQLearning(_SharedTableTrainer):
     """Trains one table on all ranks that `mpiexec -n N python script.py` starts; alone where nobody started others.
 
     The first rank keeps the table and works too. Every `batch_size` steps a rank sends what it added, and after
@@ -267,9 +267,9 @@ class DistAsyncQLearning(_Shared):
     @property
     def comm(self) -> Any:
         """The communicator of everyone that mpiexec started: mpi4py's COMM_WORLD."""
-        from steppe.runtimes.mpi.root import world
+        from steppe.runtimes.mpi.root import comm_world
 
-        return world()
+        return comm_world()
 
     @property
     def rank(self) -> int:
@@ -297,48 +297,50 @@ class DistAsyncQLearning(_Shared):
         """
         references.stop_if_loading_main()
         _require_positive(steps=steps, validation_every=validation_every)
-        if self.size > 1 and _given and _given[0] is not env:
+        if self.size > 1 and _given_envs and _given_envs[0] is not env:
             raise UsageError(
                 "the other ranks have only the environment of the first train call: pass that same object again, or start "
                 "another program for another environment"
             )
-        _given[:] = [env]
+        _given_envs[:] = [env]
         runtime = "mpi" if mpi.under_mpiexec() else "inline"
         mpi.join(runtime)
         settings = {
             "runtime": runtime,
             "agent.segment_steps": self.batch_size,
             "flow.refresh_every": self.sync_frequency,
-            "evaluation.every_steps": validation_every or NEVER,
+            "evaluation.every_steps": validation_every or MAX_SETTING,
             "evaluation.episodes": validation_episodes,
         }
-        self._run(references.reference(given_env), steps, self.size, settings, callbacks)
+        self._run(references.make_reference(copy_given_env), steps, self.size, settings, callbacks)
         self.sync_counter += self._merges
         return self.training_stats
 
     def _world(self) -> tuple[int, int]:
         if not mpi.under_mpiexec():
             return 0, 1
-        from steppe.runtimes.mpi.root import world
+        from steppe.runtimes.mpi.root import comm_world
 
-        return world().Get_rank(), world().Get_size()
+        return comm_world().Get_rank(), comm_world().Get_size()
 
 
-def given_env() -> Any:
+def copy_given_env() -> Any:
     """A copy of the environment that this process's DistAsyncQLearning was given."""
-    if not _given:
+    if not _given_envs:
         raise UsageError("every rank must call train with an environment: start the same script on all of them")
     try:
-        env = copy.deepcopy(_given[0])
+        env = copy.deepcopy(_given_envs[0])
     except Exception as error:
-        raise UsageError(f"a {type(_given[0]).__name__} cannot be copied ({error}): give one that can be") from error
-    return as_environment(env)
+        raise UsageError(
+            f"a {type(_given_envs[0]).__name__} cannot be copied ({error}): give one that can be"
+        ) from error
+    return as_gym_env(env)
 
 
 def validate(algorithm: BaseAlgorithm, env: Any, episodes: int) -> list[float]:
     """Returns of whole episodes with the best actions, which learn nothing. With two agents in turns, as the first's."""
     _require_positive(episodes=episodes)
-    in_turns, limit = takes_turns(env), step_limit(env)
+    in_turns, limit = is_turn_based(env), step_limit(env)
     explored, algorithm.epsilon = algorithm.epsilon, 0.0
     try:
         return [_play(algorithm, env, limit, in_turns=in_turns) for _ in range(episodes)]
@@ -358,7 +360,7 @@ def _play(algorithm: BaseAlgorithm, env: Any, limit: float, *, in_turns: bool) -
     return total
 
 
-def _reports(directory: RunDirectory, topic: str, kind: Any) -> list[Any]:
+def _read_reports(directory: RunDirectory, topic: str, kind: Any) -> list[Any]:
     found, after = [], 0
     while page := directory.board.read(topic, after):
         after = page[-1][0]
@@ -366,14 +368,14 @@ def _reports(directory: RunDirectory, topic: str, kind: Any) -> list[Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_option(value: Any) -> Any:
     """An option of a learner as plain data, which another process can be told."""
     if isinstance(value, Schedule):
         return to_plain(value)
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _any_seed() -> int:
+def _random_seed() -> int:
     return int(np.random.SeedSequence().generate_state(1, np.uint32)[0])
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.core.config import references
-from steppe.core.config.run import Resolved, RunConfig, resolve
-from steppe.core.contracts.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
+from steppe.core.config.run import ResolvedConfig, RunConfig, resolve_config
+from steppe.core.contracts.components import AgentComponent, EnvironmentComponent, ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, FactoryError, RunNotFound, UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
-from steppe.core.io.atomic_files import noticing_full_disk, read_json, write_json
-from steppe.core.system.typecheck import checked
+from steppe.core.io.atomic_files import raising_disk_full, read_json, write_json
+from steppe.core.system.typecheck import typechecked
 from steppe.records.checkpoints import Checkpoint, Checkpoints
 from steppe.records.profiling.report import write_profile
 from steppe.records.run_directory import RunDirectory, runs_root
@@ -28,14 +28,19 @@ from steppe.runtimes.mpi import launch as mpi
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.runtimes.processes import supervisor as processes
 from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.config_merge import BY_GRADIENTS, compose, episodic
+from steppe.training.composition.config_merge import PARAMETER_SERVER_SETTINGS, compose_config, with_episode_limits
 from steppe.training.composition.environment import DistributedEnvironment
-from steppe.training.composition.manual import ByHand, HandRun
-from steppe.training.composition.parameter_server import adopt, decided_by, hand_in, own_store
-from steppe.training.initial_weights import adopt_weights
+from steppe.training.composition.manual import ManualRun, ManualTrainer
+from steppe.training.composition.parameter_server import (
+    load_server_parameters,
+    make_own_server,
+    push_difference,
+    server_settings,
+)
+from steppe.training.initial_weights import init_from_run
 from steppe.training.launch import launch
 from steppe.training.result import RunResult
-from steppe.training.supervisor import Interrupts, Observer, Outcome, Supervisor
+from steppe.training.supervisor import Observer, Outcome, StopSignalHandler, Supervisor
 
 if (
     TYPE_CHECKING
@@ -43,11 +48,11 @@ if (
     from steppe.params.server import ParameterServer
 
 Callback = Callable[[RunView], object]
-LOOP, PARAMETERS = "loop.json", "parameters"
-MENDABLE = ("role_died", "out_of_memory")  # what another try may not meet again
+LOOP_FILE, PARAMETERS_DIR = "loop.json", "parameters"
+RETRYABLE_REASONS = ("role_died", "out_of_memory")  # what another try may not meet again
 
 
-@checked
+@typechecked
 def train(
     env: str | Callable[..., Any], *, algo: str | type = "ppo", callbacks: Sequence[Callback] = (), **settings: Any
 ) -> RunResult:
@@ -60,31 +65,33 @@ def train(
     """
     references.stop_if_loading_main()
     mpi.join(settings.get("runtime"))
-    given = {name: _by_name(value) for name, value in settings.items()}
-    layer = {"env": references.reference(env), "algo": references.reference(algo), **given}
-    result = run_experiment(resolve(("call", layer)), observers=callbacks)
+    given = {name: _to_references(value) for name, value in settings.items()}
+    layer = {"env": references.make_reference(env), "algo": references.make_reference(algo), **given}
+    result = run_experiment(resolve_config(("call", layer)), observers=callbacks)
     result.raise_for_fault()
     return result
 
 
-def _by_name(value: Any) -> Any:
+def _to_references(value: Any) -> Any:
     """A setting with its callables named, alone or in a list."""
     if isinstance(value, list | tuple):
-        return [_by_name(item) for item in value]
-    return references.reference(value) if callable(value) else value
+        return [_to_references(item) for item in value]
+    return references.make_reference(value) if callable(value) else value
 
 
-def run_experiment(resolved: Resolved, *, observers: Sequence[Observer] = ()) -> RunResult:
+def run_experiment(resolved: ResolvedConfig, *, observers: Sequence[Observer] = ()) -> RunResult:
     """Run a resolved configuration to its end."""
     mpi.join(resolved.config.runtime)
     if resolved.auto:
-        from steppe.training.autotune import calibrated  # imports torch, which this process does not need otherwise
+        from steppe.training.autotune import (
+            resolve_auto_settings,  # imports torch, which this process does not need otherwise
+        )
 
-        resolved = calibrated(resolved)
+        resolved = resolve_auto_settings(resolved)
     return MainLoop.of(resolved).run(observers)
 
 
-@checked
+@typechecked
 class MainLoop:
     """Runs an experiment composed of parts. `run` goes by the configuration; `run_training` counts episodes.
 
@@ -103,13 +110,13 @@ class MainLoop:
 
     def __init__(
         self,
-        environment: EnvironmentPart,
-        replay_buffer: ReplayPart | None,
-        agent: AgentPart,
+        environment: EnvironmentComponent,
+        replay_buffer: ReplayComponent | None,
+        agent: AgentComponent,
         parameter_server: ParameterSource | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        self._hosts = True  # whether the learner is in this process where it can be
+        self._may_host_learner = True  # whether the learner is in this process where it can be
         self.environment: Any = environment
         self.replay_buffer: Any = replay_buffer
         self.agent: Any = agent
@@ -121,14 +128,14 @@ class MainLoop:
         self._directory: RunDirectory | None = None
         self._commands_after = 0  # commands up to this one were for an earlier life of the run
         self._init_from: str | None = None
-        self._hand_run: HandRun | None = None
-        self._made_by_hand: ByHand | None = None
-        if not self._of_the_house():
+        self._manual_run: ManualRun | None = None
+        self._manual_trainer_or_none: ManualTrainer | None = None
+        if not self._has_builtin_parts():
             if config is not None:
                 raise ConfigError(
                     "config is for parts of the house: parts of your own are played as they are, leave it out"
                 )
-            self._hand_run = HandRun(self._by_hand)
+            self._manual_run = ManualRun(self._manual_trainer)
             return
         self._compose(config)
 
@@ -136,7 +143,7 @@ class MainLoop:
         """Make one configuration of the parts, and let them know."""
         environment, agent = self._parts()
         decided = self._decided(environment)
-        resolved = compose(environment, self.replay_buffer, agent, config, **decided)
+        resolved = compose_config(environment, self.replay_buffer, agent, config, **decided)
         self.config, self.sources = resolved.config, resolved.sources
         environment.settle(self.config.environment)
         steps = self.config.steps if "steps" in self.config.model_fields_set else None
@@ -148,12 +155,14 @@ class MainLoop:
 
     def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
         """What the server and the loop itself have to say about the configuration."""
-        found: dict[str, Mapping[str, Any]] = {"usual": {"runtime": self._usual_runtime(environment)}}
+        found: dict[str, Mapping[str, Any]] = {"usual": {"runtime": self._default_runtime(environment)}}
         if self._server is None:
             return found
-        return found | {"server": BY_GRADIENTS | decided_by(self._gradient_server(), environment.num_workers)}
+        return found | {
+            "server": PARAMETER_SERVER_SETTINGS | server_settings(self._given_server(), environment.num_workers)
+        }
 
-    def _usual_runtime(self, environment: DistributedEnvironment) -> str:
+    def _default_runtime(self, environment: DistributedEnvironment) -> str:
         """Where the actors live if nobody says: several of them side by side where they can."""
         return self._runtime(environment) if self.in_parallel and environment.num_workers > 1 else "inline"
 
@@ -178,11 +187,11 @@ class MainLoop:
         if self._server is not None:
             return self._server
         if self._store is None:
-            self._store = own_store(self.agent.get_policy_parameters())
+            self._store = make_own_server(self.agent.get_policy_parameters())
         return self._store
 
     @classmethod
-    def of(cls, resolved: Resolved) -> MainLoop:
+    def of(cls, resolved: ResolvedConfig) -> MainLoop:
         """The loop that a resolved configuration describes, parts and all."""
         config = resolved.config
         environment = DistributedEnvironment(
@@ -190,7 +199,7 @@ class MainLoop:
         )
         loop = cls(environment, None, DistributedAgent.of(config), config=config)
         loop.sources = resolved.sources
-        loop._hosts = False  # this process watches, and needs neither torch nor the agent
+        loop._may_host_learner = False  # this process watches, and needs neither torch nor the agent
         return loop
 
     def run(self, observers: Sequence[Observer] = ()) -> RunResult:
@@ -217,9 +226,9 @@ class MainLoop:
         Frequencies are in training episodes. Longer episodes are truncated. Raises what made a run fail.
         """
         given = (total_episodes, max_steps_per_episode, evaluation_frequency, checkpoint_frequency)
-        if self._hand_run is not None:
-            return self._train_by_hand(self._hand_run, given, callbacks)
-        result = self._run(episodic(self.config, self._parts()[0].spec, *given), callbacks)
+        if self._manual_run is not None:
+            return self._train_manually(self._manual_run, given, callbacks)
+        result = self._run(with_episode_limits(self.config, self._parts()[0].spec, *given), callbacks)
         result.raise_for_fault()
         return {**result.summary, "message": result.message, "path": str(result.path)}
 
@@ -229,10 +238,10 @@ class MainLoop:
         return self._play(1000)
 
     def _play(self, max_steps: int) -> dict[str, Any]:
-        found = self._by_hand.episode(max_steps)
-        self.replay_buffer = self._by_hand.replay_buffer
+        found = self._manual_trainer.episode(max_steps)
+        self.replay_buffer = self._manual_trainer.replay_buffer
         self.episode += 1
-        self._hand_in()
+        self._sync_own_server()
         return {"episode": self.episode, **found}
 
     def evaluate_policy(self, num_episodes: int = 10) -> dict[str, Any]:
@@ -251,30 +260,30 @@ class MainLoop:
         self.agent.save_checkpoint(chosen / "agent")
         server: Any = self._server or self._store
         if hasattr(server, "save_checkpoint") and not hasattr(server, "url"):  # a remote server keeps its own
-            server.save_checkpoint(chosen / PARAMETERS)
-        write_json(chosen / LOOP, {"episode": episode, "owed_updates": self._by_hand.owed_updates})
+            server.save_checkpoint(chosen / PARAMETERS_DIR)
+        write_json(chosen / LOOP_FILE, {"episode": episode, "owed_updates": self._manual_trainer.pending_updates})
         return chosen
 
     def load_checkpoint(self, path: str | Path) -> int:
         """Go on from what `save_checkpoint` wrote; returns its episode."""
         self._require_here("a checkpoint")
         source = Path(path)
-        if not (source / LOOP).exists():
+        if not (source / LOOP_FILE).exists():
             raise RunNotFound(f"{path} holds no checkpoint of a loop")
-        found = read_json(source / LOOP)
+        found = read_json(source / LOOP_FILE)
         self.agent.load_checkpoint(source / "agent")
         if self.replay_buffer is not None and (source / "replay").exists():
             self.replay_buffer.load_buffers(source / "replay")
-        if (source / PARAMETERS).exists():
+        if (source / PARAMETERS_DIR).exists():
             server: Any = self.parameter_server
-            server.load_checkpoint(source / PARAMETERS)
-        self.episode, self._by_hand.owed_updates = int(found["episode"]), float(found["owed_updates"])
+            server.load_checkpoint(source / PARAMETERS_DIR)
+        self.episode, self._manual_trainer.pending_updates = int(found["episode"]), float(found["owed_updates"])
         return self.episode
 
     def get_training_progress(self) -> dict[str, Any]:
         """How far the newest run is, as of its last look around (five a second). May be called from any thread."""
-        if self._hand_run is not None:
-            return {**self._hand_run.progress, "episode": self.episode}
+        if self._manual_run is not None:
+            return {**self._manual_run.progress, "episode": self.episode}
         view = self._supervisor.view if self._supervisor else None
         best, last = (view.best_evaluation, view.last_evaluation) if view else (None, None)
         return {
@@ -293,7 +302,9 @@ class MainLoop:
     def stop_training(self) -> None:
         """Ask the run under way to end with a checkpoint; from a callback or another thread."""
         running = self._require_running("stop")
-        running.stop() if isinstance(running, HandRun) else running.stop("stop_requested", "stopped by stop_training()")
+        running.stop() if isinstance(running, ManualRun) else running.stop(
+            "stop_requested", "stopped by stop_training()"
+        )
 
     def pause_training(self) -> None:
         """Let actors and learner rest until `resume_training`; from a callback or another thread."""
@@ -308,10 +319,10 @@ class MainLoop:
         mpi.join(config.runtime)
         plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
         agent = self._parts()[1]
-        about = adopt_weights(self._init_from, agent, plan) if self._init_from is not None else {}
+        about = init_from_run(self._init_from, agent, plan) if self._init_from is not None else {}
         if self._server is not None:
             agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
-            adopt(agent.agent, self._gradient_server().newer_than(POLICY, -1).arrays())
+            load_server_parameters(agent.agent, self._given_server().newer_than(POLICY, -1).arrays())
         directory = RunDirectory.create(plan.config, self.sources, {**about, "spec": asdict(plan.spec)})
         self._init_from = None
         return self._live(plan, directory, observers)
@@ -337,29 +348,29 @@ class MainLoop:
         self._running = True
         directory.reserve()
         try:
-            with Interrupts() as interrupts:
+            with StopSignalHandler() as interrupts:
                 outcome, view = self._supervise(plan, directory, interrupts, observers)
                 for _ in range(plan.config.restarts):
-                    if outcome.fault is None or outcome.reason not in MENDABLE:
+                    if outcome.fault is None or outcome.reason not in RETRYABLE_REASONS:
                         break
                     plan = self._from_newest(plan, directory)
                     self._commands_after = self._supervisor.commands_after if self._supervisor else self._commands_after
                     outcome, view = self._supervise(plan, directory, interrupts, observers)
                 interrupts.ignore()
-                result = conclude(directory, outcome, view)
+                result = finish_run(directory, outcome, view)
         finally:
             self._running = False
             directory.free_reserve()
             directory.release()
         self.episode += view.episodes
-        if plan.config.runtime != "inline" and not self._hosted(plan):
+        if plan.config.runtime != "inline" and not self._hosts_learner(plan):
             self._parts()[1].adopt_result(directory, plan)
-        self._hand_in()
+        self._sync_own_server()
         return result
 
     def _plan(self, config: RunConfig) -> Plan:
         if config.runtime in ("processes", "kafka"):
-            processes.warm_up(
+            processes.start_fork_server(
                 torch=not config.agent.in_table
             )  # imports it over there while this one looks at the world
         for device in (config.device, config.flow.actor_device):
@@ -385,13 +396,13 @@ class MainLoop:
         return plan
 
     def _supervise(
-        self, plan: Plan, directory: RunDirectory, interrupts: Interrupts, observers: Sequence[Observer]
+        self, plan: Plan, directory: RunDirectory, interrupts: StopSignalHandler, observers: Sequence[Observer]
     ) -> tuple[Outcome, RunView]:
         with contextlib.suppress(DiskFull):
             directory.store.set_status("STARTING")
         try:
-            server = None if self._server is None else self._gradient_server()
-            hosted = self._hosted(plan)
+            server = None if self._server is None else self._given_server()
+            hosted = self._hosts_learner(plan)
             agent, node = self._parts()[1], self._node_client()
             handle = launch(plan, directory, agent, self.replay_buffer, server, hosted=hosted, node=node)
             self._supervisor = Supervisor(
@@ -417,14 +428,14 @@ class MainLoop:
         """What the learner of a cluster's node speaks to its server by; None: it connects by itself."""
         return None
 
-    def _hosted(self, plan: Plan) -> bool:
+    def _hosts_learner(self, plan: Plan) -> bool:
         """Whether the learner is in this process while the actors are not; always where a parameter server was given."""
         own_store = plan.config.by_gradients and self._server is None
-        return self._hosts and not own_store and plan.can_be_hosted
+        return self._may_host_learner and not own_store and plan.can_host_learner
 
     def _from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
         """The same plan from the newest whole checkpoint, or from the beginning where there is none; told in the log."""
-        checkpoint, damaged = newest_whole(directory)
+        checkpoint, damaged = latest_intact_checkpoint(directory)
         number = checkpoint.number if checkpoint else None
         details = {"checkpoint": number, "damaged": damaged, **(checkpoint.counters if checkpoint else {})}
         event = EventReport(run=directory.id, kind="resume", role="supervisor", details=details)
@@ -432,13 +443,13 @@ class MainLoop:
         return replace(plan, resume=number)
 
     @property
-    def _by_hand(self) -> ByHand:
-        if self._made_by_hand is None:
-            self._made_by_hand = ByHand(self.environment, self.replay_buffer, self.agent, self._server)
-        return self._made_by_hand
+    def _manual_trainer(self) -> ManualTrainer:
+        if self._manual_trainer_or_none is None:
+            self._manual_trainer_or_none = ManualTrainer(self.environment, self.replay_buffer, self.agent, self._server)
+        return self._manual_trainer_or_none
 
-    def _train_by_hand(
-        self, run: HandRun, given: tuple[int, int, int, int], callbacks: Sequence[Callable[[Any], object]]
+    def _train_manually(
+        self, run: ManualRun, given: tuple[int, int, int, int], callbacks: Sequence[Callable[[Any], object]]
     ) -> dict[str, Any]:
         def look(progress: dict[str, Any]) -> bool:
             told = {**progress, "episode": self.episode}
@@ -453,12 +464,12 @@ class MainLoop:
         finally:
             self._running = False
 
-    def _hand_in(self) -> None:
+    def _sync_own_server(self) -> None:
         """Let the loop's own store, where somebody has asked for it, know what was learned."""
         if self._store is not None:
-            hand_in(self._store, self.agent.get_policy_parameters())
+            push_difference(self._store, self.agent.get_policy_parameters())
 
-    def _of_the_house(self) -> bool:
+    def _has_builtin_parts(self) -> bool:
         kinds = (DistributedEnvironment, DistributedAgent)
         ours = all(isinstance(part, kind) for part, kind in zip((self.environment, self.agent), kinds, strict=True))
         if ours and self.replay_buffer is not None:
@@ -479,7 +490,7 @@ class MainLoop:
             raise UsageError("parts of your own are played by hand: use run_training or run_single_episode")
         return environment, agent
 
-    def _gradient_server(self) -> Any:
+    def _given_server(self) -> Any:
         """The server or client that was given: a type for it would have to be imported."""
         return self._server
 
@@ -487,19 +498,19 @@ class MainLoop:
         return (self._directory.path if self._directory else runs_root()) / "loop-checkpoint"
 
     def _require_here(self, what: str) -> None:
-        if self._running and self._hand_run is None and self.config.runtime != "inline":
+        if self._running and self._manual_run is None and self.config.runtime != "inline":
             raise UsageError(
                 f"{what} is not possible while the learner works in another process: wait for the run's end"
             )
 
-    def _require_running(self, verb: str) -> Supervisor | HandRun:
-        running = self._hand_run or self._supervisor
+    def _require_running(self, verb: str) -> Supervisor | ManualRun:
+        running = self._manual_run or self._supervisor
         if not self._running or running is None:
             raise UsageError(f"there is no training under way to {verb}")
         return running
 
 
-def newest_whole(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]:
+def latest_intact_checkpoint(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, if there is one, and what is wrong with those that are newer."""
     try:
         checkpoint = Checkpoints(directory.checkpoints, run=directory.key).latest()
@@ -508,7 +519,7 @@ def newest_whole(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]
     return checkpoint, list(checkpoint.damaged) if checkpoint else []
 
 
-def conclude(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunResult:
+def finish_run(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunResult:
     """Write a run's end down and return it."""
     directory.free_reserve()
     with contextlib.suppress(DiskFull):  # whoever reads an unsaid end finds the run LOST, and may resume it
@@ -516,7 +527,7 @@ def conclude(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunRes
     directory.board.flush()
     view.refresh()
     summary = view.summary() | {"state": outcome.state, "reason": outcome.reason}
-    with contextlib.suppress(DiskFull), noticing_full_disk(directory.summary_path):
+    with contextlib.suppress(DiskFull), raising_disk_full(directory.summary_path):
         directory.write_summary(summary | {"message": outcome.message})
         if view.config.flow.profile:
             write_profile(view)

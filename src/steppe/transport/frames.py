@@ -13,10 +13,10 @@ import numpy as np
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.core.contracts.weights import Layout, Weights
-from steppe.core.io.codec import checked_layout
+from steppe.core.contracts.weights import Weights, WeightsLayout
+from steppe.core.io.codec import validate_layout
 
-HEAD = 64  # bytes before the arrays: eight words
+HEADER_BYTES = 64  # bytes before the arrays: eight words
 _ALIGN = 64
 
 
@@ -26,13 +26,13 @@ class SegmentFrame:
     words: the writer's slot, epoch, sequence, version, started_s (a float), schema, bytes of state (-1: none), ticket
     """
 
-    SLOT, EPOCH, SEQUENCE, VERSION, STARTED, SCHEMA, STATE, TICKET = range(8)
+    SLOT, EPOCH, SEQUENCE, VERSION, STARTED, SCHEMA, STATE, SEND_NUMBER = range(8)
 
     def __init__(self, spec: SegmentSpec, slot: int) -> None:
-        self.buffer = np.zeros(HEAD + spec.nbytes, np.uint8)
-        self.words = self.buffer[:HEAD].view(np.int64)
-        self._floats = self.buffer[:HEAD].view(np.float64)
-        self.segment = Segment(spec, spec.columns(self.buffer[HEAD:]), slot=slot)
+        self.buffer = np.zeros(HEADER_BYTES + spec.nbytes, np.uint8)
+        self.words = self.buffer[:HEADER_BYTES].view(np.int64)
+        self._floats = self.buffer[:HEADER_BYTES].view(np.float64)
+        self.segment = Segment(spec, spec.columns(self.buffer[HEADER_BYTES:]), slot=slot)
 
     def write(self, slot: int, header: SegmentHeader, state: bytes | None, ticket: int = 0) -> None:
         """Set the words; `ticket` is the transport's own."""
@@ -54,7 +54,7 @@ class SegmentFrame:
         return self.segment
 
 
-class Letter:
+class WeightsFrame:
     """Weights: eight words, policy and layout as JSON, the buffer.
 
     words: bytes of JSON, version, updates, env_steps, episodes, train_s (a float), unused, unused
@@ -62,23 +62,23 @@ class Letter:
 
     def __init__(self, data: np.ndarray) -> None:
         self.data = data
-        self.words = data[:HEAD].view(np.int64)
-        self.floats = data[:HEAD].view(np.float64)
-        self.uses = 0  # sends under way
+        self.words = data[:HEADER_BYTES].view(np.int64)
+        self.floats = data[:HEADER_BYTES].view(np.float64)
+        self.pending_sends = 0  # sends under way
 
     @classmethod
-    def blank(cls, policy: str, weights: Weights) -> Letter:
+    def blank(cls, policy: str, weights: Weights) -> WeightsFrame:
         """One for weights of this layout."""
         rows = [(entry.name, entry.shape, entry.dtype, entry.offset) for entry in weights.layout.entries]
         about = msgspec.json.encode((policy, rows))
         letter = cls(np.zeros(_start(len(about)) + weights.buffer.nbytes, np.uint8))
         letter.words[0] = len(about)
-        letter.data[HEAD : HEAD + len(about)] = np.frombuffer(about, np.uint8)
+        letter.data[HEADER_BYTES : HEADER_BYTES + len(about)] = np.frombuffer(about, np.uint8)
         return letter
 
     @property
     def about(self) -> bytes:
-        return self.data[HEAD : HEAD + int(self.words[0])].tobytes()
+        return self.data[HEADER_BYTES : HEADER_BYTES + int(self.words[0])].tobytes()
 
     @property
     def buffer(self) -> np.ndarray:
@@ -93,20 +93,20 @@ class Letter:
         self.floats[5] = weights.train_s
         np.copyto(self.buffer, weights.buffer)
 
-    def read(self, layout: Layout) -> Weights:
+    def read(self, layout: WeightsLayout) -> Weights:
         """The weights in a buffer of their own."""
         version, updates, env_steps, episodes = self.words[1:5].tolist()
         return Weights(layout, self.buffer.copy(), version, updates, env_steps, episodes, float(self.floats[5]))
 
 
-def read_about(about: bytes, nbytes: int) -> tuple[str, Layout]:
+def decode_weights_metadata(about: bytes, nbytes: int) -> tuple[str, WeightsLayout]:
     """The policy and the layout that a letter with a buffer of `nbytes` says it has."""
     try:
         policy, rows = msgspec.json.decode(about, type=tuple[str, list[Any]])
-        return policy, checked_layout(rows, nbytes)
+        return policy, validate_layout(rows, nbytes)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise DamagedFile(f"a message with weights is damaged: {error}") from None
 
 
 def _start(about: int) -> int:
-    return -(-(HEAD + about) // _ALIGN) * _ALIGN
+    return -(-(HEADER_BYTES + about) // _ALIGN) * _ALIGN

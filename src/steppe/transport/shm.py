@@ -25,21 +25,21 @@ import numpy as np
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.core.contracts.weights import Entry, Layout, Weights
-from steppe.core.system.shared_dir import Bell, fence, map_file
+from steppe.core.contracts.weights import Weights, WeightsEntry, WeightsLayout
+from steppe.core.system.shared_dir import Wakeup, map_file, memory_fence
 
 _PAGE = mmap.PAGESIZE
 
 
-class Control:
+class ShmControl:
     """What each kind of role is asked to do, one word per kind (the words are those of roles/context.py), and two words
     per place: when it last showed life, in monotonic nanoseconds, and whether it is dismissed."""
 
     KINDS = ("actor", "learner", "manager", "worker", "replay")
-    _BEATS = 8  # the word where they begin
+    _HEARTBEATS = 8  # the word where they begin
 
     def __init__(self, path: Path, *, create: bool = False, num_places: int = 0) -> None:
-        size = -(-(self._BEATS + 2 * num_places) * 8 // _PAGE) * _PAGE
+        size = -(-(self._HEARTBEATS + 2 * num_places) * 8 // _PAGE) * _PAGE
         self._words = np.frombuffer(map_file(path, size if create else None), np.int64)
 
     def set(self, kind: str, value: int) -> None:
@@ -48,24 +48,24 @@ class Control:
     def get(self, kind: str) -> int:
         return int(self._words[self.KINDS.index(kind)])
 
-    def beat(self, place: int) -> None:
+    def heartbeat(self, place: int) -> None:
         """Say that this place is alive."""
-        self._words[self._BEATS + 2 * place] = time.monotonic_ns()
+        self._words[self._HEARTBEATS + 2 * place] = time.monotonic_ns()
 
     def dismiss(self, place: int, *, dismissed: bool = True) -> None:
         """Tell one place alone to end, whatever its kind is asked to do; or take that back before it is started again."""
-        self._words[self._BEATS + 2 * place + 1] = int(dismissed)
+        self._words[self._HEARTBEATS + 2 * place + 1] = int(dismissed)
 
     def dismissed(self, place: int) -> bool:
-        return bool(self._words[self._BEATS + 2 * place + 1])
+        return bool(self._words[self._HEARTBEATS + 2 * place + 1])
 
     def grace(self, place: int, seconds: float) -> None:
         """Expect nothing of this place for so long: its process is only starting."""
-        self._words[self._BEATS + 2 * place] = time.monotonic_ns() + int(seconds * 1e9)
+        self._words[self._HEARTBEATS + 2 * place] = time.monotonic_ns() + int(seconds * 1e9)
 
     def silence_s(self, place: int) -> float:
         """How long ago this place last showed life; negative within its grace."""
-        return (time.monotonic_ns() - int(self._words[self._BEATS + 2 * place])) / 1e9
+        return (time.monotonic_ns() - int(self._words[self._HEARTBEATS + 2 * place])) / 1e9
 
 
 class ShmChannel:
@@ -108,8 +108,8 @@ class ShmChannel:
         self._segments = [
             Segment(spec, spec.columns(view[table_bytes + slot * stride :]), slot=slot) for slot in range(num_slots)
         ]
-        self._reader = Bell(room / "bell-learner")
-        self._writers = [Bell(room / f"bell-{writer}-{actor}") for actor in range(num_actors)]
+        self._reader = Wakeup(room / "bell-learner")
+        self._writers = [Wakeup(room / f"bell-{writer}-{actor}") for actor in range(num_actors)]
         if create and not hidden:
             self.show()
 
@@ -128,12 +128,12 @@ class ShmChannel:
     def offer(self, segment: Segment) -> bool:
         header = segment.header
         assert header is not None, "a segment is offered with its header set"
-        self._keep_state(header.actor, header.sequence, segment.state)
+        self._save_state(header.actor, header.sequence, segment.state)
         row = self._table[segment.slot]
         row[1:5] = (time.monotonic_ns(), header.epoch, header.sequence, header.version)
         self._started[segment.slot, self._STARTED] = header.started_s
         row[self._SCHEMA] = header.schema
-        fence()
+        memory_fence()
         row[self._STATE] = self.READY
         self._held.pop(segment.slot // self._slots, None)
         self._reader.ring()
@@ -153,7 +153,7 @@ class ShmChannel:
 
     def release(self, segment: Segment) -> None:
         self._table[segment.slot, self._RELEASED] = self._table[segment.slot, self._SEQUENCE] + 1
-        fence()
+        memory_fence()
         self._table[segment.slot, self._STATE] = self.FREE
         self._writers[segment.slot // self._slots].ring()
 
@@ -164,7 +164,7 @@ class ShmChannel:
         return None if sequence < 0 else (sequence, self._state_of(actor, sequence))
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
-        self._keep_state(actor, sequence, state)
+        self._save_state(actor, sequence, state)
         self._table[actor * self._slots, self._RELEASED] = sequence + 1
 
     def wait(self, timeout_s: float) -> None:
@@ -185,7 +185,7 @@ class ShmChannel:
                 raise
             raise UsageError(f"{size >> 20} MiB of shared memory for a channel: {error.strerror}; free some") from None
 
-    def _keep_state(self, actor: int, sequence: int, state: bytes | None) -> None:
+    def _save_state(self, actor: int, sequence: int, state: bytes | None) -> None:
         """Files, because nobody knows beforehand how large a world is. Those no segment under way needs are removed."""
         if state is not None:
             (self._room / f"state-{actor}-{sequence}").write_bytes(state)
@@ -207,7 +207,7 @@ class ShmChannel:
         if not len(ready):
             return None
         actor = int(ready[np.argmin(self._table[ready, self._TICKET])]) // self._slots
-        fence()
+        memory_fence()
         own = actor * self._slots + np.flatnonzero(self._states(actor) == self.READY)
         return int(own[np.argmin(self._table[own, self._TICKET])])
 
@@ -229,19 +229,19 @@ class ShmWeights:
         self._room = room
         self._readers = readers
         self._files: dict[str, _WeightsFile] = {}
-        self._bells: list[Bell] | None = None
+        self._wakeups: list[Wakeup] | None = None
 
     def publish(self, policy: str, weights: Weights) -> None:
         file = self._open(policy) or self._create(policy, weights)
         file.write(weights)
-        if self._bells is None:
-            self._bells = [Bell(self._room / f"bell-{reader}") for reader in self._readers]
-        for bell in self._bells:
+        if self._wakeups is None:
+            self._wakeups = [Wakeup(self._room / f"bell-{reader}") for reader in self._readers]
+        for bell in self._wakeups:
             bell.ring()
 
     def close(self) -> None:
         """Close the bells; the memory is unmapped with its last user."""
-        for bell in self._bells or ():
+        for bell in self._wakeups or ():
             bell.close()
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
@@ -269,7 +269,7 @@ class ShmWeights:
         words = np.frombuffer(mapped, np.int64, _PAGE // 8)
         words[1], words[2] = -1, len(layout)
         mapped[_PAGE : _PAGE + len(layout)] = layout
-        fence()
+        memory_fence()
         os.rename(draft, path)
         file = self._open(policy)
         assert file is not None
@@ -282,7 +282,7 @@ class _WeightsFile:
         self._rows = self._words[8:32].reshape(3, 8)
         self._train_s = self._rows.view(np.float64)[:, 5]
         length = int(self._words[2])
-        self.layout = Layout(msgspec.json.decode(mapped[_PAGE : _PAGE + length], type=tuple[Entry, ...]))
+        self.layout = WeightsLayout(msgspec.json.decode(mapped[_PAGE : _PAGE + length], type=tuple[WeightsEntry, ...]))
         start = _PAGE + -(-length // _PAGE) * _PAGE
         stride = -(-self.layout.nbytes // _PAGE) * _PAGE
         self._buffers = [
@@ -296,11 +296,11 @@ class _WeightsFile:
         slot = (int(self._words[0]) + 1) % 3
         row = self._rows[slot]
         row[0] |= 1  # also right when a writer died here: the turn stays odd
-        fence()
+        memory_fence()
         np.copyto(self._buffers[slot], weights.buffer)
         row[1:5] = (weights.version, weights.updates, weights.env_steps, weights.episodes)
         self._train_s[slot] = weights.train_s
-        fence()
+        memory_fence()
         row[0] += 1
         self._words[0] = slot
         self._words[1] = weights.version
@@ -309,11 +309,11 @@ class _WeightsFile:
         while self._words[1] > version:
             slot = int(self._words[0])
             turn = int(self._rows[slot, 0])
-            fence()
+            memory_fence()
             found, updates, env_steps, episodes = self._rows[slot, 1:5].tolist()
             train_s = float(self._train_s[slot])
             weights = Weights(self.layout, self._buffers[slot].copy(), found, updates, env_steps, episodes, train_s)
-            fence()
+            memory_fence()
             if turn % 2 == 0 and turn == self._rows[slot, 0]:
                 return weights
         return None

@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<Q")
 _LOOK_S = 0.01
 
 
-class SocketDesk:
+class SocketRpcServer:
     """A Desk: listens at `path` for the one who asks."""
 
     def __init__(self, path: Path) -> None:
@@ -54,11 +54,11 @@ class SocketDesk:
             self._asker.close()
 
 
-class SocketLine:
+class SocketRpcClient:
     """A Line to the role `name`, whose desk is at `path`, or will be; `given_up` says when to stop waiting for it."""
 
     def __init__(self, name: str, path: Path, given_up: Callable[[], bool]) -> None:
-        self.name, self._path, self._given_up = name, path, given_up
+        self.name, self._path, self._is_cancelled = name, path, given_up
         self._socket: socket.socket | None = None
 
     def send(self, question: bytes) -> None:
@@ -78,7 +78,7 @@ class SocketLine:
     def _connected(self) -> socket.socket:
         if self._socket is None:
             while not self._path.exists():
-                if self._given_up():
+                if self._is_cancelled():
                     raise RoleDied(f"{self.name} was not there before the run ended")
                 time.sleep(_LOOK_S)
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -8,18 +8,18 @@ import torch
 from torch.nn import functional
 
 from steppe.algorithms import make_agent
-from steppe.algorithms.dhc.unroll import Windows
+from steppe.algorithms.dhc.unroll import MultiAgentSequences
 from steppe.core.algorithms import DHCConfig
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Progress
-from steppe.core.contracts.env import assign_lessons
+from steppe.core.contracts.env import assign_curriculum_stages
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.core.io import codec
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.replay import make_memory
-from steppe.roles.evaluation import acted
+from steppe.roles.evaluation import act_in_env
 from steppe.runtimes.plan import segment_spec
 
 pytestmark = pytest.mark.unit
@@ -38,7 +38,7 @@ def one_thread():
 
 def world_of(agents=AGENTS, size=6, worlds=WORLDS, seed=0, **kwargs):
     kwargs = {"num_agents": agents, "size": size, "density": 0.2, "max_steps": 20, **kwargs}
-    return make_world("steppe/Pathfinding-v0", EnvConfig(kwargs=kwargs), worlds, np.random.SeedSequence(seed))
+    return make_segment_env("steppe/Pathfinding-v0", EnvConfig(kwargs=kwargs), worlds, np.random.SeedSequence(seed))
 
 
 class Walk:
@@ -49,17 +49,17 @@ class Walk:
         self.spec = segment_spec(agent.config, world.spec, world.num_envs)
         agent.begin(self.spec.num_envs, np.random.default_rng(seed))
         self.obs = np.zeros((self.spec.num_envs, *world.spec.obs.shape), np.uint8)
-        assign_lessons(world, agent)
+        assign_curriculum_stages(world, agent)
         world.reset(self.obs)
 
     def segment(self):
         segment = Segment.blank(self.spec)
         segment["obs"][0] = self.obs
         if self.sequence:
-            assign_lessons(self.world, self.agent)
+            assign_curriculum_stages(self.world, self.agent)
         for t in range(self.spec.num_steps):
             segment["comm_mask"][t] = self.world.comm_mask
-            segment.write(t, acted(self.agent, self.world, segment["obs"][t]))
+            segment.write(t, act_in_env(self.agent, self.world, segment["obs"][t]))
             self.world.step(segment["action"][t], segment, t)
         segment["comm_mask"][-1] = self.world.comm_mask
         self.obs[...] = segment["obs"][-1]
@@ -69,7 +69,7 @@ class Walk:
 
 
 def agent_of(spec, seed=1, **settings):
-    return make_agent("dhc", DHCConfig(**{**SMALL, **settings}).fitted(spec, 1, WORLDS)[0], spec, seed=seed)
+    return make_agent("dhc", DHCConfig(**{**SMALL, **settings}).resolve_defaults(spec, 1, WORLDS)[0], spec, seed=seed)
 
 
 def drawn(agent, walk, segments=16, seed=0):
@@ -89,7 +89,7 @@ def test_stored_state_and_burn_in_give_what_the_whole_episode_gives():
     agent = agent_of(world.spec, lesson_agents=[2, 3], lesson_episodes=1, lesson_pass=0.01)
     walk = Walk(agent, world)
     batch = drawn(agent, walk, segments=20)
-    windows = Windows(batch, torch.device("cpu"), first_only=False)
+    windows = MultiAgentSequences(batch, torch.device("cpu"), first_only=False)
     with torch.no_grad():
         values = windows.unroll(agent.network, traced=False).numpy()
     values = values.reshape(*windows.live.shape, -1)
@@ -99,7 +99,11 @@ def test_stored_state_and_burn_in_give_what_the_whole_episode_gives():
     np.testing.assert_allclose(values[told], batch["q_val"][:, :, : windows.num_agents][told], atol=3e-3)
     broken = Batch({**batch.columns, "hidden": np.zeros_like(batch["hidden"])})
     with torch.no_grad():
-        other = Windows(broken, torch.device("cpu"), first_only=False).unroll(agent.network, traced=False).numpy()
+        other = (
+            MultiAgentSequences(broken, torch.device("cpu"), first_only=False)
+            .unroll(agent.network, traced=False)
+            .numpy()
+        )
     assert np.abs(other.reshape(values.shape) - values)[told].max() > 1e-2, "without the stored state they are others"
 
 
@@ -265,7 +269,7 @@ def test_agents_learn_the_ways_that_they_see():
     batch["reward"][:] = 0.0
 
     def heeded():
-        windows = Windows(batch, torch.device("cpu"), first_only=False)
+        windows = MultiAgentSequences(batch, torch.device("cpu"), first_only=False)
         with torch.no_grad():
             best = windows.unroll(agent.network, traced=False).numpy().argmax(axis=2).reshape(windows.live.shape)
         told = []

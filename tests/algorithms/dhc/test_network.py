@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.algorithms.dhc.network import Communicating
+from steppe.algorithms.dhc.network import DHCNetwork
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 pytestmark = pytest.mark.unit
@@ -20,7 +20,7 @@ def seeded():
 
 
 def network(channels=8):
-    return Communicating(SPEC, channels)
+    return DHCNetwork(SPEC, channels)
 
 
 def rows(count, seed=0):
@@ -28,7 +28,7 @@ def rows(count, seed=0):
 
 
 def memories(net, worlds, agents=4, seed=1):
-    return np.random.default_rng(seed).uniform(-1, 1, (worlds, agents, net.memory_size)).astype(np.float32)
+    return np.random.default_rng(seed).uniform(-1, 1, (worlds, agents, net.hidden_size)).astype(np.float32)
 
 
 def stepped(net, obs, memory, mask):
@@ -94,7 +94,7 @@ def listened(p, memory, mask, agent, size, heads=2):
 
 
 def expected(net, obs, memory, mask):
-    p, size = parameters(net), net.memory_size // 4
+    p, size = parameters(net), net.hidden_size // 4
     memory = np.array([remembered(p, "remember", encoded(p, o), m) for o, m in zip(obs, memory, strict=True)])
     for _ in range(2):
         heard = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.algorithms.nn.distributions import Categorical, Gaussian, distribution_for
+from steppe.algorithms.nn.distributions import Categorical, Gaussian, make_distribution
 from steppe.core.contracts.specs import ActionSpec
 
 pytestmark = pytest.mark.unit
@@ -31,7 +31,7 @@ def torch_terms(action_spec, outputs, action):
 
 @pytest.fixture(params=[DISCRETE, SEVERAL, BOX], ids=lambda spec: spec.kind)
 def case(request):
-    distribution = distribution_for(request.param)
+    distribution = make_distribution(request.param)
     outputs = np.random.default_rng(1).normal(size=(64, distribution.width)).astype(np.float32)
     action, logp = distribution.sample(outputs, np.random.default_rng(2))
     return request.param, distribution, outputs, action, logp

@@ -76,7 +76,7 @@ def test_several_steps_are_those_of_clipped_adam_on_separate_tensors():
 
 def test_a_twin_has_the_values_but_not_the_memory():
     _, flat = pair()
-    twin = flat.twin()
+    twin = flat.clone()
     assert twin.weights().sha256() == flat.weights().sha256()
     with torch.no_grad():
         flat.module.one.weight += 1.0

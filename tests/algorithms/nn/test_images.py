@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional
 
 from steppe.algorithms import make_agent
-from steppe.algorithms.nn.q_network import QValues
-from steppe.algorithms.nn.torsos import CNN, Scaled, Unrolled
+from steppe.algorithms.nn.q_network import QFunction
+from steppe.algorithms.nn.torsos import CNN, FlattenChannelsLast, ScalePixels
 from steppe.core.algorithms import DQNConfig, PPOConfig
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
@@ -30,7 +30,7 @@ def by_hand(torso, obs):
     for layer in torso:
         if isinstance(layer, torch.nn.Conv2d):
             seen = functional.conv2d(seen, layer.weight.double(), layer.bias.double(), layer.stride).relu()
-        elif isinstance(layer, Unrolled):
+        elif isinstance(layer, FlattenChannelsLast):
             seen = torch.stack([seen[:, :, y, x] for y in range(seen.shape[2]) for x in range(seen.shape[3])], dim=1)
             seen = seen.reshape(len(obs), -1)
         elif isinstance(layer, torch.nn.Linear):
@@ -41,7 +41,7 @@ def by_hand(torso, obs):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pixels_are_scaled_and_their_channels_lie_side_by_side(shape):
     obs = images(shape, 3)
-    scaled = Scaled()(torch.from_numpy(obs))
+    scaled = ScalePixels()(torch.from_numpy(obs))
     assert scaled.dtype == torch.float32
     assert scaled.is_contiguous(memory_format=torch.channels_last)
     np.testing.assert_allclose(scaled.numpy(), obs / 255.0, rtol=1e-6)
@@ -50,7 +50,7 @@ def test_pixels_are_scaled_and_their_channels_lie_side_by_side(shape):
 def test_a_view_with_gaps_is_scaled_as_it_is():
     obs = images((4, 8, 8), 6)
     np.testing.assert_allclose(
-        Scaled()(torch.from_numpy(obs)[::2, :, 1:7]).numpy(), obs[::2, :, 1:7] / 255.0, rtol=1e-6
+        ScalePixels()(torch.from_numpy(obs)[::2, :, 1:7]).numpy(), obs[::2, :, 1:7] / 255.0, rtol=1e-6
     )
 
 
@@ -80,7 +80,7 @@ def test_what_acts_is_what_learns(config):
     if algo == "ppo":
         run, traced = agent.network.run(obs), agent.network.trace(obs)
     else:
-        values = QValues(agent.flat)
+        values = QFunction(agent.flat)
         run, traced = (values(obs).copy(),), (values.trace(obs),)
     for one, other in zip(run, traced, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from steppe.algorithms.nn.flat_module import FlatModule
-from steppe.algorithms.nn.mlp_kernels import TILE, Head, Perceptrons
+from steppe.algorithms.nn.mlp_kernels import TILE, HeadSpec, ParallelMLPs
 
 pytestmark = pytest.mark.unit
 
 
 def make(hidden=(7, 5), sizes=(3, 1), activation="tanh", num_in=4):
     torch.manual_seed(3)
-    heads = {f"head{index}": Head(size, gain=0.5) for index, size in enumerate(sizes)}
-    flat = FlatModule(Perceptrons(num_in, hidden, heads, activation))
+    heads = {f"head{index}": HeadSpec(size, gain=0.5) for index, size in enumerate(sizes)}
+    flat = FlatModule(ParallelMLPs(num_in, hidden, heads, activation))
     flat.parameters += 0.1 * torch.randn_like(flat.parameters)
     return flat.module, flat
 
@@ -100,7 +100,7 @@ def test_a_copy_has_values_and_memory_of_its_own():
     net, flat = make()
     rows = numbers(5, 4)
     before = net.run(rows).copy()
-    twin = flat.twin()
+    twin = flat.clone()
     flat.parameters.zero_()
     np.testing.assert_array_equal(twin.module.run(rows), before)
     assert (net.run(rows) == 0).all()
@@ -109,4 +109,4 @@ def test_a_copy_has_values_and_memory_of_its_own():
 def test_without_a_flat_home_only_torchs_way_is_there():
     net, _ = make()
     assert net.bound
-    assert not copy.deepcopy(Perceptrons(4, (3,), {"only": Head(1)}, "relu")).bound
+    assert not copy.deepcopy(ParallelMLPs(4, (3,), {"only": HeadSpec(1)}, "relu")).bound

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.algorithms.nn.normalizers import Moments, ObsNormalizer, RewardNormalizer
+from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer, RunningMeanStd
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 
@@ -15,12 +15,12 @@ SPEC = SegmentSpec(7, 3, FieldSpec("obs", (1,), "float32"), FieldSpec("action", 
 
 def test_folding_in_parts_is_the_mean_and_variance_of_all():
     stream = np.random.default_rng(0)
-    moments, other = Moments((4,)), Moments((4,))
+    moments, other = RunningMeanStd((4,)), RunningMeanStd((4,))
     parts = [stream.normal(3.0, 2.0, (rows, 4)).astype(np.float32) for rows in (1, 50, 7, 0, 200)]
     for part in parts[:3]:
-        moments.fold(part)
+        moments.update_from_rows(part)
     for part in parts[3:]:
-        other.fold(part)
+        other.update_from_rows(part)
     moments.take(other)
     everything = np.concatenate(parts).astype(np.float64)
     assert float(moments.count) == 258
@@ -33,7 +33,7 @@ def test_observations_become_standard_and_outliers_are_clipped():
     stream = np.random.default_rng(0)
     rows = stream.normal([5.0, -300.0], [0.1, 40.0], (5000, 2)).astype(np.float32)
     normalizer = ObsNormalizer((2,))
-    normalizer.fold(rows)
+    normalizer.update_from_rows(rows)
     scaled = normalizer(torch.from_numpy(rows))
     np.testing.assert_allclose(scaled.mean(0), 0.0, atol=1e-3)
     np.testing.assert_allclose(scaled.std(0), 1.0, atol=1e-2)
@@ -68,6 +68,6 @@ def test_rewards_are_scaled_by_the_deviation_of_returns_kept_per_actor_and_envir
                         total = 0.0
             running[actor, env] = total
     np.testing.assert_allclose(float(normalizer.var), np.var(returns), rtol=1e-9)
-    scaled = normalizer.scaled(np.array([2.0], np.float32))
+    scaled = normalizer.normalize(np.array([2.0], np.float32))
     np.testing.assert_allclose(scaled, 2.0 / np.std(returns), rtol=1e-6)
     assert scaled.dtype == np.float32

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from steppe.algorithms.nn.flat_module import FlatModule
-from steppe.algorithms.nn.mlp_kernels import Head
-from steppe.algorithms.nn.rnn.cell import ROOMS, Recurrence
+from steppe.algorithms.nn.mlp_kernels import HeadSpec
+from steppe.algorithms.nn.rnn.cell import MAX_CACHED_SHAPES, RecurrentCell
 
 pytestmark = pytest.mark.unit
 both = pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -25,7 +25,7 @@ def flags(*shape, seed=0, share=0.3):
 
 def make(cell, size=SIZE):
     torch.manual_seed(1)
-    flat = FlatModule(Recurrence(cell, size, [Head(2), Head(1, gain=1.0)]))
+    flat = FlatModule(RecurrentCell(cell, size, [HeadSpec(2), HeadSpec(1, gain=1.0)]))
     flat.parameters += 0.1 * torch.randn_like(flat.parameters)
     return flat.module, flat
 
@@ -135,7 +135,7 @@ def test_a_twin_has_memory_and_weights_of_its_own(cell):
     net, flat = make(cell)
     x, state, clear = numbers(6, net.num_in), numbers(3, net.num_state), np.zeros((2, 3), bool)
     before = net.unroll(x, state, clear).outputs.copy()
-    twin = flat.twin().module
+    twin = flat.clone().module
     flat.parameters.mul_(0.5)
     np.testing.assert_array_equal(twin.unroll(x, state, clear).outputs, before)
     assert np.abs(net.unroll(x, state, clear).outputs - before).max() > 1e-3
@@ -148,9 +148,9 @@ def test_memory_is_kept_for_few_shapes_only():
     def outputs(rows):
         return net.unroll(numbers(rows, net.num_in), numbers(rows, net.num_state), np.zeros((1, rows), bool)).outputs
 
-    found = [(rows, outputs(rows)) for rows in range(1, 3 * ROOMS)]
+    found = [(rows, outputs(rows)) for rows in range(1, 3 * MAX_CACHED_SHAPES)]
     reused = [rows for rows, before in reversed(found) if np.shares_memory(outputs(rows), before)]
-    assert reused == list(range(3 * ROOMS - 1, 2 * ROOMS - 1, -1))
+    assert reused == list(range(3 * MAX_CACHED_SHAPES - 1, 2 * MAX_CACHED_SHAPES - 1, -1))
 
 
 def test_what_is_not_a_number_is_not_hidden():

@@ -118,8 +118,8 @@ def test_devices(monkeypatch):
 def test_fitting_twice_changes_nothing_and_given_values_stay():
     for config in (PPOConfig(learning_rate=0.5), DQNConfig(hidden=(7,)), PPOConfig(minibatch_size=3)):
         for spec in (VECTOR, image(4, 84, 84), EnvSpec("n", VECTOR.obs, DISCRETE, native_vector=True)):
-            once, envs = config.fitted(spec, 2, None)
-            assert once.fitted(spec, 2, envs) == (once, envs)
+            once, envs = config.resolve_defaults(spec, 2, None)
+            assert once.resolve_defaults(spec, 2, envs) == (once, envs)
             for name in config.model_fields_set:
                 assert getattr(once, name) == getattr(config, name)
             assert None not in (once.learning_rate, once.hidden, once.segment_steps, once.normalize_obs)
@@ -132,9 +132,9 @@ def test_ppo_normalizes_continuous_worlds_only():
         (EnvSpec("v", VECTOR.obs, box), True, True),
         (EnvSpec("i", FieldSpec("obs", (4, 84, 84), "uint8"), box), False, True),
     ]:
-        fitted, _ = PPOConfig().fitted(spec, 1, None)
+        fitted, _ = PPOConfig().resolve_defaults(spec, 1, None)
         assert (fitted.normalize_obs, fitted.normalize_reward) == (obs, reward)
-    fitted, _ = PPOConfig(normalize_obs=False).fitted(EnvSpec("v", VECTOR.obs, box), 1, None)
+    fitted, _ = PPOConfig(normalize_obs=False).resolve_defaults(EnvSpec("v", VECTOR.obs, box), 1, None)
     assert (fitted.normalize_obs, fitted.normalize_reward) == (False, True)
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from steppe.algorithms import PPO, make_agent
-from steppe.algorithms.shared.multi_policy import Grouped
+from steppe.algorithms.shared.multi_policy import MultiPolicyAgent
 from steppe.core.algorithms import DQNConfig, PPOConfig, QLearningConfig
-from steppe.core.config.run import flatten, resolve, unflatten
+from steppe.core.config.run import flatten, resolve_config, unflatten
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
@@ -112,7 +112,9 @@ def test_each_group_learns_what_a_lone_agent_would_from_its_rows(spec):
     for name, rows, member in (("wolves", [0, 2, 3, 5], 0), ("sheep", [1, 4], 1)):
         own = spec.members[member] if spec.members else AgentSpec(OBS, ACTION)
         alone = EnvSpec("alone", own.obs, own.action)
-        made = PPO(config.model_copy(update={"policies": "shared"}), alone, seed=seeding.integer(5, "policy", name))
+        made = PPO(
+            config.model_copy(update={"policies": "shared"}), alone, seed=seeding.integer_seed(5, "policy", name)
+        )
         lone[name] = (made, rows, own.obs.shape[0])
     for turn in range(3):
         segment = segment_of(agent, spec, turn)
@@ -214,13 +216,13 @@ def test_unlike_agents_without_policies_are_refused_with_the_way_out():
 
 
 def test_policies_come_from_a_key_and_survive_the_record():
-    given = resolve(("flag", {"env": "meadow", "policies": KINDS})).config
+    given = resolve_config(("flag", {"env": "meadow", "policies": KINDS})).config
     assert given.agent.policies == KINDS
     assert unflatten(flatten(given)).agent.policies == KINDS
     with pytest.raises(ConfigError, match="policies"):
-        resolve(("flag", {"env": "meadow", "policies": "mine"}))
+        resolve_config(("flag", {"env": "meadow", "policies": "mine"}))
     with pytest.raises(ConfigError, match="policies"):
-        resolve(("flag", {"env": "meadow", "algo": "q-learning", "policies": "own"}))
+        resolve_config(("flag", {"env": "meadow", "algo": "q-learning", "policies": "own"}))
     assert "policies" not in QLearningConfig.model_fields
 
 
@@ -234,6 +236,6 @@ def test_an_agent_with_other_weights_than_a_flat_module_cannot_be_one_of_several
         def __init__(self, *args, **kwargs):
             self.version = 0
 
-    monkeypatch.setattr("steppe.algorithms.shared.multi_policy.implementation", lambda algo: Strange)
+    monkeypatch.setattr("steppe.algorithms.shared.multi_policy.agent_class", lambda algo: Strange)
     with pytest.raises(ConfigError, match="FlatModule"):
-        Grouped("ppo", PPOConfig(policies="own"), SPEC, seed=0)
+        MultiPolicyAgent("ppo", PPOConfig(policies="own"), SPEC, seed=0)

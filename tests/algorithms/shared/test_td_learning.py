@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from steppe.algorithms.shared.td_learning import Recollection, heed, judge, ladder, leads, wander
+from steppe.algorithms.shared.td_learning import (
+    RecurrentState,
+    apex_epsilons,
+    epsilon_greedy,
+    first_learned_step,
+    large_margin_loss,
+    td_loss,
+)
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch
-from steppe.core.sequences import mixed, rescaled, unscaled
+from steppe.core.sequences import inverse_rescale_value, rescale_value, sequence_priority
 
 pytestmark = pytest.mark.unit
 ROWS, COUNT, ACTIONS = 7, 5, 3
@@ -63,7 +70,7 @@ def test_loss_gradient_and_errors_are_those_of_the_formula(double, value_rescali
     leaf = torch.from_numpy(values).double().requires_grad_()
     loss, errors = by_hand(leaf, judged, batch, double=double, value_rescaling=value_rescaling)
     loss.backward()
-    found = judge(values, judged, batch, double=double, value_rescaling=value_rescaling)
+    found = td_loss(values, judged, batch, double=double, value_rescaling=value_rescaling)
     assert found.loss == pytest.approx(loss.item(), rel=1e-6)
     np.testing.assert_allclose(found.gradient, leaf.grad, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(found.errors, errors, rtol=1e-5, atol=1e-6)
@@ -74,10 +81,10 @@ def test_loss_gradient_and_errors_are_those_of_the_formula(double, value_rescali
 
 def test_rows_that_are_not_learned_from_are_not_read():
     batch, values, judged = windows(), values_of(1), values_of(2)
-    plain = judge(values, judged, batch, double=False, value_rescaling=False)
+    plain = td_loss(values, judged, batch, double=False, value_rescaling=False)
     batch["reward"][~batch["learn"]] = np.nan
     batch["discount"][~batch["learn"]] = np.nan
-    again = judge(values, judged, batch, double=False, value_rescaling=False)
+    again = td_loss(values, judged, batch, double=False, value_rescaling=False)
     assert again.loss == plain.loss
     np.testing.assert_array_equal(again.gradient, plain.gradient)
 
@@ -86,11 +93,11 @@ def test_a_loss_that_is_no_number_names_the_update():
     batch = windows()
     batch["reward"][...] = np.nan
     with pytest.raises(NotFinite, match="loss is nan at update 17"):
-        judge(values_of(1), values_of(2), batch, double=True, value_rescaling=True).require_finite(17)
+        td_loss(values_of(1), values_of(2), batch, double=True, value_rescaling=True).require_finite(17)
 
 
 def test_a_judgement_stays_as_it_is():
-    found = judge(values_of(1), values_of(2), windows(), double=True, value_rescaling=True)
+    found = td_loss(values_of(1), values_of(2), windows(), double=True, value_rescaling=True)
     with pytest.raises(AttributeError):
         found.loss = 0.0
 
@@ -109,23 +116,23 @@ def test_the_loss_of_advice_is_a_margin_over_every_other_action():
         lags.append(max([best, *others]) - best)
     loss = torch.stack(lags).mean()
     loss.backward()
-    lag, gradient = heed(values, advised, learn, 0.4)
+    lag, gradient = large_margin_loss(values, advised, learn, 0.4)
     assert lag == pytest.approx(loss.item(), rel=1e-5)
     np.testing.assert_allclose(gradient, traced.grad.numpy(), atol=1e-7)
     assert np.abs(gradient).sum() > 0
-    assert heed(values, advised, np.zeros_like(learn), 0.4)[0] == 0.0
+    assert large_margin_loss(values, advised, np.zeros_like(learn), 0.4)[0] == 0.0
 
 
 def test_the_advice_of_one_row_counts_whole():
     values = np.array([[[1.0, 3.0]]], np.float32)
-    lag, gradient = heed(values, np.array([[[True, False]]]), np.ones((1, 1), bool), 0.5)
+    lag, gradient = large_margin_loss(values, np.array([[[True, False]]]), np.ones((1, 1), bool), 0.5)
     assert lag == 2.5
     assert gradient.tolist() == [[[-1.0, 1.0]]]
 
 
 def test_sequences_begin_where_they_are_first_learned_from():
     learn = windows()["learn"]
-    first = leads(learn)
+    first = first_learned_step(learn)
     assert first.sum(axis=0).tolist() == [1] * COUNT
     for n in range(COUNT):
         assert np.argmax(first[:, n]) == next(t for t in range(ROWS) if learn[t, n])
@@ -133,43 +140,43 @@ def test_sequences_begin_where_they_are_first_learned_from():
 
 def test_rescaling_can_be_undone():
     values = np.array([-1e6, -300.0, -1.0, -1e-3, 0.0, 1e-6, 0.5, 2.0, 1e4])
-    np.testing.assert_allclose(unscaled(rescaled(values)), values, rtol=1e-6, atol=1e-9)
-    assert rescaled(3.0) == pytest.approx(1.003)  # √4 − 1 + .003
-    assert (np.diff(rescaled(values)) > 0).all()
+    np.testing.assert_allclose(inverse_rescale_value(rescale_value(values)), values, rtol=1e-6, atol=1e-9)
+    assert rescale_value(3.0) == pytest.approx(1.003)  # √4 − 1 + .003
+    assert (np.diff(rescale_value(values)) > 0).all()
 
 
 def test_the_ladder_is_one_over_all_environments_of_all_actors():
     """0.4 ** (1 + 7 i / (N − 1)) in some order, with the most and the least exploring in different actors."""
-    parts = [ladder(0.4, 7.0, 3, actor, 4) for actor in range(4)]
+    parts = [apex_epsilons(0.4, 7.0, 3, actor, 4) for actor in range(4)]
     together = np.concatenate(parts)
     np.testing.assert_allclose(np.sort(together)[::-1], [0.4 ** (1 + 7 * i / 11) for i in range(12)])
     assert parts[0].max() == 0.4
     assert all(part.max() > 5 * part.min() for part in parts)
-    np.testing.assert_allclose([ladder(0.4, 7.0, 1, actor, 3)[0] for actor in range(3)], [0.4, 0.4**4.5, 0.4**8])
-    assert ladder(0.4, 7.0, 1, 0, 1).tolist() == [0.4]
-    assert ladder(0.0, 7.0, 2, 0, 1).tolist() == [0.0, 0.0]
+    np.testing.assert_allclose([apex_epsilons(0.4, 7.0, 1, actor, 3)[0] for actor in range(3)], [0.4, 0.4**4.5, 0.4**8])
+    assert apex_epsilons(0.4, 7.0, 1, 0, 1).tolist() == [0.4]
+    assert apex_epsilons(0.0, 7.0, 2, 0, 1).tolist() == [0.0, 0.0]
 
 
 def test_the_share_of_random_actions_is_each_environments_own():
     stream, epsilon = np.random.default_rng(0), np.array([0.0, 0.5, 1.0])
-    drawn = np.stack([wander(np.full(3, 9), 4, epsilon, stream) for _ in range(4000)])
+    drawn = np.stack([epsilon_greedy(np.full(3, 9), 4, epsilon, stream) for _ in range(4000)])
     np.testing.assert_allclose((drawn != 9).mean(axis=0), epsilon, atol=0.03)
     assert set(drawn[:, 2]) == {0, 1, 2, 3}
 
 
 def test_what_is_remembered_is_forgotten_at_starts_only():
-    memory = Recollection((2,))
+    memory = RecurrentState((2,))
     assert memory.state.shape == (0, 2), "there are no environments yet"
     memory.begin(3)
-    first = memory.meet(np.ones(3, bool))
+    first = memory.reset_where(np.ones(3, bool))
     assert not first.any()
     memory.keep(np.arange(6, dtype=np.float32).reshape(3, 2))
-    kept = memory.meet(np.array([False, True, False]))
+    kept = memory.reset_where(np.array([False, True, False]))
     assert kept.tolist() == [[0, 1], [0, 0], [4, 5]]
     assert not first.any(), "what was given out before is not changed"
-    assert not memory.meet(np.zeros(5, bool)).any(), "another number of environments begins anew"
+    assert not memory.reset_where(np.zeros(5, bool)).any(), "another number of environments begins anew"
 
 
 def test_a_priority_is_mostly_the_largest_error():
     errors, learn = np.array([[1.0, 5.0], [3.0, 9.0]]), np.array([[True, True], [True, False]])
-    np.testing.assert_allclose(mixed(errors, learn), [0.9 * 3 + 0.1 * 2, 5.0])
+    np.testing.assert_allclose(sequence_priority(errors, learn), [0.9 * 3 + 0.1 * 2, 5.0])

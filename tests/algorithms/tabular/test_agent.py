@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steppe.algorithms import make_agent
-from steppe.algorithms.tabular.agent import rows_of
+from steppe.algorithms.tabular.agent import flatten_rollout
 from steppe.classic import NStepQLearning, OptimalQLearning, QLambda
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.algorithm import Agent, Progress
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.segment import Batch
@@ -25,7 +25,9 @@ SPEC = EnvSpec("test", FieldSpec("obs", (), "int64"), ActionSpec("discrete", (AC
 
 
 def made(algo="q-learning", spec=SPEC, **options):
-    config = resolve(("test", {"env": "test", "algo": algo, **options})).config.agent.fitted(spec, 1, 2)[0]
+    config = resolve_config(("test", {"env": "test", "algo": algo, **options})).config.agent.resolve_defaults(
+        spec, 1, 2
+    )[0]
     return make_agent(algo, config, spec, seed=0)
 
 
@@ -105,7 +107,7 @@ def test_trajectories_are_followed_through_a_rollout_and_end_with_it(algo, kind,
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num_envs=st.integers(1, 4), masked=st.booleans())
 def test_every_trajectory_ends_where_nothing_more_is_known_of_it(seed, num_envs, masked):
-    columns, more = rows_of(rollout(seed, num_envs=num_envs, masked=masked), STATES)
+    columns, more = flatten_rollout(rollout(seed, num_envs=num_envs, masked=masked), STATES)
     open_ = set()
     for stream, done, cut in zip(more["streams"], columns[4], more["truncated"], strict=True):
         open_.add(stream)
@@ -184,23 +186,23 @@ def test_rates_follow_the_run():
 )
 def test_settings_of_others_are_errors(key, nearest):
     with pytest.raises(ConfigError, match=f"unknown key '{key}'.*{nearest}"):
-        resolve(("flag", {"env": "test", "algo": "q-learning", key: 1}))
+        resolve_config(("flag", {"env": "test", "algo": "q-learning", key: 1}))
 
 
 def test_settings_that_no_table_can_have():
     for key, value in (("learning_rate", 1.5), ("epsilon", 2.0), ("trace_decay", -1), ("n_step", 0)):
         algo = {"trace_decay": "q-lambda", "n_step": "n-step-q"}.get(key, "q-learning")
         with pytest.raises(ConfigError, match=key):
-            resolve(("flag", {"env": "test", "algo": algo, key: value}))
+            resolve_config(("flag", {"env": "test", "algo": algo, key: value}))
     with pytest.raises(ConfigError, match="on the CPU"):
         make_agent("q-learning", made().config, SPEC, seed=0, device="cuda:0")
 
 
 def test_workers_with_tables_have_no_gradients():
     with pytest.raises(ConfigError, match=r"params.damping is for workers whose gradients are applied"):
-        resolve(("flag", {"env": "test", "algo": "sarsa", "mode": "workers", "params.damping": 0.5}))
+        resolve_config(("flag", {"env": "test", "algo": "sarsa", "mode": "workers", "params.damping": 0.5}))
     with pytest.raises(ConfigError, match=r"flow.max_lag means nothing in mode 'workers'"):
-        resolve(("flag", {"env": "test", "algo": "sarsa", "mode": "workers", "flow.max_lag": 3}))
+        resolve_config(("flag", {"env": "test", "algo": "sarsa", "mode": "workers", "flow.max_lag": 3}))
     with pytest.raises(ConfigError, match="leave that key out"):
         made(**{"environment.observations": "values"}).config.require(
             EnvSpec("test", FieldSpec("obs", (3,), "float32"), SPEC.action), "q-learning"

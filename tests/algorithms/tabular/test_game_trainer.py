@@ -22,7 +22,7 @@ from steppe.classic import (
     worst_return,
 )
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import moves_of
+from steppe.core.games import player_moves
 from tests.support.tabular_oracles import pick, splitmix, spread_word, words_of
 
 pytestmark = pytest.mark.unit
@@ -112,7 +112,7 @@ def test_a_block_of_games_is_what_single_steps_make_of_it(opponent, replies, ope
     rate, epsilon = LinearSchedule(0.5, 0.1, 2000), LinearSchedule(0.9, 0.1, 2000)
     agent = OptimalQLearning(19_683, 9, learning_rate=rate, discount_factor=0.9, epsilon=epsilon)
     trainer = GameTrainer(agent, tictactoe(), opponent, num_games=5, opening_moves=opening, block_steps=7, seed=3)
-    moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
+    moves = tictactoe().legal[:0] if opponent == "self" else player_moves(tictactoe(), opponent)
     slow = SlowGames(replies, tictactoe().starts(moves, opening), 3, 5)
     tally = trainer.run(2000)
     for step in range(400):
@@ -151,7 +151,7 @@ def with_move(board, move):
 @pytest.mark.parametrize("opening", [0, 1, 4])
 @pytest.mark.parametrize(("opponent", "replies"), [("random", free), (Highest, highest), ("self", None)])
 def test_games_begin_where_they_should_as_often_as_they_should(opponent, replies, opening):
-    moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
+    moves = tictactoe().legal[:0] if opponent == "self" else player_moves(tictactoe(), opponent)
     starts = tictactoe().starts(moves, opening)
     drawn = Counter()
     for own, other, share in zip(*(column.tolist() for column in starts), strict=True):

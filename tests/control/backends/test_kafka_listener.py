@@ -9,15 +9,15 @@ from contextlib import contextmanager
 import pytest
 
 from steppe.control.backends import kafka_listener as hearing_module
-from steppe.control.backends.kafka_listener import Hearing
-from steppe.control.periodic import Repeating
+from steppe.control.backends.kafka_listener import StartCommandListener
+from steppe.control.periodic import PeriodicTask
 from steppe.control.service import Service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.kafka.manifest import PUBLISHED, command, wire_name
+from steppe.runtimes.kafka.manifest import PUBLISHED_ORIGIN, make_command, wire_name
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection, ensure_topics
+from steppe.transport.kafka.client import KafkaConnection, ensure_topics
 from tests.support.kafka import PATIENCE_S, dead_letters
 from tests.support.service import LONG, Served, in_state, make, run_of, until
 
@@ -34,7 +34,7 @@ def brokers(kafka):
 def speaking(served: Served, run: str):
     """To the run by whatever name, from outside of the service."""
     config = KafkaConfig(address=served.options[1], prefix=served.environ["STEPPE_KAFKA__PREFIX"], partitions=2)
-    board = KafkaBoard(Connection(config, run), "test")
+    board = KafkaBoard(KafkaConnection(config, run), "test")
     try:
         yield board
     finally:
@@ -76,9 +76,9 @@ def test_a_run_that_waits_one_that_was_stopped_and_what_is_asked_while_no_servic
         run, wire = begin_and_stop(served, api)
     served.kill()
     store = RunDirectory(served.root / "runs" / run).store
-    post(served, wire, command("stop", "test"))
+    post(served, wire, make_command("stop", "test"))
     until(lambda: store.status().state == "STOPPED", "its own supervisor has stopped it")
-    for asked in (again := command("start", "test"), {**command("start", "test"), "expires_s": time.time()}):
+    for asked in (again := make_command("start", "test"), {**make_command("start", "test"), "expires_s": time.time()}):
         post(served, wire, asked)
     served.start()
     with served.client() as api:
@@ -92,27 +92,27 @@ def begin_and_stop(served, api):
     run = make(api, SMALL, start=False)
     huge = make(api, SMALL, start=False, envs=4096, agent={"segment_steps": 4096})
     assert run_of(api, run)["state"] == "PENDING"
-    doomed = post(served, huge, command("start", "test"))
+    doomed = post(served, huge, make_command("start", "test"))
     first = post(
-        served, run, command("start", "test")
+        served, run, make_command("start", "test")
     )  # of a run that nobody has begun, no more than the name is known
     in_state(api, run, "RUNNING")
     until(lambda: answers(served, api, run, first) == [("service", True, None)], "it is answered once")
     wire = named(served, run)
-    early = post(served, wire, command("start", "test"))
+    early = post(served, wire, make_command("start", "test"))
     until(lambda: len(answers(served, api, run, early)) == 2, "the service and the run's supervisor answer")
     assert {(who, obeyed) for who, obeyed, _ in answers(served, api, run, early)} == {
         ("service", False),
         ("supervisor", False),
     }
     assert all("already" in words for _, _, words in answers(served, api, run, early))
-    post(served, wire, command("stop", "test"))
+    post(served, wire, make_command("stop", "test"))
     in_state(api, run, "STOPPED")
 
     bad = {
-        "it has expired": {**command("start", "test"), "expires_s": time.time() - 1.0},
-        "it is for the run 'another'": command("start", "test", run="another"),
-        "it is for generation 2 of this run, which is at 1": command("start", "test", generation=2),
+        "it has expired": {**make_command("start", "test"), "expires_s": time.time() - 1.0},
+        "it is for the run 'another'": make_command("start", "test", run="another"),
+        "it is for generation 2 of this run, which is at 1": make_command("start", "test", generation=2),
     }
     for asked in bad.values():
         post(served, wire, asked)
@@ -123,7 +123,7 @@ def begin_and_stop(served, api):
     until(lambda: len(answers(served, api, run, first)) == 2, "the repeated one is answered")
     assert answers(served, api, run, first)[1] == ("service", False, "it was carried out before")
     for strange in ("nobody", f"{run}~00000000"):
-        post(served, strange, command("start", "test"))
+        post(served, strange, make_command("start", "test"))
         until(
             lambda strange=strange: audited(api, strange) == ["refused: there is no such run over Kafka here"], strange
         )
@@ -133,7 +133,7 @@ def begin_and_stop(served, api):
     assert (who, obeyed, "kafka.max_message_mb" in message) == ("service", False, True), message
     assert run_of(api, run)["state"] == "STOPPED", "none of them has changed anything"
 
-    again = post(served, wire, command("start", "test", generation=1))
+    again = post(served, wire, make_command("start", "test", generation=1))
     until(lambda: answers(served, api, run, again) == [("service", True, None)], "it goes on")
     assert run_of(api, run)["state"] == "RUNNING"
     assert audited(api, wire).count("done") == 1
@@ -144,8 +144,8 @@ def begin_and_stop(served, api):
 def connection(kafka):
     """To topics that nobody has written to."""
     config = KafkaConfig(address=str(kafka), prefix=f"t{uuid.uuid4().hex[:8]}.", partitions=2)
-    ensure_topics(Connection(config, ""))
-    return Connection(config, "")
+    ensure_topics(KafkaConnection(config, ""))
+    return KafkaConnection(config, "")
 
 
 @pytest.fixture
@@ -157,11 +157,11 @@ def fresh(connection, tmp_path, monkeypatch):
     monkeypatch.setattr(service.ledger, "audit", lambda who, door, what, run, outcome: names.append(run))
 
     def ask(run, origin="test"):
-        board = KafkaBoard(Connection(config, run), origin)
-        assert board.post(COMMANDS, command("start", "test"))
+        board = KafkaBoard(KafkaConnection(config, run), origin)
+        assert board.post(COMMANDS, make_command("start", "test"))
         board.close()
 
-    hearing = Hearing(service, config)
+    hearing = StartCommandListener(service, config)
     yield hearing, ask, names
     hearing.stop()
     service.close()
@@ -176,7 +176,7 @@ def test_what_is_asked_before_a_new_service_has_found_its_brokers_is_heard(fresh
 @pytest.fixture
 def an_hour_later(monkeypatch):
     """A service that is made then takes what is asked now for an hour old."""
-    monkeypatch.setattr(hearing_module, "CLOCKS_S", -3600.0)
+    monkeypatch.setattr(hearing_module, "MAX_CLOCK_SKEW_S", -3600.0)
 
 
 def test_what_was_asked_long_before_a_new_service_is_not_heard(an_hour_later, fresh):
@@ -191,7 +191,7 @@ def test_what_was_asked_long_before_a_new_service_is_not_heard(an_hour_later, fr
 def test_what_a_service_has_published_is_carried_out_by_itself_alone(fresh):
     """By the service that published it, and by no other on the same broker."""
     hearing, ask, names = fresh
-    ask("published", PUBLISHED)
+    ask("published", PUBLISHED_ORIGIN)
     ask("asked")
     until(lambda: hearing.look() or names, "the second command is heard")
     assert names == ["asked"]
@@ -221,7 +221,7 @@ def test_work_that_fails_in_any_way_is_tried_again():
         tried.append(1)
         raise RecursionError
 
-    repeating = Repeating("test", 0.001, work)
+    repeating = PeriodicTask("test", 0.001, work)
     repeating.start()
     until(lambda: len(tried) > 1, "it is tried again")
     repeating.stop()
@@ -229,6 +229,6 @@ def test_work_that_fails_in_any_way_is_tried_again():
 
 def test_what_was_never_started_can_be_stopped():
     done = []
-    repeating = Repeating("test", 0.001, lambda: done.append(1))
+    repeating = PeriodicTask("test", 0.001, lambda: done.append(1))
     repeating.stop()
     assert done == []

@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-from steppe.control.backends.kafka_mirror import CURSORS, Following
-from steppe.core.config.run import resolve
+from steppe.control.backends.kafka_mirror import CURSOR_FILE, KafkaMirror
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.reports import ActorReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.io.atomic_files import write_json
 from steppe.envs import probe
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.runtimes.kafka.manifest import Charter, command, wire_name
+from steppe.runtimes.kafka.manifest import RunManifest, make_command, wire_name
 from steppe.runtimes.plan import make_plan
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection, ensure_topics, headers_of
+from steppe.transport.kafka.client import KafkaConnection, decode_headers, ensure_topics
 from tests.support.kafka import PATIENCE_S, dead_letters, settings, wait_until
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ def config(kafka):
 @pytest.fixture
 def here(tmp_path):
     """The directory of the service, which has the run's name and knows nothing of it."""
-    made = resolve(("test", {"env": "CartPole-v1", "runtime": "kafka", "run_dir": tmp_path / "demo"})).config
+    made = resolve_config(("test", {"env": "CartPole-v1", "runtime": "kafka", "run_dir": tmp_path / "demo"})).config
     directory = RunDirectory.create(made, {})
     yield directory
     directory.release()
@@ -41,13 +41,13 @@ def here(tmp_path):
 def founded(config, path) -> KafkaBoard:
     """A new run of that name, as its learner announces it; where its roles speak."""
     given = {"env": "CartPole-v1", "runtime": "kafka", "mode": "async", "actors": 2, "run_dir": path}
-    made = resolve(("test", given)).config.model_copy(update={"kafka": config})
-    ensure_topics(Connection(config, "demo"))
+    made = resolve_config(("test", given)).config.model_copy(update={"kafka": config})
+    ensure_topics(KafkaConnection(config, "demo"))
     directory = RunDirectory.create(made, {}, {"id": "demo"})
-    charter = Charter.of(make_plan(made, probe(made.env, made.environment)), directory)
+    charter = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
     directory.release()
     directory.store.close()
-    board = KafkaBoard(Connection(config, wire_name(directory)))
+    board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
     charter.post(board)
     return board
 
@@ -70,7 +70,7 @@ def follow(config, here):
     made = []
 
     def follow():
-        made.append(Following(here, config))
+        made.append(KafkaMirror(here, config))
         return made[-1]
 
     yield follow
@@ -102,8 +102,8 @@ def numbers(here, topic):
 def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, found):
     following = follow()
     following.look()  # there are no topics yet
-    assert following.charter is None
-    board, stranger = found(), KafkaBoard(Connection(config, "other~12345678"))
+    assert following.manifest is None
+    board, stranger = found(), KafkaBoard(KafkaConnection(config, "other~12345678"))
     for n in range(5):
         board.post(TRAINING, said(TRAINING, n))
         stranger.post(TRAINING, said(TRAINING, -1))
@@ -124,11 +124,11 @@ def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(
     board, following = found(), follow()
     board.post(TRAINING, said(TRAINING, 0))
     following.look()
-    before = (here.path / CURSORS).read_bytes()
+    before = (here.path / CURSOR_FILE).read_bytes()
     board.post(TRAINING, said(TRAINING, 1))
     board.post(EVENTS, said(EVENTS, 1))
     following.look()
-    (here.path / CURSORS).write_bytes(before)
+    (here.path / CURSOR_FILE).write_bytes(before)
     board.post(TRAINING, said(TRAINING, 2))
     follow().look()
     assert numbers(here, TRAINING) == [0, 1, 2]
@@ -146,7 +146,7 @@ def test_a_run_that_was_begun_anew_is_followed(here, follow, found):
 
 
 def test_places_in_topics_that_were_made_anew_are_not_taken_for_old_ones(here, follow, found):
-    write_json(here.path / CURSORS, {TRAINING: 1_000})
+    write_json(here.path / CURSOR_FILE, {TRAINING: 1_000})
     found().post(TRAINING, said(TRAINING, 0))
     follow().look()
     assert numbers(here, TRAINING) == [0]
@@ -164,7 +164,7 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
         EVENTS: [b"{}", json.dumps({**said(EVENTS, 1), "kind": "metric"}).encode()],
         COMMANDS: [b"{}", b"[" * 5_000, json.dumps({"command": "charter", "id": "1", "charter": {}}).encode()],
     }
-    connection = following.charter.connection(config)
+    connection = following.manifest.connection(config)
     producer = connection.producer()
     for topic, values in bad.items():
         for value in values:
@@ -172,7 +172,7 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
             producer.produce(connection.topic(topic), value, b"key", 0, headers=about)
     assert producer.flush(PATIENCE_S) == 0
     board.post(TRAINING, said(TRAINING, 2))
-    board.post(COMMANDS, command("pause", "test"))
+    board.post(COMMANDS, make_command("pause", "test"))
     for _ in range(3):
         following.look()
     assert numbers(here, TRAINING) == [1, 2]
@@ -183,8 +183,8 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
     expected = sorted(topic for topic, values in bad.items() if topic != COMMANDS for _ in values)
     wait_until(lambda: following.look() or len(dead_letters(connection)) >= len(expected), "what is parked")
     parked = dead_letters(connection)
-    assert sorted(headers_of(message)["topic"].decode() for message in parked) == expected
+    assert sorted(decode_headers(message)["topic"].decode() for message in parked) == expected
     assert max(len(message.value()) for message in parked) == 4096
-    assert all(headers_of(message)["reason"] for message in parked)
+    assert all(decode_headers(message)["reason"] for message in parked)
     wait_until(lambda: following.look() or told(here) >= len(parked), "the sum of what is parked")
     assert told(here) == len(parked)

@@ -8,19 +8,26 @@ import tomllib
 
 import pytest
 
-from steppe.control.backends.base import ACTOR, LEARNER, Described, Seen
-from steppe.control.backends.kubernetes import ClusterService
+from steppe.control.backends.base import ACTOR, LEARNER, RoleStatus, RunSpec
+from steppe.control.backends.kubernetes import KubernetesService
 from steppe.control.backends.publisher import CommandPublisher
-from steppe.core.config.run import KafkaConfig, resolve
+from steppe.core.config.run import KafkaConfig, resolve_config
 from steppe.core.contracts.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.envs import probe
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.kafka.manifest import PUBLISHED, Charter, wire_name
+from steppe.runtimes.kafka.manifest import PUBLISHED_ORIGIN, RunManifest, wire_name
 from steppe.runtimes.plan import make_plan
-from steppe.transport.kafka.board import KafkaBoard, record_of
-from steppe.transport.kafka.client import Connection, ends, ensure_topics, headers_of, reading, span
+from steppe.transport.kafka.board import KafkaBoard, decode_record
+from steppe.transport.kafka.client import (
+    KafkaConnection,
+    decode_headers,
+    ensure_topics,
+    get_watermarks,
+    open_consumer,
+    read_range,
+)
 from tests.support.kafka import settings
 from tests.support.service import until
 
@@ -44,10 +51,10 @@ class Pods:
         self.replicas[role] = count
 
     def seen(self, role, digest):
-        return Seen(ready=self.replicas[role], exit_code=0)
+        return RoleStatus(ready=self.replicas[role], exit_code=0)
 
     def described(self):
-        return Described("demo", self.settings, str(self.version))
+        return RunSpec("demo", self.settings, str(self.version))
 
     def describe(self, run, settings, version):
         assert version == str(self.version)
@@ -65,23 +72,23 @@ class Roles:
 
     def __init__(self, config, path):
         given = {"env": "CartPole-v1", "runtime": "kafka", "mode": "async", "actors": 4, "run_dir": path}
-        made = resolve(("test", given)).config.model_copy(update={"kafka": config})
-        self._connection = Connection(config, "demo")
+        made = resolve_config(("test", given)).config.model_copy(update={"kafka": config})
+        self._connection = KafkaConnection(config, "demo")
         ensure_topics(self._connection)
         directory = RunDirectory.create(made, {}, {"id": "demo"})
-        charter = Charter.of(make_plan(made, probe(made.env, made.environment)), directory)
+        charter = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
         directory.release()
         directory.store.close()
-        self.board = KafkaBoard(Connection(config, wire_name(directory)))
+        self.board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
         charter.post(self.board)
 
     def told(self, *, published):
         """The commands in the topic: those that a service carries out itself, or those for the roles."""
         topic = self._connection.topic(COMMANDS)
-        with reading(self._connection) as consumer:
-            messages = span(consumer, topic, 0, *ends(consumer, topic))
-        chosen = [one for one in messages if (headers_of(one)["origin"] == PUBLISHED.encode()) is published]
-        return [record for one in chosen if (record := record_of(one))["command"] != "charter"]
+        with open_consumer(self._connection) as consumer:
+            messages = read_range(consumer, topic, 0, *get_watermarks(consumer, topic))
+        chosen = [one for one in messages if (decode_headers(one)["origin"] == PUBLISHED_ORIGIN.encode()) is published]
+        return [record for one in chosen if (record := decode_record(one))["command"] != "charter"]
 
     def answers(self):
         return [record["details"] for _, record in self.board.read(EVENTS) if record["kind"] == "command"]
@@ -98,7 +105,7 @@ class Roles:
 
 @contextlib.contextmanager
 def serving(pods, config):
-    service = ClusterService(pods, kafka=config)
+    service = KubernetesService(pods, kafka=config)
     if config is not None:
         service.publisher = CommandPublisher(service, config, lambda directory: directory.id)
     try:
@@ -109,7 +116,7 @@ def serving(pods, config):
 
 def finished(service, operation):
     def looked():
-        service.tend()
+        service.reconcile()
         found = service.get_operation(operation.id)
         return found if found.state != "pending" else None
 
@@ -119,7 +126,7 @@ def finished(service, operation):
 
 
 def state(service):
-    service.tend()
+    service.reconcile()
     return service.get_run("demo").state
 
 
@@ -263,7 +270,7 @@ def test_without_brokers_nothing_changes(tmp_path):
     with serving(pods, None) as service:
         with pytest.raises(UsageError, match="--kafka HOST:PORT"):
             service.pause_run("demo", "test")
-        service.tend()
+        service.reconcile()
         assert (
             service.set_hyperparameters("demo", {"learning_rate": 0.01}, "test")
             .effects[0]
@@ -272,7 +279,12 @@ def test_without_brokers_nothing_changes(tmp_path):
         assert pods.rolled == [LEARNER], "nobody can tell the learner"
     with serving(pods, KafkaConfig(address="127.0.0.1:9")) as service:
         until(lambda: state(service) == "RUNNING", "the run is under way")
-        before = (pods.version, dict(pods.replicas), service.ledger.wish("demo"), len(service.ledger.operations()))
+        before = (
+            pods.version,
+            dict(pods.replicas),
+            service.ledger.desired_state("demo"),
+            len(service.ledger.operations()),
+        )
         for ask in (
             lambda: service.pause_run("demo", "test"),
             lambda: service.scale_actors("demo", 3, "test"),
@@ -281,5 +293,10 @@ def test_without_brokers_nothing_changes(tmp_path):
         ):
             with pytest.raises(Unreachable, match="no Kafka broker answers"):
                 ask()
-        after = (pods.version, dict(pods.replicas), service.ledger.wish("demo"), len(service.ledger.operations()))
+        after = (
+            pods.version,
+            dict(pods.replicas),
+            service.ledger.desired_state("demo"),
+            len(service.ledger.operations()),
+        )
         assert before == after

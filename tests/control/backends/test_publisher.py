@@ -11,14 +11,14 @@ import steppe.control.backends.publisher
 from steppe.control import models, process_host
 from steppe.control.backends.publisher import NOT_BEGUN, CommandPublisher
 from steppe.control.database import new_operation
-from steppe.control.service import Service, command_of
-from steppe.core.config.run import KafkaConfig, resolve
+from steppe.control.service import Service, to_command
+from steppe.core.config.run import KafkaConfig, resolve_config
 from steppe.core.contracts.errors import Conflict, Unreachable
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.run_directory import RunDirectory
-from steppe.records.store import NOBODY, PENDING
-from steppe.transport.kafka.client import Connection, ensure_topics
+from steppe.records.store import NO_OWNER, PENDING
+from steppe.transport.kafka.client import KafkaConnection, ensure_topics
 from tests.support.kafka import Topics
 from tests.support.service import LONG, finished, in_state, make, until
 
@@ -68,8 +68,8 @@ def test_every_command_and_its_answer_are_seen_and_nothing_is_done_twice(served,
 @pytest.fixture
 def directory(tmp_path):
     """A run over Kafka that waits to be started."""
-    found = RunDirectory.create(resolve(("test", {"env": "CartPole-v1", "runtime": "kafka"})).config, {})
-    found.store.set_status(PENDING, "created", "waits to be started", owner=NOBODY)
+    found = RunDirectory.create(resolve_config(("test", {"env": "CartPole-v1", "runtime": "kafka"})).config, {})
+    found.store.set_status(PENDING, "created", "waits to be started", owner=NO_OWNER)
     found.release()
     return found
 
@@ -77,7 +77,7 @@ def directory(tmp_path):
 @pytest.fixture
 def config(kafka):
     found = KafkaConfig(address=str(kafka), prefix=f"t{uuid.uuid4().hex[:8]}.", partitions=2)
-    ensure_topics(Connection(found, ""))
+    ensure_topics(KafkaConnection(found, ""))
     return found
 
 
@@ -109,7 +109,11 @@ def test_without_brokers_a_command_is_refused_and_nothing_has_changed(begin, dir
     run = directory.path.name
     with pytest.raises(Unreachable, match="start was not published, and nothing has changed: no Kafka broker answers"):
         service.start_run(run, "test")
-    assert (service.ledger.operations(), service.ledger.dues(), service.ledger.wish(run)) == ([], [], (None, 1))
+    assert (service.ledger.operations(), service.ledger.pending_answers(), service.ledger.desired_state(run)) == (
+        [],
+        [],
+        (None, 1),
+    )
     assert (directory.store.status().state, directory.store.read(COMMANDS)) == (PENDING, [])
     service.kafka = NOWHERE
     with pytest.raises(Unreachable, match="nothing has changed"):
@@ -129,7 +133,7 @@ def test_a_run_is_stopped_without_brokers_and_that_is_published_when_one_answers
     assert [(record["command"], record["id"]) for record in topics.commands()] == [("stop", done.id)]
     assert topics.answers(done.id) == [(True, None)]
     publisher.look()
-    assert (len(topics.commands()), len(topics.answers(done.id)), service.ledger.dues()) == (1, 1, [])
+    assert (len(topics.commands()), len(topics.answers(done.id)), service.ledger.pending_answers()) == (1, 1, [])
 
 
 def test_a_service_that_is_killed_before_the_answer_gives_it_when_it_is_back(begin, directory, config, topics):
@@ -149,11 +153,11 @@ def test_a_look_while_a_command_is_being_published_does_not_publish_it_again(
     find = steppe.control.backends.publisher.find_charter
 
     def meanwhile(*given):
-        monkeypatch.setattr(steppe.control.backends.publisher, "find_charter", find)
+        monkeypatch.setattr(steppe.control.backends.publisher, "find_manifest", find)
         publisher.look()  # as the publisher's own thread may do now
         return find(*given)
 
-    monkeypatch.setattr(steppe.control.backends.publisher, "find_charter", meanwhile)
+    monkeypatch.setattr(steppe.control.backends.publisher, "find_manifest", meanwhile)
     done = service.stop_run(directory.path.name, "test")
     assert [record["id"] for record in topics.commands()] == [done.id]
 
@@ -162,13 +166,13 @@ def test_one_that_is_killed_before_it_begins_answers_that_when_the_command_has_e
     begin, directory, config, topics
 ):
     _, publisher = begin(config)
-    command = command_of(new_operation("pause", directory.path.name, "test"))
+    command = to_command(new_operation("pause", directory.path.name, "test"))
     publisher.publish(directory, command)
     service, publisher = begin(config)
     publisher.look()
     assert topics.answers(command["id"]) == [], "another service may be about to begin it"
-    [due] = service.ledger.dues()
-    service.ledger.keep_due(due._replace(command={**command, "expires_s": time.time() - 1.0}))
+    [due] = service.ledger.pending_answers()
+    service.ledger.save_pending_answer(due._replace(command={**command, "expires_s": time.time() - 1.0}))
     publisher.look()
     assert topics.answers(command["id"]) == [(False, NOT_BEGUN)]
 
@@ -179,12 +183,12 @@ def test_what_cannot_be_begun_is_answered_with_the_reason(begin, directory, conf
     def refuse(*_):
         raise Conflict("somebody else starts it")
 
-    monkeypatch.setattr(process_host, "launch", refuse)
+    monkeypatch.setattr(process_host, "start_run_process", refuse)
     with pytest.raises(Conflict):
         service.start_run(directory.path.name, "test")
     [record] = topics.commands()
     assert topics.answers(record["id"]) == [(False, "somebody else starts it")]
-    assert service.ledger.dues() == []
+    assert service.ledger.pending_answers() == []
 
 
 def test_what_the_run_has_answered_is_not_answered_again(begin, directory, config, topics):
@@ -194,4 +198,4 @@ def test_what_the_run_has_answered_is_not_answered_again(begin, directory, confi
     event = EventReport(run=directory.id, kind="command", role="supervisor", details=details)
     directory.store.post(EVENTS, event.record())  # which the run's supervisor copies to Kafka
     publisher.look()
-    assert (topics.answers(done.id), service.ledger.dues()) == ([], [])
+    assert (topics.answers(done.id), service.ledger.pending_answers()) == ([], [])

@@ -13,12 +13,12 @@ import pytest
 
 from steppe.control.http import auth, sessions
 from steppe.control.http.auth import (
-    Bucket,
+    AccessControl,
     Caller,
-    Gate,
-    Keys,
-    Limits,
-    Refused,
+    RequestLimits,
+    RequestRefused,
+    TokenBucket,
+    TokenStore,
     header_map,
     public_names,
     require_safe_bind,
@@ -42,10 +42,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keys:
+def keys(tmp_path: Path) -> TokenStore:
     path = tmp_path / "tokens.json"
     path.write_text(json.dumps(STORED))
-    return Keys(path)
+    return TokenStore(path)
 
 
 def signed(purpose: str, text: str) -> str:
@@ -57,9 +57,9 @@ def bearer(scope: str) -> dict[str, str]:
     return {"authorization": f"Bearer {STORED[scope]}"}
 
 
-def refusal(gate: Gate, address: str, method: str, headers: dict[str, str]) -> tuple[int, str]:
-    with pytest.raises(Refused) as refused:
-        gate.admit(address, method, headers)
+def refusal(gate: AccessControl, address: str, method: str, headers: dict[str, str]) -> tuple[int, str]:
+    with pytest.raises(RequestRefused) as refused:
+        gate.authenticate(address, method, headers)
     assert str(refused.value) == refused.value.detail
     return refused.value.status, refused.value.code
 
@@ -67,9 +67,11 @@ def refusal(gate: Gate, address: str, method: str, headers: dict[str, str]) -> t
 def test_what_is_fixed():
     """A session lasts half a day, a link a quarter of an hour; a body has at most 64 KiB."""
     assert (sessions.SESSION_S, sessions.LINK_S) == (43_200.0, 900.0)
-    assert Limits() == Limits(burst=200.0, per_s=50.0, guesses=10.0, guesses_per_s=0.1, body_bytes=65_536)
+    assert RequestLimits() == RequestLimits(
+        burst=200.0, per_s=50.0, failed_attempts=10.0, failed_attempts_per_s=0.1, body_bytes=65_536
+    )
     with pytest.raises(AttributeError):
-        Limits().burst = 1.0  # type: ignore[misc]
+        RequestLimits().burst = 1.0  # type: ignore[misc]
     with pytest.raises(AttributeError):
         Caller("x", "read").scope = "admin"  # type: ignore[misc]
 
@@ -82,7 +84,7 @@ def test_a_scope_may_what_those_before_it_may(scope, allowed):
 
 
 def test_a_bucket_fills_at_its_rate_up_to_its_size(clock):
-    bucket = Bucket(3.0, 2.0, seen_s=clock.monotonic_s)
+    bucket = TokenBucket(3.0, 2.0, seen_s=clock.monotonic_s)
     assert [bucket.take() for _ in range(4)] == [True, True, True, False]
     clock.monotonic_s += 0.25
     assert bucket.empty()
@@ -97,19 +99,19 @@ def test_a_bucket_fills_at_its_rate_up_to_its_size(clock):
     assert bucket.take(1.5)
     assert bucket.left == pytest.approx(0.5)
     clock.monotonic_s = 10.0
-    early = Bucket(100.0, 1.0, seen_s=10.0)
+    early = TokenBucket(100.0, 1.0, seen_s=10.0)
     assert early.take(100.0)
     clock.monotonic_s = 25.0
     assert early.take(15.0), "one each second"
     assert not early.take(0.5)
     clock.monotonic_s += 100.0
-    assert not Bucket(1.0, 0.0).empty()
-    assert Bucket(0.5, 9.0, seen_s=clock.monotonic_s - 9.0).empty(), "it never holds one"
+    assert not TokenBucket(1.0, 0.0).empty()
+    assert TokenBucket(0.5, 9.0, seen_s=clock.monotonic_s - 9.0).empty(), "it never holds one"
 
 
 def test_new_tokens_differ_and_only_their_owner_reads_them(tmp_path):
     path = tmp_path / "tokens.json"
-    keys = Keys(path)
+    keys = TokenStore(path)
     stored = json.loads(path.read_text())
     assert sorted(stored) == ["admin", "control", "read", "signing"]
     assert len(set(stored.values())) == 4
@@ -117,7 +119,7 @@ def test_new_tokens_differ_and_only_their_owner_reads_them(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert keys.tokens == {scope: stored[scope] for scope in ("read", "control", "admin")}
     path.chmod(0o644)
-    assert Keys(path).tokens == keys.tokens, "they stay at the next start"
+    assert TokenStore(path).tokens == keys.tokens, "they stay at the next start"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -130,18 +132,18 @@ def test_a_damaged_file_is_named(tmp_path, text):
     path = tmp_path / "tokens.json"
     path.write_text(text)
     with pytest.raises(DamagedFile, match="remove it"):
-        Keys(path)
+        TokenStore(path)
 
 
 def test_tokens_are_told_apart(keys):
     for scope in ("read", "control", "admin"):
-        assert keys.of_token(STORED[scope]) == Caller(f"token:{scope}", scope)
+        assert keys.authenticate_token(STORED[scope]) == Caller(f"token:{scope}", scope)
     for wrong in ("", STORED["read"][1:], STORED["read"] + "r", SECRET, "ä"):
-        assert keys.of_token(wrong) is None
+        assert keys.authenticate_token(wrong) is None
 
 
 def test_a_link_signs_in_once_and_in_time(keys, clock):
-    first, second, third = (keys.new_link() for _ in range(3))
+    first, second, third = (keys.new_sign_in_link() for _ in range(3))
     assert len({first, second, third}) == 3
     assert len(first) == 32, "24 random bytes"
     clock.wall_s += 899.5
@@ -156,7 +158,7 @@ def test_a_link_signs_in_once_and_in_time(keys, clock):
     assert len(identity) == 16, "8 random bytes"
     assert int(until) == 1_044_100, "12 hours from when it signed in"
     assert signature == signed("session", body)
-    assert keys.of_cookie(cookie) == Caller(f"session:{identity}", "admin", session=identity)
+    assert keys.authenticate_cookie(cookie) == Caller(f"session:{identity}", "admin", session=identity)
     assert keys.csrf(identity) == signed("csrf", identity)
 
 
@@ -167,23 +169,25 @@ def test_a_cookie_is_good_until_its_time_and_as_signed(keys, clock):
     def cookie(body: str, purpose: str = "session") -> str:
         return f"{body}.{signed(purpose, body)}"
 
-    assert keys.of_cookie(cookie(f"{identity}.500")) == Caller(f"session:{identity}", "admin", session=identity)
-    assert keys.of_cookie(cookie(f"{identity}.499")) is None
-    assert keys.of_cookie(cookie(f"{identity}.500", "csrf")) is None
-    assert keys.of_cookie(cookie("0123456789abcdef.500")) is None, "there is no such session"
+    assert keys.authenticate_cookie(cookie(f"{identity}.500")) == Caller(
+        f"session:{identity}", "admin", session=identity
+    )
+    assert keys.authenticate_cookie(cookie(f"{identity}.499")) is None
+    assert keys.authenticate_cookie(cookie(f"{identity}.500", "csrf")) is None
+    assert keys.authenticate_cookie(cookie("0123456789abcdef.500")) is None, "there is no such session"
     for body in (f"{identity}.-600", f"{identity}.", f"{identity}.6e9", identity):
-        assert keys.of_cookie(cookie(body)) is None, body
+        assert keys.authenticate_cookie(cookie(body)) is None, body
     for wrong in ("", ".", f"{identity}.500", f"{identity}.500.", cookie(f"{identity}.500")[:-1], "ä.500.ä"):
-        assert keys.of_cookie(wrong) is None, wrong
+        assert keys.authenticate_cookie(wrong) is None, wrong
     assert keys.sessions.end(identity)
-    assert keys.of_cookie(cookie(f"{identity}.500")) is None, "it was signed out"
+    assert keys.authenticate_cookie(cookie(f"{identity}.500")) is None, "it was signed out"
 
 
 def test_who_is_let_in(keys):
-    gate = Gate(keys)
+    gate = AccessControl(keys)
     for text in (f"Bearer {STORED['read']}", f"bearer  {STORED['read']} "):
-        assert gate.admit("a", "DELETE", {"authorization": text}).scope == "read"
-    cookie = keys.sign_in(keys.new_link())
+        assert gate.authenticate("a", "DELETE", {"authorization": text}).scope == "read"
+    cookie = keys.sign_in(keys.new_sign_in_link())
     for headers in (
         {},
         {"authorization": ""},
@@ -195,25 +199,25 @@ def test_who_is_let_in(keys):
         {"cookie": "a]b=c; steppe_session"},
     ):
         assert refusal(gate, "b", "GET", headers) == (401, "token"), headers
-    assert gate.admit("c", "GET", {"cookie": f"x=y; steppe_session={cookie}"}).session is not None
+    assert gate.authenticate("c", "GET", {"cookie": f"x=y; steppe_session={cookie}"}).session is not None
 
 
 def test_a_cookie_changes_nothing_without_the_pages_token(keys):
-    gate = Gate(keys)
-    cookie = keys.sign_in(keys.new_link())
+    gate = AccessControl(keys)
+    cookie = keys.sign_in(keys.new_sign_in_link())
     headers = {"cookie": f"steppe_session={cookie}"}
     identity, body = cookie.partition(".")[0], cookie.rpartition(".")[0]
     for method in ("GET", "HEAD", "OPTIONS"):
-        assert gate.admit("a", method, headers).scope == "admin"
+        assert gate.authenticate("a", method, headers).scope == "admin"
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         assert refusal(gate, "a", method, headers) == (403, "csrf")
         assert refusal(gate, "a", method, {**headers, "x-csrf-token": signed("session", body)}) == (403, "csrf")
-        assert gate.admit("a", method, {**headers, "x-csrf-token": signed("csrf", identity)}).scope == "admin"
-    assert gate.admit("a", "POST", bearer("control")).scope == "control", "a token comes from no page"
+        assert gate.authenticate("a", method, {**headers, "x-csrf-token": signed("csrf", identity)}).scope == "admin"
+    assert gate.authenticate("a", "POST", bearer("control")).scope == "control", "a token comes from no page"
 
 
 def test_wrong_tokens_shut_an_address_out_until_it_waited(keys, clock):
-    gate = Gate(keys, limits=Limits(guesses=2.0, guesses_per_s=0.5))
+    gate = AccessControl(keys, limits=RequestLimits(failed_attempts=2.0, failed_attempts_per_s=0.5))
     for _ in range(5):
         assert refusal(gate, "a", "GET", {}) == (401, "token"), "who sends nothing guesses nothing"
     wrong = {"authorization": "Bearer wrong"}
@@ -221,43 +225,43 @@ def test_wrong_tokens_shut_an_address_out_until_it_waited(keys, clock):
     assert refusal(gate, "a", "GET", {"cookie": "steppe_session=wrong"}) == (401, "token")
     assert refusal(gate, "a", "GET", wrong) == (429, "too_many_guesses")
     assert refusal(gate, "b", "GET", wrong) == (401, "token"), "another address has guesses of its own"
-    assert gate.admit("a", "GET", bearer("read")).scope == "read", "the right token is always let in"
+    assert gate.authenticate("a", "GET", bearer("read")).scope == "read", "the right token is always let in"
     clock.monotonic_s += 2.5
-    gate.guessed("a")
-    with pytest.raises(Refused) as refused:
-        gate.guessed("a")
+    gate.count_failed_attempt("a")
+    with pytest.raises(RequestRefused) as refused:
+        gate.count_failed_attempt("a")
     assert (refused.value.status, refused.value.code) == (429, "too_many_guesses")
 
 
 def test_requests_are_counted_by_caller(keys, clock):
-    gate = Gate(keys, limits=Limits(burst=2.0, per_s=1.0))
-    assert [gate.admit("a", "GET", bearer("read")).name for _ in range(2)] == ["token:read"] * 2
+    gate = AccessControl(keys, limits=RequestLimits(burst=2.0, per_s=1.0))
+    assert [gate.authenticate("a", "GET", bearer("read")).name for _ in range(2)] == ["token:read"] * 2
     assert refusal(gate, "b", "GET", bearer("read")) == (429, "rate")
-    assert gate.admit("a", "GET", bearer("admin")).name == "token:admin"
+    assert gate.authenticate("a", "GET", bearer("admin")).name == "token:admin"
     clock.monotonic_s += 1.5
-    assert gate.admit("a", "GET", bearer("read")).name == "token:read"
+    assert gate.authenticate("a", "GET", bearer("read")).name == "token:read"
 
 
 def test_of_ten_thousand_addresses_the_oldest_are_forgotten(keys):
-    gate = Gate(keys, limits=Limits(guesses=1.0, guesses_per_s=0.0))
-    gate.guessed("first")
+    gate = AccessControl(keys, limits=RequestLimits(failed_attempts=1.0, failed_attempts_per_s=0.0))
+    gate.count_failed_attempt("first")
     for number in range(10_000):
-        gate.guessed(str(number))
-    with pytest.raises(Refused):
-        gate.guessed("first")  # the 10,001st is kept as well
-    with pytest.raises(Refused):
-        gate.guessed("9999")
-    gate.guessed("one more")
-    gate.guessed("first")
-    with pytest.raises(Refused):
-        gate.guessed("9999")
+        gate.count_failed_attempt(str(number))
+    with pytest.raises(RequestRefused):
+        gate.count_failed_attempt("first")  # the 10,001st is kept as well
+    with pytest.raises(RequestRefused):
+        gate.count_failed_attempt("9999")
+    gate.count_failed_attempt("one more")
+    gate.count_failed_attempt("first")
+    with pytest.raises(RequestRefused):
+        gate.count_failed_attempt("9999")
 
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:80", "localhost:8000", "LocalHost", "[::1]:9", "lab.example", "LAB.example:1"]
 )
 def test_own_names_are_answered_to(keys, host):
-    gate = Gate(keys, ("Lab.Example",))
+    gate = AccessControl(keys, ("Lab.Example",))
     gate.check_address({"host": host})
     for origin in (f"http://{host}", f"https://{host.upper()}"):
         gate.check_address({"host": host, "origin": origin, "sec-fetch-site": "same-origin"})
@@ -268,8 +272,8 @@ def test_own_names_are_answered_to(keys, host):
     "host", [None, "", "evil.example", "lab.example.evil", "localhost@evil.example", "[::1", "[::::]", ":80"]
 )
 def test_other_names_are_refused(keys, host):
-    with pytest.raises(Refused) as refused:
-        Gate(keys, ("lab.example",)).check_address({} if host is None else {"host": host})
+    with pytest.raises(RequestRefused) as refused:
+        AccessControl(keys, ("lab.example",)).check_address({} if host is None else {"host": host})
     assert (refused.value.status, refused.value.code) == (403, "host")
 
 
@@ -282,8 +286,8 @@ def test_other_names_are_refused(keys, host):
     + [{"sec-fetch-site": site} for site in ("cross-site", "same-site", "")],
 )
 def test_other_origins_are_refused(keys, headers):
-    with pytest.raises(Refused) as refused:
-        Gate(keys).check_address({"host": "localhost:80", **headers})
+    with pytest.raises(RequestRefused) as refused:
+        AccessControl(keys).check_address({"host": "localhost:80", **headers})
     assert (refused.value.status, refused.value.code) == (403, "origin")
 
 

@@ -19,10 +19,10 @@ import pytest
 import uvicorn
 
 from steppe.control.http import connections
-from steppe.control.http.auth import Gate, Keys, Limits
+from steppe.control.http.auth import AccessControl, RequestLimits, TokenStore
 from steppe.control.http.connections import RESERVE, Connections
-from steppe.control.http.middleware import Gatekeeper
-from steppe.records.store import OPEN_PER_THREAD, Store
+from steppe.control.http.middleware import AccessMiddleware
+from steppe.records.store import OPEN_PER_THREAD, RunStore
 from tests.support.service import SHORT, Served, bring_down, make, until
 
 DESCRIPTORS = 1_024
@@ -106,7 +106,7 @@ def answering(release: threading.Event) -> Any:
 
 
 def guarded(app: Any, tmp_path: Path, most: int = 2 * RESERVE, **limits: float) -> Server:
-    keeper = Gatekeeper(app, Gate(Keys(tmp_path / "tokens.json"), limits=Limits(**limits)))  # type: ignore[arg-type]
+    keeper = AccessMiddleware(app, AccessControl(TokenStore(tmp_path / "tokens.json"), limits=RequestLimits(**limits)))  # type: ignore[arg-type]
     server = Server(keeper, most)
     keeper.connections = server.bound
     return server
@@ -116,7 +116,7 @@ def guarded(app: Any, tmp_path: Path, most: int = 2 * RESERVE, **limits: float) 
 def test_readers_leave_places_for_probes_and_changes(tmp_path: Path) -> None:
     release = threading.Event()
     with guarded(answering(release), tmp_path) as server:
-        token = Keys(tmp_path / "tokens.json").tokens["admin"]
+        token = TokenStore(tmp_path / "tokens.json").tokens["admin"]
         head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
         with contextlib.ExitStack() as stack:
             for _ in range(RESERVE):
@@ -164,7 +164,7 @@ def test_headers_have_a_deadline(monkeypatch: pytest.MonkeyPatch, requests: list
 @pytest.mark.unit
 def test_bodies_have_a_deadline(tmp_path: Path) -> None:
     with guarded(answering(threading.Event()), tmp_path, body_s=0.1) as server, server.connect() as slow:
-        token = Keys(tmp_path / "tokens.json").tokens["admin"]
+        token = TokenStore(tmp_path / "tokens.json").tokens["admin"]
         head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\nx"
         slow.sendall(head.encode())
         assert b" 408 " in slow.recv(4_096)
@@ -172,9 +172,9 @@ def test_bodies_have_a_deadline(tmp_path: Path) -> None:
 
 _EXHAUSTED = """
 import logging, os, resource, sys
-from steppe.control.http.connections import prepare_error_path
+from steppe.control.http.connections import preload_traceback_modules
 logging.basicConfig(stream=sys.stderr)
-prepare_error_path()
+preload_traceback_modules()
 before = set(sys.modules)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 held = []
@@ -197,7 +197,7 @@ def test_errors_are_logged_without_imports_when_no_descriptor_is_left() -> None:
 @pytest.mark.unit
 def test_the_descriptors_held_for_runs_are_bounded(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    stores = [Store(tmp_path / f"{number}.sqlite") for number in range(2 * OPEN_PER_THREAD)]
+    stores = [RunStore(tmp_path / f"{number}.sqlite") for number in range(2 * OPEN_PER_THREAD)]
     for store in stores:
         store.post("topic", {"a": 1})
     assert len(os.listdir("/proc/self/fd")) - before <= 3 * OPEN_PER_THREAD + 2

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from steppe.control.http.app import make_app
-from steppe.control.http.auth import Gate, Keys
+from steppe.control.http.auth import AccessControl, TokenStore
 from steppe.control.service import Service, operations
 from tests.support.service import SHORT, Served, finished, make, run_of
 
@@ -22,7 +22,7 @@ RUNS = "/api/v1/runs"
 def schema(tmp_path: Path) -> dict:
     service = Service()
     try:
-        return make_app(service, Gate(Keys(tmp_path / "tokens.json"))).openapi()
+        return make_app(service, AccessControl(TokenStore(tmp_path / "tokens.json"))).openapi()
     finally:
         service.close()
 
@@ -35,7 +35,7 @@ def test_every_operation_has_its_route_and_no_route_is_more(schema: dict):
 
 @pytest.mark.unit
 def test_every_public_method_of_the_service_is_an_operation():
-    inner = {"close", "tend", "private", "picture"}
+    inner = {"close", "reconcile", "private", "run_view"}
     assert {name for name in vars(Service) if not name.startswith("_")} == set(operations()) | inner
     assert set(operations().values()) == {"read", "control", "admin"}
 

@@ -10,7 +10,13 @@ import httpx
 import pytest
 
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, TrainingReport
-from steppe.records.telemetry.prometheus import FAMILIES, of_actor, of_evaluation, of_learner, text
+from steppe.records.telemetry.prometheus import (
+    METRIC_FAMILIES,
+    actor_samples,
+    evaluation_samples,
+    format_samples,
+    learner_samples,
+)
 from tests.support.service import LONG, learning, make, until
 
 LINE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)')
@@ -46,7 +52,7 @@ def test_reports_become_samples():
         run="r", version=5, updates=1, env_steps=10, train_s=1.0, returns=[1.0, 3.0], lengths=[1, 1],
         return_mean=2.0, return_std=1.0, duration_s=0.1, weights_sha256="",
     )  # fmt: skip
-    found = parsed(text([*of_learner(training), *of_actor(actor), *of_evaluation(judged)]))
+    found = parsed(format_samples([*learner_samples(training), *actor_samples(actor), *evaluation_samples(judged)]))
     run = ("run", 'a\\"b')
     assert found["steppe_learner_segments_total", (run,)] == 7
     assert found["steppe_learner_lag_versions_total", (run,)] == 8
@@ -77,7 +83,7 @@ def test_a_run_that_goes_on_shows_every_role(api: httpx.Client):
 @pytest.mark.unit
 def test_the_dashboard_asks_for_what_there_is():
     board = json.loads(DASHBOARD.read_text())
-    known = FAMILIES.keys() | {"steppe_runs", "steppe_run_train_return_mean"}
+    known = METRIC_FAMILIES.keys() | {"steppe_runs", "steppe_run_train_return_mean"}
     asked = {
         name for panel in board["panels"] for one in panel["targets"] for name in re.findall(r"steppe_\w+", one["expr"])
     }

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from steppe.control.backends.kafka_listener import Hearing
+from steppe.control.backends.kafka_listener import StartCommandListener
 from steppe.control.http.app import make_app
-from steppe.control.http.auth import Gate, Keys
-from steppe.control.periodic import Repeating
+from steppe.control.http.auth import AccessControl, TokenStore
+from steppe.control.periodic import PeriodicTask
 from steppe.control.service import Service
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
@@ -45,9 +45,9 @@ def runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def http(service: Service) -> TestClient:
-    keys = Keys(service.private / "tokens.json")
+    keys = TokenStore(service.private / "tokens.json")
     headers = {"Authorization": f"Bearer {keys.tokens['admin']}"}
-    return TestClient(make_app(service, Gate(keys)), base_url="http://127.0.0.1", headers=headers)
+    return TestClient(make_app(service, AccessControl(keys)), base_url="http://127.0.0.1", headers=headers)
 
 
 def make(http: TestClient, **changes: Any) -> str:
@@ -91,16 +91,16 @@ def test_a_new_run_says_where_it_is_and_its_tag_is_quoted(http: TestClient):
 
 
 def test_a_service_that_cannot_hear_commands_says_so(service: Service):
-    work = Repeating("hearing", 1.0)
-    app = make_app(service, Gate(Keys(service.private / "tokens.json")), [work])
+    work = PeriodicTask("hearing", 1.0)
+    app = make_app(service, AccessControl(TokenStore(service.private / "tokens.json")), [work])
     probe = TestClient(app, base_url="http://127.0.0.1")
     work.trouble = "commands.control cannot be read: not authorized"
     assert probe.get("/readyz").status_code == 200, "other work does not matter here"
-    work.needed = True
+    work.required_for_readiness = True
     answer = probe.get("/readyz")
     assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
     assert "not authorized" in answer.json()["detail"]
-    assert Hearing.needed
+    assert StartCommandListener.required_for_readiness
 
 
 def test_work_that_fails_says_why_until_it_succeeds():
@@ -110,7 +110,7 @@ def test_work_that_fails_says_why_until_it_succeeds():
         if wrong:
             raise UsageError(wrong[0])
 
-    work = Repeating("look", 0.001, look)
+    work = PeriodicTask("look", 0.001, look)
     work.start()
     until(lambda: work.trouble == "no right", "the failure is known")
     wrong.clear()

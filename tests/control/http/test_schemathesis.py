@@ -42,13 +42,13 @@ TURNS = 3
 SERVE = """
 import sys, uvicorn
 from steppe.control.http.app import make_app
-from steppe.control.http.auth import Gate, Keys, Limits
-from steppe.control.http.server import bind
+from steppe.control.http.auth import AccessControl, TokenStore, RequestLimits
+from steppe.control.http.server import bind_listener
 from steppe.control.service import Bounds, Service
 
-service, listener = Service(Bounds(live_runs=0)), bind("127.0.0.1", 0)
-keys = Keys(service.private / "tokens.json")
-app = make_app(service, Gate(keys, limits=Limits(burst=1e9, per_s=1e9, guesses=1e9)))
+service, listener = Service(Bounds(live_runs=0)), bind_listener("127.0.0.1", 0)
+keys = TokenStore(service.private / "tokens.json")
+app = make_app(service, AccessControl(keys, limits=RequestLimits(burst=1e9, per_s=1e9, guesses=1e9)))
 print(listener.getsockname()[1], keys.tokens["admin"], flush=True)
 uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none")).run(sockets=[listener])
 """

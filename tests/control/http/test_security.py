@@ -18,7 +18,14 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from steppe.control.http.auth import Gate, Keys, Limits, Refused, public_names, require_safe_bind
+from steppe.control.http.auth import (
+    AccessControl,
+    RequestLimits,
+    RequestRefused,
+    TokenStore,
+    public_names,
+    require_safe_bind,
+)
 from steppe.core.contracts.errors import UsageError
 from tests.support.service import SERVE, SHORT, Served, bring_down, make, until
 
@@ -37,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def link_of(served: Served) -> str:
-    return f"/sign-in?code={Keys(served.root / 'runs' / '.control' / 'tokens.json').new_link()}"
+    return f"/sign-in?code={TokenStore(served.root / 'runs' / '.control' / 'tokens.json').new_sign_in_link()}"
 
 
 def cookie_of(served: Served) -> str:
@@ -198,34 +205,34 @@ def test_a_new_link_can_be_had_while_the_service_runs(served: Served, tmp_path: 
 
 def test_the_right_token_is_let_in_however_many_wrong_ones_came():
     """The gate by itself: neither tokens nor sessions have to wait for those who guess from the same address."""
-    keys = Keys(Path(tempfile.mkdtemp()) / "tokens.json")
-    gate = Gate(keys, limits=Limits(guesses=2, guesses_per_s=0.0), port=8_900)
+    keys = TokenStore(Path(tempfile.mkdtemp()) / "tokens.json")
+    gate = AccessControl(keys, limits=RequestLimits(failed_attempts=2, failed_attempts_per_s=0.0), port=8_900)
     codes = []
     for _ in range(4):
-        with pytest.raises(Refused) as refused:
-            gate.admit("a", "GET", {"authorization": "Bearer guess"})
+        with pytest.raises(RequestRefused) as refused:
+            gate.authenticate("a", "GET", {"authorization": "Bearer guess"})
         codes.append(refused.value.status)
     assert codes == [401, 401, 429, 429]
-    assert gate.admit("a", "GET", {"authorization": f"Bearer {keys.tokens['read']}"}).scope == "read"
-    mine = f"steppe_session_8900={keys.sign_in(keys.new_link())}"
+    assert gate.authenticate("a", "GET", {"authorization": f"Bearer {keys.tokens['read']}"}).scope == "read"
+    mine = f"steppe_session_8900={keys.sign_in(keys.new_sign_in_link())}"
     others = "steppe_session_8901=x; broken\u00e9[=; "
-    assert gate.admit("a", "GET", {"cookie": others + mine}).scope == "admin", (
+    assert gate.authenticate("a", "GET", {"cookie": others + mine}).scope == "admin", (
         "another service's cookie does not matter"
     )
-    with pytest.raises(Refused):
-        gate.admit("a", "GET", {"cookie": mine.replace("8900", "8901")})
+    with pytest.raises(RequestRefused):
+        gate.authenticate("a", "GET", {"cookie": mine.replace("8900", "8901")})
 
 
 def test_a_caller_who_asks_too_much_has_to_wait():
     """The gate by itself, whose bucket is then empty: how fast this machine asks does not matter."""
-    gate = Gate(Keys(Path(tempfile.mkdtemp()) / "tokens.json"), limits=Limits(burst=3, per_s=0.0))
+    gate = AccessControl(TokenStore(Path(tempfile.mkdtemp()) / "tokens.json"), limits=RequestLimits(burst=3, per_s=0.0))
     headers = {"authorization": f"Bearer {gate.keys.tokens['read']}"}
-    assert [gate.admit("a", "GET", headers).scope for _ in range(3)] == ["read"] * 3
-    with pytest.raises(Refused, match="slow down") as refused:
-        gate.admit("b", "GET", headers)
+    assert [gate.authenticate("a", "GET", headers).scope for _ in range(3)] == ["read"] * 3
+    with pytest.raises(RequestRefused, match="slow down") as refused:
+        gate.authenticate("b", "GET", headers)
     assert refused.value.status == 429
     other = {"authorization": f"Bearer {gate.keys.tokens['admin']}"}
-    assert gate.admit("a", "GET", other).scope == "admin", "others need not wait for him"
+    assert gate.authenticate("a", "GET", other).scope == "admin", "others need not wait for him"
 
 
 def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Client):

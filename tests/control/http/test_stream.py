@@ -19,9 +19,9 @@ from websockets.streams import StreamReader
 
 from steppe.control.http import app as doors
 from steppe.control.http import stream
-from steppe.control.http.app import Doors
-from steppe.control.http.auth import Gate, Keys
-from steppe.control.http.server import bind
+from steppe.control.http.app import Routes
+from steppe.control.http.auth import AccessControl, TokenStore
+from steppe.control.http.server import bind_listener
 from steppe.control.http.stream import Hub
 from steppe.control.http.ws_frames import FrameSocket
 from steppe.control.service import Service
@@ -140,8 +140,8 @@ async def streaming(hub: Hub, folder: Path) -> AsyncIterator[str]:
     """The address of a stream that says what is put into the hub, by a real server and with no runs behind it."""
     service = Service()
     app = FastAPI()
-    app.include_router(Doors(service, hub, Gate(Keys(folder / "tokens.json"))).router)
-    listener = bind("127.0.0.1", 0)
+    app.include_router(Routes(service, hub, AccessControl(TokenStore(folder / "tokens.json"))).router)
+    listener = bind_listener("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, ws=FrameSocket, ws_per_message_deflate=False, log_level="error"))
     hub.serve_on(asyncio.get_running_loop())
     serving, delivering = asyncio.ensure_future(server.serve([listener])), asyncio.ensure_future(hub.deliver())
@@ -162,7 +162,7 @@ def no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_who_reads_late_hears_everything_in_order(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
     """Far more than sockets hold: it goes out as the client takes it, without anything new happening."""
-    monkeypatch.setattr(stream, "BEAT_S", 3_600.0)
+    monkeypatch.setattr(stream, "HEARTBEAT_INTERVAL_S", 3_600.0)
 
     async def scenario() -> list[int]:
         hub = Hub(size_bytes=1 << 30)
@@ -202,8 +202,8 @@ def test_who_is_too_slow_is_dropped_with_notice(no_runs: Path):
 
 
 def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
-    monkeypatch.setattr(stream, "STUCK_S", 0.0)
-    monkeypatch.setattr(doors, "STUCK_S", 0.0)
+    monkeypatch.setattr(stream, "SEND_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(doors, "SEND_TIMEOUT_S", 0.0)
 
     async def scenario() -> int:
         hub = Hub(size_bytes=1 << 30)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steppe.core.config.cluster import ClusterConfig, read_cluster, read_cluster_file
-from steppe.core.config.run import flatten, resolve, unflatten
+from steppe.core.config.run import flatten, resolve_config, unflatten
 from steppe.core.contracts.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -34,9 +34,9 @@ def test_the_issue_example_is_one() -> None:
 
 
 def test_nodes_have_seeds_of_their_own() -> None:
-    assert [read_cluster({**PLAIN, "node_id": name}).seed_shift for name in PLAIN["nodes"]] == [0, 1]
+    assert [read_cluster({**PLAIN, "node_id": name}).seed_offset for name in PLAIN["nodes"]] == [0, 1]
     anyone = {"parameter_server": "host:8888"}
-    assert len({read_cluster({**anyone, "node_id": name}).seed_shift for name in "abcd"}) == 4
+    assert len({read_cluster({**anyone, "node_id": name}).seed_offset for name in "abcd"}) == 4
 
 
 def test_in_ray_and_mpi_the_first_node_has_the_server() -> None:
@@ -92,10 +92,10 @@ def test_mistakes_are_one_sentence(changes: dict, words: str) -> None:
 def test_a_run_with_a_cluster_survives_being_written_down() -> None:
     for more in ({}, {"exchange": "gradients"}, {"tls": {"ca": "ca.pem"}, "server": {"save_every": 3}}):
         keys = {f"cluster.{key}": value for key, value in {**PLAIN, **more}.items()}
-        config = resolve(("call", {"env": "CartPole-v1", **keys})).config
+        config = resolve_config(("call", {"env": "CartPole-v1", **keys})).config
         assert config.cluster.joined
         assert unflatten(flatten(config)) == config
-    assert not resolve(("call", {"env": "CartPole-v1"})).config.cluster.joined
+    assert not resolve_config(("call", {"env": "CartPole-v1"})).config.cluster.joined
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_run_with_a_cluster_survives_being_written_down() -> None:
 )
 def test_runs_that_cannot_be_nodes(keys: dict, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(("call", {"env": "CartPole-v1", **keys}))
+        resolve_config(("call", {"env": "CartPole-v1", **keys}))
     assert words in str(caught.value)
 
 

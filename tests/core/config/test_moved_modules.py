@@ -8,18 +8,18 @@ from enum import Enum
 import pytest
 
 from steppe.algorithms.ppo.ppo import PPO
-from steppe.core.algorithms import implementation
+from steppe.core.algorithms import agent_class
 from steppe.core.config import references
 from steppe.core.config.moved_modules import MOVED
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import CannotResume
 from steppe.envs import probe
-from steppe.envs.lookup import find
-from steppe.envs.snapshot.reader import Reading
-from steppe.envs.snapshot.writer import Rebuilding
+from steppe.envs.lookup import find_env
+from steppe.envs.snapshot.reader import SnapshotReader
+from steppe.envs.snapshot.writer import SnapshotWriter
 from steppe.envs.tictactoe.env import TicTacToeEnv
 from steppe.envs.toy.builtin import CountingEnv
-from steppe.runtimes import inline, launcher
+from steppe.runtimes import find_launcher, inline
 from steppe.runtimes.processes import supervisor
 
 pytestmark = pytest.mark.unit
@@ -47,18 +47,18 @@ def _exists(module: str) -> bool:
 
 
 def test_references_of_an_earlier_version_are_resolved() -> None:
-    assert references.resolve("steppe.envs.builtin:CountingEnv") is CountingEnv
-    assert references.resolve("steppe.envs.tictactoe:TicTacToeEnv") is TicTacToeEnv
-    assert implementation("steppe.agents.ppo:PPO") is PPO
-    assert implementation("steppe.agents:PPO") is PPO
-    assert launcher("steppe.runtimes.processes:launch") is supervisor.launch
-    assert launcher("steppe.runtimes.inline:launch") is inline.launch
+    assert references.resolve_reference("steppe.envs.builtin:CountingEnv") is CountingEnv
+    assert references.resolve_reference("steppe.envs.tictactoe:TicTacToeEnv") is TicTacToeEnv
+    assert agent_class("steppe.agents.ppo:PPO") is PPO
+    assert agent_class("steppe.agents:PPO") is PPO
+    assert find_launcher("steppe.runtimes.processes:launch") is supervisor.launch
+    assert find_launcher("steppe.runtimes.inline:launch") is inline.launch
 
 
 def test_environments_of_an_earlier_version_are_found() -> None:
     spec = probe("steppe.envs.builtin:CountingEnv", EnvConfig())
     assert spec.obs == probe("steppe.envs.toy.builtin:CountingEnv", EnvConfig()).obs
-    old, new = find("steppe.envs.tictactoe_aec"), find("steppe.envs.tictactoe.aec")
+    old, new = find_env("steppe.envs.tictactoe_aec"), find_env("steppe.envs.tictactoe.aec")
     assert old is new
     wrapped = EnvConfig(wrappers=("steppe.envs.flattening:FlattenMultiDiscreteWrapper",))
     assert probe("steppe/Counting-v0", wrapped).obs == probe("steppe/Counting-v0", EnvConfig()).obs
@@ -69,20 +69,20 @@ def test_a_snapshot_of_an_earlier_version_is_restored() -> None:
     env.reset(seed=0)
     other.reset(seed=1)
     env.step(env.action_space.sample())
-    tree = Reading().object(env)
+    tree = SnapshotReader().object(env)
     assert tree["class"] == "steppe.envs.toy.builtin.CountingEnv"
     tree["class"] = "steppe.envs.builtin.CountingEnv"
-    building = Rebuilding()
+    building = SnapshotWriter()
     building.fill(other, tree)
     building.finish()
-    assert Reading().object(other) == {**tree, "class": "steppe.envs.toy.builtin.CountingEnv"}
+    assert SnapshotReader().object(other) == {**tree, "class": "steppe.envs.toy.builtin.CountingEnv"}
 
 
 def test_an_enumeration_of_an_earlier_version_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     colour = Enum("Colour", ["RED"], module="steppe.envs.toy.builtin")
     monkeypatch.setattr("steppe.envs.toy.builtin.Colour", colour, raising=False)
-    tree = Reading().value(colour["RED"])
-    assert Rebuilding().value({**tree, "module": "steppe.envs.builtin"}) is colour["RED"]
+    tree = SnapshotReader().value(colour["RED"])
+    assert SnapshotWriter().value({**tree, "module": "steppe.envs.builtin"}) is colour["RED"]
 
 
 def test_what_a_snapshot_left_out_may_have_had_another_name() -> None:
@@ -90,8 +90,8 @@ def test_what_a_snapshot_left_out_may_have_had_another_name() -> None:
     env, other = CountingEnv(), CountingEnv()
     env.reset(seed=0)
     other.reset(seed=0)
-    tree = Reading().object(env)
+    tree = SnapshotReader().object(env)
     other.held = TicTacToeEnv()  # type: ignore[attr-defined]
-    Rebuilding().fill(other, {**tree, "left": {"held": "steppe.envs.tictactoe.TicTacToeEnv"}})
+    SnapshotWriter().fill(other, {**tree, "left": {"held": "steppe.envs.tictactoe.TicTacToeEnv"}})
     with pytest.raises(CannotResume, match=r"should be a steppe\.envs\.bandit\.TicTacToeEnv"):
-        Rebuilding().fill(other, {**tree, "left": {"held": "steppe.envs.bandit.TicTacToeEnv"}})
+        SnapshotWriter().fill(other, {**tree, "left": {"held": "steppe.envs.bandit.TicTacToeEnv"}})

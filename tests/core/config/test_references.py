@@ -43,27 +43,27 @@ class TestReferences:
         ],
     )
     def test_what_has_a_name_travels_by_it(self, thing, text):
-        assert references.reference(thing) == text
+        assert references.make_reference(thing) == text
         if not isinstance(thing, str):
-            assert references.resolve(text) is thing
+            assert references.resolve_reference(text) is thing
 
     def test_what_has_none_is_known_here_alone(self):
         def inner():
             return 1
 
         things = [lambda: 2, inner, functools.partial(module_level), Home().build.__call__]
-        texts = [references.reference(thing) for thing in things]
+        texts = [references.make_reference(thing) for thing in things]
         assert all(text.startswith("local:") for text in texts)
         assert len(set(texts)) == len(texts)
-        assert [references.reference(thing) for thing in things] == texts
-        assert all(references.resolve(text) is thing for text, thing in zip(texts, things, strict=True))
+        assert [references.make_reference(thing) for thing in things] == texts
+        assert all(references.resolve_reference(text) is thing for text, thing in zip(texts, things, strict=True))
 
     def test_a_name_that_means_something_else_now_is_not_used(self):
         def module_level():
             return "another"
 
         module_level.__qualname__ = "module_level"
-        assert references.reference(module_level).startswith("local:")
+        assert references.make_reference(module_level).startswith("local:")
 
     @pytest.mark.parametrize(
         ("text", "is_one"),
@@ -86,12 +86,12 @@ class TestReferences:
     )
     def test_what_cannot_be_found(self, text, words):
         with pytest.raises(FactoryError, match=words):
-            references.resolve(text)
+            references.resolve_reference(text)
 
 
 class TestPortability:
     def test_a_lambda_is_refused_with_what_to_do(self):
-        text = references.reference(lambda: None)
+        text = references.make_reference(lambda: None)
         with pytest.raises(FactoryError, match=r"the environment is '.*<lambda>'.*runtime='inline'"):
             references.require_portable(text, "the environment")
 
@@ -127,15 +127,15 @@ training_call()
 unreachable_elsewhere = True
 if __name__ == "__main__":
     import multiprocessing
-    print(references.reference(make), references.resolve("__main__:make")(), flush=True)
+    print(references.make_reference(make), references.resolve_reference("__main__:make")(), flush=True)
     print(repr(references.main_script()), flush=True)
 """
 ELSEWHERE = """
 import sys, ast
 from steppe.core.config import references
-references.adopt_main(ast.literal_eval(sys.argv[1]))
-make = references.resolve("__main__:make")
-print(make(), references.reference(make), references.resolve("__main__:make") is make)
+references.set_main_script(ast.literal_eval(sys.argv[1]))
+make = references.resolve_reference("__main__:make")
+print(make(), references.make_reference(make), references.resolve_reference("__main__:make") is make)
 print(hasattr(sys.modules[make.__module__], "unreachable_elsewhere"))
 references.stop_if_loading_main()
 """
@@ -174,7 +174,7 @@ class TestTheUsersScript:
         monkeypatch.setattr(sys, "path", list(sys.path))
         for _ in range(2):
             with pytest.raises(LookupError, match="in the script"):
-                references.resolve("__main__:anything")
+                references.resolve_reference("__main__:anything")
         references.stop_if_loading_main()
 
     def test_a_training_call_stops_the_import_only(self):

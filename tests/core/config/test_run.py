@@ -17,7 +17,7 @@ from steppe.core.config.run import (
     from_pairs,
     from_toml,
     parse_value,
-    resolve,
+    resolve_config,
     unflatten,
 )
 from steppe.core.contracts.errors import ConfigError
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.unit
 
 
 def made(**layer):
-    return resolve(("flag", {"env": "CartPole-v1", **layer})).config
+    return resolve_config(("flag", {"env": "CartPole-v1", **layer})).config
 
 
 class TestLayers:
     def test_the_last_one_wins_and_sources_are_kept(self):
-        resolved = resolve(
+        resolved = resolve_config(
             ("file.toml", {"env": "CartPole-v1", "seed": 1, "actors": 2, "learning_rate": 0.1}),
             ("STEPPE_*", {"seed": 2, "agent.gamma": 0.5}),
             ("flag", {"seed": 3}),
@@ -43,7 +43,7 @@ class TestLayers:
         assert sources["flow.max_lag"] == "default"
 
     def test_every_value_has_a_source(self):
-        resolved = resolve(("flag", {"env": "CartPole-v1"}))
+        resolved = resolve_config(("flag", {"env": "CartPole-v1"}))
         assert resolved.sources.keys() == flatten(resolved.config).keys()
 
     def test_a_bare_name_is_a_hyperparameter_where_no_field_has_it(self):
@@ -124,7 +124,7 @@ class TestMistakes:
 
     def test_an_environment_is_required(self):
         with pytest.raises(ConfigError, match="env is required"):
-            resolve(("flag", {}))
+            resolve_config(("flag", {}))
 
     def test_nothing_changes_afterwards(self):
         config = made()
@@ -185,7 +185,7 @@ class TestWrittenDown:
     def test_flat_keys_are_those_one_may_give(self):
         flat = flatten(made())
         assert {key.split(".")[0] for key in flat if "." in key} == {*SECTIONS, "agent"}
-        resolve(("again", {key: value for key, value in flat.items() if value is not None}))
+        resolve_config(("again", {key: value for key, value in flat.items() if value is not None}))
 
 
 class TestReading:
@@ -204,7 +204,7 @@ class TestReading:
             "flow.max_lag": 2,
             "environment.kwargs": {"gravity": 9.0},
         }
-        assert resolve(("file", flat)).config.agent.hidden == (8, 8)
+        assert resolve_config(("file", flat)).config.agent.hidden == (8, 8)
 
     def test_toml_that_is_none(self, tmp_path):
         path = tmp_path / "bad.toml"
@@ -218,7 +218,7 @@ class TestReading:
         path = tmp_path / "bad.toml"
         path.write_text('env = "CartPole-v1"\n[flo]\nmax_lag = 2\n')
         with pytest.raises(ConfigError, match=r"unknown key 'flo' in .*bad\.toml\."):
-            resolve((str(path), from_toml(path)))
+            resolve_config((str(path), from_toml(path)))
 
     def test_the_environment(self):
         environ = {

@@ -8,8 +8,8 @@ import itertools
 import pytest
 
 from steppe.core.algorithms import ALGORITHMS
-from steppe.core.config.run import SECTIONS, RunConfig, resolve
-from steppe.core.config.tunables import checked_changes, live_fields, needs_spec
+from steppe.core.config.run import SECTIONS, RunConfig, resolve_config
+from steppe.core.config.tunables import needs_spec, tunable_fields, validate_changes
 from steppe.core.contracts.errors import ConfigError, SteppeError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
@@ -31,7 +31,7 @@ SPECS = [
 
 
 def config_of(algo, **more):
-    return resolve(("call", {"env": "CartPole-v1", "algo": algo, **more})).config
+    return resolve_config(("call", {"env": "CartPole-v1", "algo": algo, **more})).config
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -50,7 +50,7 @@ def test_what_some_environments_refuse_is_declared(algo):
     found = set()
     for name, value in itertools.product(fields, (0.5, 1, 2, True, [1], "own", "disk", "first", {"a": "one"})):
         with contextlib.suppress(ConfigError):
-            changed = checked_changes(agent, {name: value})
+            changed = validate_changes(agent, {name: value})
             if len({_takes(agent, changed, spec) for spec in SPECS if _takes(agent, {}, spec)}) == 2:
                 found.add(name)
                 assert needs_spec(agent, changed) == [name]
@@ -70,10 +70,15 @@ def _takes(agent, changed, spec):
 
 def test_workers_take_no_optimizer_steps_of_their_own():
     alone, pushing = config_of("ppo"), config_of("ppo", mode="workers", actors=2)
-    assert set(live_fields(alone)) - set(live_fields(pushing)) == {"epochs", "minibatch_size", "clip", "target_kl"}
-    assert "learning_rate" not in live_fields(config_of("a3c", **{"params.learning_rate": 0.1}))
-    assert live_fields(config_of("q-learning", mode="workers")) == ()
-    assert "learning_rate" in live_fields(config_of("q-learning"))
+    assert set(tunable_fields(alone)) - set(tunable_fields(pushing)) == {
+        "epochs",
+        "minibatch_size",
+        "clip",
+        "target_kl",
+    }
+    assert "learning_rate" not in tunable_fields(config_of("a3c", **{"params.learning_rate": 0.1}))
+    assert tunable_fields(config_of("q-learning", mode="workers")) == ()
+    assert "learning_rate" in tunable_fields(config_of("q-learning"))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +146,9 @@ def _numbers(schema):
 def test_changes_that_would_be_refused_at_the_start_are_refused_later(values, words):
     agent = config_of("ppo", learning_rate=1e-3, segment_steps=16).agent
     with pytest.raises(ConfigError, match=words):
-        checked_changes(agent, values)
+        validate_changes(agent, values)
 
 
 def test_no_limit_on_divergence_is_a_value_too():
     agent = config_of("ppo", target_kl=0.1).agent
-    assert checked_changes(agent, {"target_kl": None}) == {"target_kl": None}
+    assert validate_changes(agent, {"target_kl": None}) == {"target_kl": None}

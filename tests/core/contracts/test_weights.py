@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.contracts.weights import Entry, Layout, Weights
+from steppe.core.contracts.weights import Weights, WeightsEntry, WeightsLayout
 
 pytestmark = pytest.mark.unit
 
@@ -48,10 +48,12 @@ def test_the_hash_is_over_the_raw_bytes_in_order(arrays):
 
 
 def test_entries_are_aligned_and_float32_leaves_no_gap():
-    layout = Layout.of([("a", (3,), "uint8"), ("b", (2,), "float32"), ("c", (5,), "float32"), ("d", (), "float64")])
+    layout = WeightsLayout.of(
+        [("a", (3,), "uint8"), ("b", (2,), "float32"), ("c", (5,), "float32"), ("d", (), "float64")]
+    )
     assert [(entry.name, entry.offset) for entry in layout.entries] == [("a", 0), ("b", 4), ("c", 12), ("d", 32)]
     assert layout.nbytes == 40
-    assert Layout.of([]).nbytes == 0
+    assert WeightsLayout.of([]).nbytes == 0
 
 
 def test_padding_does_not_enter_the_hash():
@@ -66,7 +68,7 @@ def test_padding_does_not_enter_the_hash():
 
 def test_other_places_same_hash():
     arrays = {"a": np.arange(3, dtype=np.float32), "b": np.arange(2, dtype=np.float32)}
-    spread = Layout((Entry("a", (3,), "float32", 8), Entry("b", (2,), "float32", 64)))
+    spread = WeightsLayout((WeightsEntry("a", (3,), "float32", 8), WeightsEntry("b", (2,), "float32", 64)))
     buffer = np.zeros(100, np.uint8)
     for name, view in spread.views(buffer).items():
         view[...] = arrays[name]
@@ -95,8 +97,8 @@ def test_stamping_shares_and_copying_does_not():
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(other, words):
-    mine = Layout.of([("a", (2,), "float32"), ("b", (3,), "float32")])
-    weights = Weights(Layout.of(other), np.zeros(64, np.uint8))
+    mine = WeightsLayout.of([("a", (2,), "float32"), ("b", (3,), "float32")])
+    weights = Weights(WeightsLayout.of(other), np.zeros(64, np.uint8))
     with pytest.raises(ConfigError, match=f"do not fit this agent: .*{words}"):
         weights.require(mine, "this agent")
     weights.require(weights.layout, "itself")

@@ -152,7 +152,7 @@ def test_a_killed_writer_never_tears_a_file(tmp_path):
         data = path.read_bytes()
         assert len(data) == 50_000
         assert len(set(data)) == 1
-    atomic_files.sweep(tmp_path)
+    atomic_files.remove_temporary_files(tmp_path)
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -170,7 +170,7 @@ def test_a_crash_at_any_call_leaves_no_bundle_or_a_whole_one(tmp_path, monkeypat
             assert atomic_files.read_bundle(directory) == FILES
         appeared.add(directory.exists())
     assert appeared == {True, False}
-    atomic_files.sweep(tmp_path)
+    atomic_files.remove_temporary_files(tmp_path)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 

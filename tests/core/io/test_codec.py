@@ -390,4 +390,4 @@ def test_wrong_counters_are_damage(counters):
 
 def test_the_first_unknown_counter_is_named():
     with pytest.raises(ValueError, match="unknown counter 'a'"):
-        codec.checked_counters({"b": 1, "version": 1, "a": 1})
+        codec.validate_counters({"b": 1, "version": 1, "a": 1})

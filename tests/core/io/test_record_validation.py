@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TOPICS, TRAINING
-from steppe.core.io.record_validation import MOST_BYTES, MOST_DEPTH, checked, parsed
+from steppe.core.io.record_validation import MAX_DEPTH, MAX_RECORD_BYTES, parse_record, validate_record
 
 pytestmark = pytest.mark.unit
 
@@ -43,12 +43,12 @@ def text(record):
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_what_the_roles_write_passes_unchanged(topic):
-    found = checked(topic, text(GOOD[topic]), "demo", 2)
+    found = validate_record(topic, text(GOOD[topic]), "demo", 2)
     assert repr(found) == repr(json.loads(text(GOOD[topic])))
 
 
 def test_fields_from_a_newer_version_pass():
-    assert checked(TRAINING, text({**GOOD[TRAINING], "new": [1]}), "demo")["new"] == [1]
+    assert validate_record(TRAINING, text({**GOOD[TRAINING], "new": [1]}), "demo")["new"] == [1]
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_fields_from_a_newer_version_pass():
         (b"[]", "not a JSON object"),
         (b"[" * 5_000, "nested deeper"),
         (b'{"a":' * 100_000, "nested deeper"),
-        (b'{"a":' + b"[" * MOST_DEPTH + b"]" * MOST_DEPTH + b"}", "nested deeper"),
+        (b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nested deeper"),
         (b'{"a": 1e3, "b": 9223372036854775808}', "64 bits"),
         (b'{"a": "\\ud800"}', "Unicode"),
         (b'{"\\ud800": 1}', "Unicode"),
-        (b'{"a": "' + b"x" * MOST_BYTES + b'"}', "bytes"),
+        (b'{"a": "' + b"x" * MAX_RECORD_BYTES + b'"}', "bytes"),
     ],
 )  # fmt: skip
 def test_no_record_at_all(data, words):
     with pytest.raises(DamagedFile, match=words):
-        parsed(data)
+        parse_record(data)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_no_record_at_all(data, words):
 )
 def test_records_of_no_schema(topic, record, words):
     with pytest.raises(DamagedFile, match=words):
-        checked(topic, text(record), "demo", 2)
+        validate_record(topic, text(record), "demo", 2)
 
 
 values = st.recursive(
@@ -121,4 +121,4 @@ def test_whatever_comes_passes_or_is_refused(topic, changes, data):
     sent = text(record)
     for cut in (sent, sent[: data.draw(st.integers(0, len(sent)))]):
         with contextlib.suppress(DamagedFile):
-            json.dumps(checked(topic, cut, "demo", 2), ensure_ascii=False).encode()
+            json.dumps(validate_record(topic, cut, "demo", 2), ensure_ascii=False).encode()

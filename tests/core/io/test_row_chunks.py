@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.io import atomic_files, row_chunks
-from steppe.core.io.rings import ROWS, TAIL, History, Ring
-from steppe.core.io.row_chunks import put_back, read_rows, take_out, write_rows
+from steppe.core.io.rings import ROWS, TAIL, Ring, SaveHistory
+from steppe.core.io.row_chunks import extract_rings, insert_rings, read_rows, write_rows
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,7 @@ class Source:
     def __init__(self, capacity):
         self.columns = {"number": np.zeros(capacity, np.int64), "bytes": np.zeros((capacity, 3), np.uint8)}
         self.size = self.cursor = self.added = 0
-        self.history = History()
+        self.history = SaveHistory()
 
     def append(self, count):
         for _ in range(count):
@@ -92,7 +92,7 @@ def test_the_chunks_that_were_touched(capacity, first, more, chunk_rows):
     source.append(more)
     positions = np.arange(source.size)
     changed = (positions >= filled) | (source.columns["number"][: source.size] != before[: source.size])
-    assert source.ring().touched(first, chunk_rows) == set((positions[changed] // chunk_rows).tolist())
+    assert source.ring().chunks_written_since(first, chunk_rows) == set((positions[changed] // chunk_rows).tolist())
 
 
 def test_only_what_changed_is_written(tmp_path):
@@ -133,7 +133,7 @@ def test_what_does_not_continue_a_save_is_written_whole(tmp_path, change):
         source.columns["number"][:] = 7
         source.history.reset()
     elif change == "stranger":
-        source.history = History({"0123456789abcdef": 40})
+        source.history = SaveHistory({"0123456789abcdef": 40})
     elif change == "shape":
         source.columns["bytes"] = np.ones((40, 5), np.uint8)
     else:
@@ -152,7 +152,7 @@ def test_two_that_went_separate_ways_do_not_mix(tmp_path):
     for column in ("number", "bytes"):
         other.columns[column][:] = one.columns[column]
     other.size, other.cursor, other.added = 20, 20, 20
-    other.history = History(dict(one.history.saves))
+    other.history = SaveHistory(dict(one.history.saves))
     one.append(12)
     second = save(tmp_path / "1", [one.ring()], first)
     other.append(16)
@@ -284,7 +284,9 @@ def test_columns_side_by_side_are_written_and_read_like_others(tmp_path):
     rows["number"], rows["done"] = np.arange(11), np.arange(11) % 3 == 0
     spread = {name: rows[name] for name in ("number", "done")}
     apart = {name: column.copy() for name, column in spread.items()}
-    one, other = (save(tmp_path / str(k), [Ring("it", c, 11, 5, 16, History())]) for k, c in enumerate((spread, apart)))
+    one, other = (
+        save(tmp_path / str(k), [Ring("it", c, 11, 5, 16, SaveHistory())]) for k, c in enumerate((spread, apart))
+    )
     chunks_of = [sorted(path.read_bytes() for path in directory.glob("*.rows")) for directory in (one, other)]
     assert chunks_of[0] == chunks_of[1]
     assert len(chunks_of[0]) > 1
@@ -301,12 +303,12 @@ def test_trees_with_rings_in_them(tmp_path):
     one, other = Source(5), Source(5)
     one.append(3)
     rings = []
-    plain = take_out({"a": [one.ring(), 1, "x"], "b": {"c": other.ring()}}, rings)
+    plain = extract_rings({"a": [one.ring(), 1, "x"], "b": {"c": other.ring()}}, rings)
     assert [ring.added for ring in rings] == [3, 0]
     saved = save(tmp_path / "0", rings)
-    tree = put_back(json.loads(json.dumps(plain)), read_rows(saved, (saved / ROWS).read_bytes()))
+    tree = insert_rings(json.loads(json.dumps(plain)), read_rows(saved, (saved / ROWS).read_bytes()))
     assert tree["a"][0].record.added == 3
     assert tree["a"][1:] == [1, "x"]
     assert tree["b"]["c"].record.size == 0
     with pytest.raises(DamagedFile, match="no ring 7"):
-        put_back({"#ring": 7}, [])
+        insert_rings({"#ring": 7}, [])

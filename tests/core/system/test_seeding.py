@@ -53,18 +53,18 @@ def test_streams_look_independent():
 
 
 def test_integers_fit_in_31_bits():
-    numbers = [seeding.integer(5, "env", index) for index in range(200)]
+    numbers = [seeding.integer_seed(5, "env", index) for index in range(200)]
     assert all(0 <= number < 2**31 for number in numbers)
     assert len(set(numbers)) == 200
     assert max(numbers) > 2**30
 
 
 def test_copies_are_seeded_apart_and_the_sequence_is_left_alone():
-    sequence = seeding.sequence(1, "judge")
+    sequence = seeding.seed_sequence(1, "judge")
     first = seeding.env_seeds(sequence, 5)
     assert seeding.env_seeds(sequence, 3) == first[:3]
     assert len(set(first)) == 5
-    expected = [int(child.generate_state(1, np.uint32)[0]) // 2 for child in seeding.sequence(1, "judge").spawn(5)]
+    expected = [int(child.generate_state(1, np.uint32)[0]) // 2 for child in seeding.seed_sequence(1, "judge").spawn(5)]
     assert first == expected
 
 

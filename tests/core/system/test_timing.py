@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from steppe.core.system.timing import Phases, RunClock
+from steppe.core.system.timing import PhaseTimer, RunClock
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +21,7 @@ class Clock:
 
 def test_time_is_charged_to_the_phase_that_was_on():
     clock = Clock()
-    phases = Phases("env", "policy", "other", clock=clock)
+    phases = PhaseTimer("env", "policy", "other", clock=clock)
     clock.now += 1.0  # before the first switch: other
     phases.switch("env")
     clock.now += 2.0
@@ -35,7 +35,7 @@ def test_time_is_charged_to_the_phase_that_was_on():
 
 def test_shares_add_up_and_include_the_phase_under_way():
     clock = Clock()
-    phases = Phases("a", "b", clock=clock)
+    phases = PhaseTimer("a", "b", clock=clock)
     phases.switch("a")
     clock.now += 3.0
     phases.switch("b")
@@ -46,11 +46,11 @@ def test_shares_add_up_and_include_the_phase_under_way():
 
 
 def test_without_any_time_there_are_no_shares():
-    assert Phases("a", "b", clock=Clock()).shares() == {"a": 0.0, "b": 0.0}
+    assert PhaseTimer("a", "b", clock=Clock()).shares() == {"a": 0.0, "b": 0.0}
 
 
 def test_an_unknown_phase_is_a_mistake():
-    phases = Phases("a", clock=Clock())
+    phases = PhaseTimer("a", clock=Clock())
     phases.switch("typo")
     with pytest.raises(KeyError):
         phases.switch("a")

@@ -9,7 +9,7 @@ import pytest
 from pettingzoo.utils import conversions
 
 from steppe.core.config.run import EnvConfig
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.envs.pathfinding.parallel import PathfindingParallel
 from steppe.envs.toy.teamwork import TeamworkEnv
 from steppe.testing.env import collect
@@ -35,7 +35,7 @@ class _Loop(TeamConformance):
     kwargs: ClassVar = {}
 
     def make_world(self, num_envs, seed):
-        return make_world(
+        return make_segment_env(
             self.env, EnvConfig(vector="loop", kwargs=self.kwargs), num_envs, np.random.SeedSequence(seed)
         )
 
@@ -146,7 +146,7 @@ class TestPathfindingCompiled(TeamConformance):
 
     def make_world(self, num_envs, seed):
         config = EnvConfig(vector="native", kwargs={"num_agents": 3, "size": 5, "density": 0.1, "max_steps": 20})
-        return make_world("steppe/Pathfinding-v0", config, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("steppe/Pathfinding-v0", config, num_envs, np.random.SeedSequence(seed))
 
     def test_rows_are_what_gymnasiums_vector_gives(self):
         """Also whom each agent hears, which the actor writes beside them."""
@@ -176,7 +176,7 @@ class _Turns(TeamConformance):
     seed_matters = True
 
     def make_world(self, num_envs, seed):
-        return make_world(self.env, EnvConfig(), num_envs, np.random.SeedSequence(seed))
+        return make_segment_env(self.env, EnvConfig(), num_envs, np.random.SeedSequence(seed))
 
     def make_plain(self):
         raise NotImplementedError

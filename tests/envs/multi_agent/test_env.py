@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from steppe.core.config.references import reference
+from steppe.core.config.references import make_reference
 from steppe.core.config.run import EnvConfig
-from steppe.core.contracts.env import comm_mask_of, num_rows
+from steppe.core.contracts.env import get_comm_mask, num_rows
 from steppe.core.contracts.errors import CannotResume, ConfigError, EnvironmentFault, MissingExtra, WorldError
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.io import codec
-from steppe.envs import make_world, probe
+from steppe.envs import make_segment_env, probe
 from steppe.envs.pathfinding.worlds import PathfindingWorlds
 from steppe.testing.env import collect
 from tests.support import team_envs
@@ -24,8 +24,8 @@ MAZE = "steppe/Pathfinding-v0"
 
 
 def world_of(env, num_envs=2, seed=0, **config):
-    text = env if isinstance(env, str) else reference(env)
-    return make_world(text, EnvConfig(**config), num_envs, np.random.SeedSequence(seed))
+    text = env if isinstance(env, str) else make_reference(env)
+    return make_segment_env(text, EnvConfig(**config), num_envs, np.random.SeedSequence(seed))
 
 
 def segment_for(world, num_steps):
@@ -103,7 +103,7 @@ def test_who_hears_whom_is_what_infos_say_among_those_who_are_there(env):
     for _ in range(30):
         there = world.there.reshape(3, 3).copy()
         expected = rule & there[:, None, :] & there[:, :, None]
-        np.testing.assert_array_equal(comm_mask_of(world).reshape(3, 3, 3), expected)
+        np.testing.assert_array_equal(get_comm_mask(world).reshape(3, 3, 3), expected)
         world.step(np.zeros(9, np.int64), segment, 0)
         np.testing.assert_array_equal(segment["valid"][0].reshape(3, 3), there)
         absent += np.count_nonzero(~there)
@@ -118,7 +118,7 @@ def test_pathfinding_says_who_hears_whom_as_the_machine_itself_does():
     seen = machine.reset(world.seeds[0])
     stream = np.random.default_rng(0)
     for _ in range(50):
-        np.testing.assert_array_equal(comm_mask_of(world).reshape(4, 6, 6), seen.comm_mask)
+        np.testing.assert_array_equal(get_comm_mask(world).reshape(4, 6, 6), seen.comm_mask)
         actions = stream.integers(0, 5, 24)
         world.step(actions, segment, 0)
         seen = machine.step(actions.reshape(4, 6))

@@ -7,13 +7,13 @@ import pytest
 from gymnasium import spaces
 
 import steppe
-from steppe.envs.multi_agent.masked_numbers import MaskedNumbers
+from steppe.envs.multi_agent.masked_numbers import MaskedStateIndexer
 
 DICT = spaces.Dict({"observation": spaces.Box(0, 2, (2, 2), np.int8), "action_mask": spaces.Box(0, 1, (3,), np.int8)})
 
 
 def test_every_observation_has_a_number_of_its_own() -> None:
-    numbers = MaskedNumbers.of(DICT)
+    numbers = MaskedStateIndexer.of(DICT)
     assert numbers is not None
     assert numbers.space.n == 81
     found = {numbers.number({"observation": np.array(np.unravel_index(k, (3, 3, 3, 3)))}) for k in range(81)}
@@ -27,7 +27,7 @@ def test_every_observation_has_a_number_of_its_own() -> None:
 def test_other_spaces_have_none() -> None:
     wide = spaces.Dict({"observation": spaces.Box(0, 255, (9,), np.uint8), "action_mask": spaces.MultiBinary(3)})
     real = spaces.Dict({"observation": spaces.Box(0, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
-    assert [MaskedNumbers.of(space) for space in (wide, real, spaces.Discrete(3))] == [None, None, None]
+    assert [MaskedStateIndexer.of(space) for space in (wide, real, spaces.Discrete(3))] == [None, None, None]
 
 
 @pytest.mark.integration

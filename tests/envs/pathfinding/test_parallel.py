@@ -18,12 +18,12 @@ with warnings.catch_warnings():
 
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.io import codec
-from steppe.envs import check, known_environments
+from steppe.envs import check_env, known_environments
 from steppe.envs.pathfinding.drawing import colour_of, draw
 from steppe.envs.pathfinding.parallel import PathfindingParallel, parallel_env
 from steppe.envs.pathfinding.vector import PathfindingVectorEnv
 from steppe.envs.pathfinding.worlds import PathfindingWorlds, Scenario
-from steppe.envs.snapshot.snapshots import Snapshots
+from steppe.envs.snapshot.snapshots import EnvSnapshots
 from steppe.records.video import save_gif
 
 pytestmark = pytest.mark.unit
@@ -129,7 +129,7 @@ def test_the_id_is_known_and_what_gymnasium_makes_of_it():
 
 
 def test_check_finds_nothing():
-    assert check(ID, steps=50) == []
+    assert check_env(ID, steps=50) == []
 
 
 def test_the_vector_is_the_worlds():
@@ -162,7 +162,7 @@ def test_the_vector_is_read_as_other_environments_are():
     one.reset(seed=0)
     other.reset(seed=1)
     one.step(np.ones((2, 3), int))
-    readers = Snapshots([one]), Snapshots([other])
+    readers = EnvSnapshots([one]), EnvSnapshots([other])
     tree = codec.unpack(codec.pack(readers[0].take()))
     assert readers[0].kind == "exact"
     readers[1].give(tree)

@@ -8,7 +8,7 @@ import pytest
 
 from steppe.core.contracts.errors import CannotResume, ConfigError, WorldError
 from steppe.core.io import codec
-from steppe.envs.pathfinding.kernels import Seen
+from steppe.envs.pathfinding.kernels import PathfindingOutput
 from steppe.envs.pathfinding.worlds import PathfindingWorlds, Scenario, greedy_walk
 from tests.support.pathfinding_oracle import SlowWorld
 
@@ -349,4 +349,12 @@ def test_no_torch_and_no_pettingzoo_for_the_worlds():
 
 
 def test_seen_names_what_is_written():
-    assert Seen._fields == ("obs", "comm_mask", "rewards", "terminated", "truncated", "final_obs", "final_mask")
+    assert PathfindingOutput._fields == (
+        "obs",
+        "comm_mask",
+        "rewards",
+        "terminated",
+        "truncated",
+        "final_obs",
+        "final_mask",
+    )

@@ -9,8 +9,8 @@ from gymnasium.utils.env_checker import check_env
 
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import exact_return, greedy_moves, moves_of, spread, worst_return
-from steppe.envs import make_world
+from steppe.core.games import exact_return, greedy_moves, moves_to_mask, player_moves, worst_return
+from steppe.envs import make_segment_env
 from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
 from steppe.testing.env import WorldConformance
 
@@ -150,10 +150,10 @@ def test_players_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"needs a table of 19683 × 9, not \(3, 2\)"):
         greedy_moves(game, np.zeros((3, 2)))
     with pytest.raises(ConfigError, match=r"no opponent 'prefect'.*Did you mean 'perfect'"):
-        moves_of(game, "prefect")
+        player_moves(game, "prefect")
     with pytest.raises(ConfigError, match="a int cannot play TicTacToe here"):
-        moves_of(game, 3)
-    assert spread(game.legal[:1], 9).all()
+        player_moves(game, 3)
+    assert moves_to_mask(game.legal[:1], 9).all()
 
 
 # The environment
@@ -314,4 +314,4 @@ class TestAsAWorld(WorldConformance):
 
     def make_world(self, num_envs, seed):
         config = EnvConfig(kwargs={"opponent": self.opponent})
-        return make_world("steppe/TicTacToe-v0", config, num_envs, np.random.SeedSequence(seed))
+        return make_segment_env("steppe/TicTacToe-v0", config, num_envs, np.random.SeedSequence(seed))

@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode
 
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.games import exact_return
-from steppe.core.play import another, below, num_bits, pick
+from steppe.core.play import popcount, random_below, random_move, splitmix64
 from steppe.envs.registry import register_builtins
 from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
 from steppe.envs.tictactoe.vector import TicTacToeVectorEnv
@@ -127,7 +127,7 @@ def test_words_are_those_of_splitmix64():
     """The first outputs for seed 1234567, as its authors' C code prints them."""
     state, found = np.uint64(1234567), []
     for _ in range(5):
-        found.append(int(another(state)))
+        found.append(int(splitmix64(state)))
         state = np.uint64((int(state) + 0x9E3779B97F4A7C15) % 2**64)
     assert found == [
         6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821,
@@ -138,8 +138,8 @@ def test_bits_are_counted_and_picked_by_rank():
     rules = tictactoe().rules
     for moves in range(1, 512):
         places = [i for i in range(9) if moves >> i & 1]
-        assert num_bits(moves) == len(places)
+        assert popcount(moves) == len(places)
         for k in range(len(places)):
             word = np.uint64(-(-(k << 32) // len(places)) << 32)  # the least whose upper half has the share k
-            assert below(word, len(places)) == k
-            assert pick(rules, moves, word) == places[k]
+            assert random_below(word, len(places)) == k
+            assert random_move(rules, moves, word) == places[k]

@@ -6,10 +6,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from steppe.core.config.references import reference
+from steppe.core.config.references import make_reference
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError, WorldError
-from steppe.envs import make_world, probe
+from steppe.envs import make_segment_env, probe
 from steppe.envs.toy.bandit import TwoArmedBanditEnv
 from steppe.envs.toy.base import DistClassicRLEnv
 from steppe.envs.wrappers.flatten import FlattenMultiDiscreteWrapper
@@ -87,7 +87,7 @@ def test_an_environment_of_ones_own_is_accepted_everywhere():
     assert (env.num_agents, env.current_step, env.max_episode_steps) == (1, 0, 1000)
     assert env.observation_space == spaces.Discrete(6)
     assert env.render() is None
-    assert probe(reference(Walk), EnvConfig()).obs.shape == (6,)
+    assert probe(make_reference(Walk), EnvConfig()).obs.shape == (6,)
     with pytest.raises(TypeError, match="abstract"):
         DistClassicRLEnv()
 
@@ -104,7 +104,7 @@ class TestAWalkAsAWorld(WorldConformance):
     num_rows = 400
 
     def make_world(self, num_envs, seed):
-        return make_world(reference(Walk), EnvConfig(time_limit=40), num_envs, np.random.SeedSequence(seed))
+        return make_segment_env(make_reference(Walk), EnvConfig(time_limit=40), num_envs, np.random.SeedSequence(seed))
 
 
 def test_the_bandit_pays_by_its_chances():
@@ -196,7 +196,7 @@ def test_tuples_of_numbers_are_numbered_too():
 
 def test_the_wrapper_works_inside_a_world():
     config = EnvConfig(wrappers=("steppe.envs.wrappers.flatten:FlattenMultiDiscreteWrapper",))
-    spec = probe(reference(Switches), config)
+    spec = probe(make_reference(Switches), config)
     assert (spec.action.sizes, spec.obs.shape) == ((24,), (12,))
 
 

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from steppe.core.contracts.errors import WorldError
-from steppe.envs import check, require_sound
+from steppe.envs import check_env, require_valid_env
 from tests.support import team_envs
 
 pytestmark = pytest.mark.unit
@@ -186,8 +186,8 @@ class Reviving(team_envs.Visitors):
     ],
 )
 def test_sound_environments_pass(env):
-    assert check(env, steps=60) == []
-    require_sound(env, steps=20)
+    assert check_env(env, steps=60) == []
+    require_valid_env(env, steps=20)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_sound_environments_pass(env):
     ids=lambda value: getattr(value, "__qualname__", None),
 )
 def test_each_mistake_gets_its_sentence(env, words):
-    found = check(env)
+    found = check_env(env)
     assert any(words in sentence for sentence in found), found
     with pytest.raises(WorldError) as caught:
-        require_sound(env)
+        require_valid_env(env)
     assert words in str(caught.value)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from steppe.core.contracts.errors import WorldError
-from steppe.envs import check, require_sound
+from steppe.envs import check_env, require_valid_env
 from steppe.envs.toy.builtin import CountingEnv
 
 pytestmark = pytest.mark.unit
@@ -79,8 +79,8 @@ class Texts(CountingEnv):
     ],
 )
 def test_sound_environments_pass(env):
-    assert check(env) == []
-    require_sound(env)
+    assert check_env(env) == []
+    require_valid_env(env)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_sound_environments_pass(env):
     ids=str,
 )
 def test_each_mistake_gets_its_sentence(env, words):
-    found = check(env)
+    found = check_env(env)
     assert any(words in sentence for sentence in found), found
     with pytest.raises(WorldError) as caught:
-        require_sound(env)
+        require_valid_env(env)
     assert words in str(caught.value)
 
 
@@ -123,24 +123,24 @@ def test_infinity_within_infinite_bounds_is_found():
             _, *rest = super().step(action)
             return np.full(3, np.inf, np.float32), *rest
 
-    assert "has a NaN or an infinity" in check(Wide)[0]
+    assert "has a NaN or an infinity" in check_env(Wide)[0]
 
 
 def test_spaces_without_a_rule_are_named_both():
-    found = check(Texts)
+    found = check_env(Texts)
     assert len(found) == 2
     assert all("Text space" in sentence for sentence in found)
 
 
 def test_an_environment_that_cannot_be_made_is_one_finding():
-    assert check("CartPol-v1") == ["there is no environment 'CartPol-v1'. Did you mean 'CartPole-v1'?"]
+    assert check_env("CartPol-v1") == ["there is no environment 'CartPol-v1'. Did you mean 'CartPole-v1'?"]
 
 
 def test_several_mistakes_are_found_at_once_and_each_once():
-    found = check(_stepping(terminated=0, info=[]))
+    found = check_env(_stepping(terminated=0, info=[]))
     assert len(found) == 2
 
 
 def test_keyword_arguments_reach_the_constructor():
-    assert check("steppe/Failing-v0", at_step=10_000) == []
-    assert "made to fail" in check("steppe/Failing-v0", at_step=3)[0]
+    assert check_env("steppe/Failing-v0", at_step=10_000) == []
+    assert "made to fail" in check_env("steppe/Failing-v0", at_step=3)[0]

@@ -7,7 +7,7 @@ from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import ActionSpec, FieldSpec, SegmentSpec
-from steppe.envs import make_world, require_finite
+from steppe.envs import make_segment_env, require_finite
 
 pytestmark = pytest.mark.unit
 ACTION = ActionSpec("discrete", (2,)).field
@@ -82,7 +82,7 @@ def test_images_have_no_nan():
 @pytest.mark.parametrize(("field", "value"), [("obs", np.nan), ("reward", np.inf)])
 def test_the_built_in_that_says_nan_is_caught_at_its_step(field, value):
     config = EnvConfig(kwargs={"at_step": 2, "field": field, "value": float(value)})
-    world = make_world("steppe/NaN-v0", config, 1, np.random.SeedSequence(0))
+    world = make_segment_env("steppe/NaN-v0", config, 1, np.random.SeedSequence(0))
     segment = Segment.blank(SegmentSpec(4, 1, world.spec.obs, world.spec.action.field))
     world.reset(segment["obs"][0])
     for t in range(2):

@@ -11,7 +11,7 @@ from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import EnvironmentFault
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.envs import make_world
+from steppe.envs import make_segment_env
 from steppe.envs.factory import env_seeds
 from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
 from steppe.testing.env import collect
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 
 def _world(env, num_envs=3, seed=0, **options):
-    return make_world(env, EnvConfig(**options), num_envs, np.random.SeedSequence(seed))
+    return make_segment_env(env, EnvConfig(**options), num_envs, np.random.SeedSequence(seed))
 
 
 def _fault(world, rows=60):
@@ -76,7 +76,7 @@ def test_the_environment_that_failed_is_the_one_named():
                 raise KeyError("wall")
             return super().step(action)
 
-    fault = _fault(_world(references.reference(Third)))
+    fault = _fault(_world(references.make_reference(Third)))
     assert fault.details["env_index"] == 2
     assert fault.details["seed"] == env_seeds(np.random.SeedSequence(0), 3)[2]
     assert (fault.details["episode"], fault.details["step"]) == (1, 2)
@@ -97,7 +97,7 @@ def test_the_fault_can_be_reproduced_from_its_details():
                 raise RuntimeError("mood")
             return np.zeros(1, np.float32), 0.0, False, False, {}
 
-    fault = _fault(_world(references.reference(Moody)), rows=500)
+    fault = _fault(_world(references.make_reference(Moody)), rows=500)
     again = Moody()
     again.reset(seed=fault.details["seed"])
     for _ in range(fault.details["step"] - 1):
@@ -128,7 +128,7 @@ def test_a_result_of_the_wrong_form_is_a_fault(result, words):
         def step(self, action):
             return result
 
-    assert words in str(_fault(_world(references.reference(Odd))))
+    assert words in str(_fault(_world(references.make_reference(Odd))))
 
 
 def test_an_observation_of_the_wrong_shape_at_reset_is_a_fault():
@@ -136,7 +136,7 @@ def test_an_observation_of_the_wrong_shape_at_reset_is_a_fault():
         def reset(self, *, seed=None, options=None):
             return np.float32(3), {}
 
-    assert "has shape (), its space says (3,)" in str(_fault(_world(references.reference(Odd))))
+    assert "has shape (), its space says (3,)" in str(_fault(_world(references.make_reference(Odd))))
 
 
 def test_box_actions_in_a_fault_are_plain_numbers():
@@ -150,7 +150,7 @@ def test_box_actions_in_a_fault_are_plain_numbers():
         def step(self, action):
             raise ValueError(f"cannot do {action}")
 
-    last = _fault(_world(references.reference(Odd))).details["last_action"]
+    last = _fault(_world(references.make_reference(Odd))).details["last_action"]
     assert isinstance(last, list)
     assert all(-1 <= number <= 1 for number in last)
     json.dumps(last)
@@ -162,7 +162,7 @@ def test_stopping_is_not_a_fault():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect(_world(references.reference(Stopped)), 5, 5)
+        collect(_world(references.make_reference(Stopped)), 5, 5)
 
 
 def test_each_copy_is_seeded_once():
@@ -173,7 +173,7 @@ def test_each_copy_is_seeded_once():
             calls.append(seed)
             return super().reset(seed=seed)
 
-    world = _world(references.reference(Watched), num_envs=2, kwargs={"length": 4})
+    world = _world(references.make_reference(Watched), num_envs=2, kwargs={"length": 4})
     segment = Segment.blank(SegmentSpec(9, 2, world.spec.obs, world.spec.action.field))
     world.reset(segment["obs"][0])
     for t in range(9):
@@ -205,7 +205,7 @@ def test_termination_and_truncation_in_one_step_are_both_kept():
             obs, reward, *_ = super().step(action)
             return obs, reward, True, True, {}
 
-    journal = collect(_world(references.reference(Both)), 4, 4)
+    journal = collect(_world(references.make_reference(Both)), 4, 4)
     assert journal["terminated"].all()
     assert journal["truncated"].all()
     assert journal.finished == [(1.0, 1)] * 12
@@ -234,7 +234,7 @@ def test_every_environment_is_closed_even_if_one_cannot():
             if len(closed) == 2:
                 raise OSError("busy")
 
-    world = _world(references.reference(Stubborn))
+    world = _world(references.make_reference(Stubborn))
     with pytest.raises(OSError, match="busy"):
         world.close()
     assert len(closed) == 3

@@ -10,7 +10,7 @@ from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import EnvironmentFault, WorldError
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.envs import make_world, probe
+from steppe.envs import make_segment_env, probe
 from steppe.testing.env import collect
 
 pytestmark = pytest.mark.unit
@@ -56,7 +56,7 @@ def test_an_unexpected_vector_version_is_refused_and_auto_takes_the_loop(registe
 
 @pytest.mark.parametrize("registered", [Falling], indirect=True)
 def test_an_error_is_a_fault_with_the_one_seed(registered):
-    world = make_world(registered, EnvConfig(), 2, np.random.SeedSequence(4))
+    world = make_segment_env(registered, EnvConfig(), 2, np.random.SeedSequence(4))
     assert world.spec.native_vector
     with pytest.raises(
         EnvironmentFault, match="vector version of Odd/Pole-v0 raised RuntimeError: fell over"
@@ -70,7 +70,7 @@ def test_an_error_is_a_fault_with_the_one_seed(registered):
 
 
 def test_a_step_that_ends_and_the_reset_row_after_it():
-    world = make_world("CartPole-v1", EnvConfig(vector="native", time_limit=3), 1, np.random.SeedSequence(0))
+    world = make_segment_env("CartPole-v1", EnvConfig(vector="native", time_limit=3), 1, np.random.SeedSequence(0))
     journal = collect(world, 9, 2)
     np.testing.assert_array_equal(journal["valid"][:, 0], [1, 1, 1, 0, 1, 1, 1, 0, 1])
     np.testing.assert_array_equal(journal["truncated"][:, 0], [0, 0, 1, 0, 0, 0, 1, 0, 0])
@@ -83,7 +83,7 @@ def test_a_step_that_ends_and_the_reset_row_after_it():
 
 
 def test_reset_forgets_that_an_episode_had_just_ended():
-    world = make_world("CartPole-v1", EnvConfig(vector="native", time_limit=3), 1, np.random.SeedSequence(0))
+    world = make_segment_env("CartPole-v1", EnvConfig(vector="native", time_limit=3), 1, np.random.SeedSequence(0))
     segment = Segment.blank(SegmentSpec(3, 1, world.spec.obs, world.spec.action.field))
     world.reset(segment["obs"][0])
     for t in range(3):

@@ -7,13 +7,13 @@ from gymnasium import spaces
 from PIL import Image
 
 from steppe.core.contracts.errors import ConfigError, WorldError
-from steppe.envs.vector.spaces import action_rule, observation_rule
+from steppe.envs.vector.spaces import make_action_decoder, make_observation_encoder
 
 pytestmark = pytest.mark.unit
 
 
 def _row(space, raw, **options):
-    rule = observation_rule(space, "World-v0", **options)
+    rule = make_observation_encoder(space, "World-v0", **options)
     target = np.full((3, *rule.field.shape), 77, rule.field.dtype)
     rule.put_checked(target, 1, raw)
     assert (target[[0, 2]] == 77).all(), "a neighbour's row was touched"
@@ -104,12 +104,12 @@ def test_grey_then_small():
 @pytest.mark.parametrize("options", [{"grayscale": True}, {"resize": 84}])
 def test_picture_options_need_pictures(options):
     with pytest.raises(ConfigError, match=r"is for images, but World-v0 observes Box"):
-        observation_rule(spaces.Box(-1, 1, (3,)), "World-v0", **options)
+        make_observation_encoder(spaces.Box(-1, 1, (3,)), "World-v0", **options)
 
 
 def test_grayscale_needs_three_colours():
     with pytest.raises(ConfigError, match="3 colours, not 4 channels"):
-        observation_rule(spaces.Box(0, 255, (8, 8, 4), np.uint8), "World-v0", grayscale=True)
+        make_observation_encoder(spaces.Box(0, 255, (8, 8, 4), np.uint8), "World-v0", grayscale=True)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_grayscale_needs_three_colours():
 )
 def test_other_spaces_are_named(space):
     with pytest.raises(WorldError, match=f"World-v0 observes .* {type(space).__name__} space"):
-        observation_rule(space, "World-v0")
+        make_observation_encoder(space, "World-v0")
     with pytest.raises(WorldError, match=f"World-v0 takes .* {type(space).__name__} space"):
-        action_rule(space, "World-v0")
+        make_action_decoder(space, "World-v0")
 
 
 def test_a_space_inside_a_dict_is_named_too():
     with pytest.raises(WorldError, match="a Text space"):
-        observation_rule(spaces.Dict({"words": spaces.Text(5)}), "World-v0")
+        make_observation_encoder(spaces.Dict({"words": spaces.Text(5)}), "World-v0")
 
 
 @pytest.mark.parametrize("raw", [np.float32(1), np.zeros(1, np.float32), np.zeros((3, 3), np.float32)])
@@ -143,7 +143,7 @@ def test_a_choice_that_does_not_exist_is_refused(space, raw):
 
 def test_discrete_actions_begin_where_the_space_does():
     space = spaces.Discrete(3, start=5)
-    rule = action_rule(space, "World-v0")
+    rule = make_action_decoder(space, "World-v0")
     assert rule.spec.kind == "discrete"
     assert rule.spec.sizes == (3,)
     given = rule.each(np.array([0, 2, 1]))
@@ -153,7 +153,7 @@ def test_discrete_actions_begin_where_the_space_does():
 
 def test_multi_discrete_actions_keep_axes_and_start():
     space = spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, 3]])
-    rule = action_rule(space, "World-v0")
+    rule = make_action_decoder(space, "World-v0")
     assert rule.spec.sizes == (2, 3, 4, 5)
     first, last = rule.each(np.array([[0, 0, 0, 0], [1, 2, 3, 4]]))
     np.testing.assert_array_equal(first, [[0, 1], [2, 3]])
@@ -163,7 +163,7 @@ def test_multi_discrete_actions_keep_axes_and_start():
 
 def test_multi_binary_actions_are_choices_of_two():
     space = spaces.MultiBinary(3)
-    rule = action_rule(space, "World-v0")
+    rule = make_action_decoder(space, "World-v0")
     assert (rule.spec.kind, rule.spec.sizes) == ("multi_discrete", (2, 2, 2))
     assert rule.each(np.array([[0, 1, 1]]))[0] in space
 
@@ -171,7 +171,7 @@ def test_multi_binary_actions_are_choices_of_two():
 def test_box_actions_are_clipped_in_the_precision_of_the_space():
     low, high = np.array([-0.1, -np.inf]), np.array([0.1, np.inf])
     space = spaces.Box(low, high, dtype=np.float64)
-    rule = action_rule(space, "World-v0")
+    rule = make_action_decoder(space, "World-v0")
     assert (rule.spec.low, rule.spec.high) == ((-0.1, -np.inf), (0.1, np.inf))
     actions = np.array([[0.1, 9.0], [-3.0, -9.0], [0.05, 0.0]], np.float32)
     given = rule.each(actions)
@@ -181,13 +181,13 @@ def test_box_actions_are_clipped_in_the_precision_of_the_space():
 
 def test_whole_box_actions_are_rounded():
     space = spaces.Box(0, 4, (1,), np.int32)
-    given = action_rule(space, "World-v0").each(np.array([[1.6], [9.0], [-2.0]], np.float32))
+    given = make_action_decoder(space, "World-v0").each(np.array([[1.6], [9.0], [-2.0]], np.float32))
     assert all(action in space for action in given)
     np.testing.assert_array_equal(np.concatenate(given), [2, 4, 0])
 
 
 def test_an_environment_may_keep_its_action():
-    rule = action_rule(spaces.Box(-1, 1, (1,)), "World-v0")
+    rule = make_action_decoder(spaces.Box(-1, 1, (1,)), "World-v0")
     actions = np.array([[0.25]], np.float32)
     kept = rule.each(actions)[0]
     actions[...] = 0.75

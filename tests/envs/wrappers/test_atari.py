@@ -9,8 +9,8 @@ from ale_py import Action, ALEInterface, LoggerMode, roms
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError, MissingExtra
 from steppe.core.contracts.specs import ActionSpec, FieldSpec
-from steppe.envs import known_environments, make_world, probe
-from steppe.envs.wrappers.atari import AtariGame, Rules
+from steppe.envs import known_environments, make_segment_env, probe
+from steppe.envs.wrappers.atari import AtariGame, AtariSettings
 from steppe.testing.env import collect
 
 pytestmark = pytest.mark.integration
@@ -51,7 +51,7 @@ def generator(seed):
 @pytest.mark.parametrize("game", ["pong", "breakout", "ms_pacman", "air_raid"])
 @pytest.mark.parametrize("rules", [PLAIN, {}, {"frameskip": 1}, {"frameskip": 3, "repeat_action_probability": 0.6}])
 def test_a_step_is_what_the_emulator_shows(game, rules):
-    env, ale, coins = AtariGame(Rules(game, **rules)), bare(game), generator(5)
+    env, ale, coins = AtariGame(AtariSettings(game, **rules)), bare(game), generator(5)
     actions = ale.getMinimalActionSet()
     assert env.action_space.n == len(actions)
     seen, _ = env.reset(seed=5)
@@ -73,7 +73,7 @@ def test_a_step_is_what_the_emulator_shows(game, rules):
 
 
 def test_an_action_that_always_sticks_never_begins():
-    env, ale = AtariGame(Rules("pong", repeat_action_probability=1.0, noop_max=0)), bare("pong")
+    env, ale = AtariGame(AtariSettings("pong", repeat_action_probability=1.0, noop_max=0)), bare("pong")
     env.reset(seed=0)
     for _ in range(40):
         seen = env.step(3)[0]
@@ -82,22 +82,22 @@ def test_an_action_that_always_sticks_never_begins():
 
 
 def test_colours_and_other_sizes():
-    env, ale = AtariGame(Rules("pong", **PLAIN), grayscale=False, size=42), bare("pong")
+    env, ale = AtariGame(AtariSettings("pong", **PLAIN), grayscale=False, size=42), bare("pong")
     seen, _ = env.reset(seed=0)
     np.testing.assert_array_equal(seen, averaged(ale.getScreenRGB(), 42))
-    whole = AtariGame(Rules("pong", **PLAIN), size=0)
+    whole = AtariGame(AtariSettings("pong", **PLAIN), size=0)
     np.testing.assert_array_equal(whole.reset(seed=0)[0], ale.getScreenGrayscale())
 
 
 def test_a_long_game_is_truncated():
-    env = AtariGame(Rules("pong", max_num_frames_per_episode=50, **PLAIN))
+    env = AtariGame(AtariSettings("pong", max_num_frames_per_episode=50, **PLAIN))
     env.reset(seed=0)
     ends = [env.step(0)[2:4] for _ in range(13)]
     assert ends == [(False, False)] * 12 + [(False, True)]
 
 
 def test_a_lost_life_ends_an_episode_but_not_the_game():
-    env = AtariGame(Rules("breakout", episodic_life=True, **PLAIN))
+    env = AtariGame(AtariSettings("breakout", episodic_life=True, **PLAIN))
     env.reset(seed=0)
     fire, lives, frames = 1, [], []
     while len(lives) < 6:
@@ -114,7 +114,7 @@ def test_a_lost_life_ends_an_episode_but_not_the_game():
 
 def test_without_lives_to_lose_only_the_game_ends_an_episode():
     """Lost Luggage goes on with 0 lives shown; that the count fell to 0 ends nothing, as is usual."""
-    env = AtariGame(Rules("lost_luggage", episodic_life=True, frameskip=1, **PLAIN))
+    env = AtariGame(AtariSettings("lost_luggage", episodic_life=True, frameskip=1, **PLAIN))
     env.reset(seed=0)
     choices, going_on = np.random.default_rng(0), 0
     for _ in range(3300):
@@ -128,7 +128,7 @@ def test_without_lives_to_lose_only_the_game_ends_an_episode():
 
 
 def test_a_saved_game_remembers_the_action_that_sticks():
-    rules = Rules("pong", repeat_action_probability=0.9, noop_max=0)
+    rules = AtariSettings("pong", repeat_action_probability=0.9, noop_max=0)
     one, other = AtariGame(rules), AtariGame(rules)
     one.reset(seed=3)
     other.reset(seed=4)
@@ -153,7 +153,7 @@ def test_a_seed_decides_everything_whatever_was_played_before(game):
         seen = [env.reset(seed=7)[0], *(env.step(action)[0] for action in actions)]
         return np.stack(seen)
 
-    used, fresh = AtariGame(Rules(game)), AtariGame(Rules(game))
+    used, fresh = AtariGame(AtariSettings(game)), AtariGame(AtariSettings(game))
     actions = np.random.default_rng(0).integers(0, used.action_space.n, 80)
     used.reset(seed=1)
     for action in actions:
@@ -165,7 +165,7 @@ def test_evaluations_play_whole_games():
     """Breakout has five lives, so there are about five times as many episodes by life."""
     config = EnvConfig(kwargs={"episodic_life": True})
     worlds = [
-        make_world("ALE/Breakout-v5", config, 1, np.random.SeedSequence(0), whole_games=whole)
+        make_segment_env("ALE/Breakout-v5", config, 1, np.random.SeedSequence(0), whole_games=whole)
         for whole in (False, True)
     ]
     by_life, by_game = (len(collect(world, 1500, 100).finished) for world in worlds)
@@ -175,19 +175,19 @@ def test_evaluations_play_whole_games():
 
 def test_rewards_are_clipped_and_returns_are_not():
     config = EnvConfig(kwargs={"max_num_frames_per_episode": 1200})
-    journal = collect(make_world("ALE/MsPacman-v5", config, 2, np.random.SeedSequence(0)), 320, 64)
+    journal = collect(make_segment_env("ALE/MsPacman-v5", config, 2, np.random.SeedSequence(0)), 320, 64)
     assert set(np.unique(journal["reward"])) == {0.0, 1.0}
     returns = [total for total, _ in journal.finished]
     assert returns
     assert all(total % 10 == 0 and total >= 50 for total in returns), "dots are worth 10 each"
     unclipped = EnvConfig(kwargs=config.kwargs, reward_clip=0)
-    plain = collect(make_world("ALE/MsPacman-v5", unclipped, 2, np.random.SeedSequence(0)), 320, 64)
+    plain = collect(make_segment_env("ALE/MsPacman-v5", unclipped, 2, np.random.SeedSequence(0)), 320, 64)
     assert plain["reward"].max() >= 10
     assert plain.finished == journal.finished
 
 
 def test_frames_are_joined_with_the_oldest_first():
-    journal = collect(make_world("ALE/Pong-v5", EnvConfig(kwargs=PLAIN), 1, np.random.SeedSequence(0)), 12, 12)
+    journal = collect(make_segment_env("ALE/Pong-v5", EnvConfig(kwargs=PLAIN), 1, np.random.SeedSequence(0)), 12, 12)
     obs = journal["obs"][:, 0]
     for back in range(3):
         np.testing.assert_array_equal(obs[0, back], obs[0, 3])
@@ -211,16 +211,18 @@ def test_the_defaults_are_for_atari_games_only_and_fitting_twice_changes_nothing
     def chosen(config):
         return tuple(getattr(config, name) for name in names)
 
-    assert chosen(EnvConfig().fitted("ALE/Pong-v5")) == (4, 1.0, True, 84)
-    assert chosen(EnvConfig().fitted("ale_py:ALE/Pong-v5")) == (4, 1.0, True, 84)
-    assert chosen(EnvConfig().fitted("CartPole-v1")) == (1, 0.0, False, 0)
+    assert chosen(EnvConfig().resolve_defaults("ALE/Pong-v5")) == (4, 1.0, True, 84)
+    assert chosen(EnvConfig().resolve_defaults("ale_py:ALE/Pong-v5")) == (4, 1.0, True, 84)
+    assert chosen(EnvConfig().resolve_defaults("CartPole-v1")) == (1, 0.0, False, 0)
     own = EnvConfig(frame_stack=2, reward_clip=0, grayscale=False, resize=60)
-    assert own.fitted("ALE/Pong-v5") == own
-    assert EnvConfig().fitted("ALE/Pong-v5").fitted("CartPole-v1") == EnvConfig().fitted("ALE/Pong-v5")
+    assert own.resolve_defaults("ALE/Pong-v5") == own
+    assert EnvConfig().resolve_defaults("ALE/Pong-v5").resolve_defaults("CartPole-v1") == EnvConfig().resolve_defaults(
+        "ALE/Pong-v5"
+    )
 
 
 def test_the_screen_is_rendered_in_colour():
-    world = make_world("ALE/Pong-v5", EnvConfig(), 1, np.random.SeedSequence(0), render=True)
+    world = make_segment_env("ALE/Pong-v5", EnvConfig(), 1, np.random.SeedSequence(0), render=True)
     world.reset(np.zeros((1, 4, 84, 84), np.uint8))
     assert world.render().shape == (210, 160, 3)
     world.close()
@@ -252,4 +254,4 @@ def test_games_are_listed():
 )
 def test_mistakes_get_one_sentence(options, words):
     with pytest.raises(ConfigError, match=words):
-        make_world("ALE/Pong-v5", EnvConfig(**options), 1, np.random.SeedSequence(0))
+        make_segment_env("ALE/Pong-v5", EnvConfig(**options), 1, np.random.SeedSequence(0))

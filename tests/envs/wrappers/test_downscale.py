@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.envs.wrappers.downscale import Shrinking
+from steppe.envs.wrappers.downscale import AreaDownscaler
 
 pytestmark = pytest.mark.unit
 
@@ -36,21 +36,21 @@ sides = st.integers(1, 9)
 def test_every_pixel_is_the_rounded_mean(height, width, tall, wide, colours, seed):
     one, other = np.random.default_rng(seed).integers(0, 256, (2, height, width, *colours), np.uint8)
     given = one.copy(), other.copy()
-    image = Shrinking(one.shape, (tall, wide))(one, other)
+    image = AreaDownscaler(one.shape, (tall, wide))(one, other)
     np.testing.assert_array_equal(image, exact(np.maximum(one, other), (tall, wide)))
     np.testing.assert_array_equal((one, other), given)
 
 
 def test_halves_are_rounded_up():
     screen = np.array([[0, 1]], np.uint8)
-    assert Shrinking((1, 2), (1, 1))(screen, screen) == 1
+    assert AreaDownscaler((1, 2), (1, 1))(screen, screen) == 1
 
 
 def test_white_stays_white():
     screen = np.full((210, 160), 255, np.uint8)
-    assert (Shrinking((210, 160), (84, 84))(screen, np.zeros_like(screen)) == 255).all()
+    assert (AreaDownscaler((210, 160), (84, 84))(screen, np.zeros_like(screen)) == 255).all()
 
 
 def test_what_float32_could_not_add_up_is_refused():
     with pytest.raises(ValueError, match="too large"):
-        Shrinking((1009, 1013), (7, 7))
+        AreaDownscaler((1009, 1013), (7, 7))

@@ -223,13 +223,15 @@ def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
         trees = ([1], {"worker": 3}, {"worker": "a", "path": "/etc/passwd"})
         for data in (b"", b"garbage", *(pack(tree, sealed=False) for tree in trees), pack({"worker": "a"})):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(protocol.path_of("Register"))(data, metadata=metadata, timeout=120)
+                channel.unary_unary(protocol.method_path("Register"))(data, metadata=metadata, timeout=120)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(protocol.path_of("Push"))(bytes(protocol.SLACK + 100), metadata=metadata, timeout=120)
+            channel.unary_unary(protocol.method_path("Push"))(
+                bytes(protocol.SLACK + 100), metadata=metadata, timeout=120
+            )
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(protocol.path_of("Shutdown"))(b"", metadata=metadata, timeout=120)
+            channel.unary_unary(protocol.method_path("Shutdown"))(b"", metadata=metadata, timeout=120)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         channel.close()
         assert server.get_server_stats()["refused_calls"] == {"garbage": 6}
@@ -271,7 +273,7 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: p
     ]
     with serving(size=BIG, token=TOKEN) as (server, url):
         channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
-        push = channel.stream_unary(protocol.path_of("PushRow"))
+        push = channel.stream_unary(protocol.method_path("PushRow"))
         metadata = [("authorization", f"Bearer {TOKEN}")]
         for parts in wrong:
             with pytest.raises(grpc.RpcError) as caught:
@@ -288,7 +290,7 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: p
 
 
 def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, losses = grpc_server.Service.answer, iter([True, True, False])
+    real, losses = grpc_server.GrpcServer.answer, iter([True, True, False])
 
     def losing(self, method, data, context, rest=None) -> bytes:
         answer = real(self, method, data, context, rest)
@@ -296,7 +298,7 @@ def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyP
             context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         return answer
 
-    monkeypatch.setattr(grpc_server.Service, "answer", losing)
+    monkeypatch.setattr(grpc_server.GrpcServer, "answer", losing)
     with serving() as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         assert client.push_gradients("a", ones())
@@ -520,7 +522,7 @@ def test_well_formed_nonsense_is_refused_in_words(request_: dict) -> None:
     server.register_worker("a")
     try:
         request = protocol.read_request(pack(request_, sealed=False), calls.REQUESTS["Push"])
-        answer = calls.CALLS["Push"](server, request)
+        answer = calls.HANDLERS["Push"](server, request)
     except (DamagedFile, UsageError):
         return
     assert answer
@@ -536,5 +538,5 @@ def test_fuzzed_pushes_can_be_good(changes: dict[str, object], accepted: bool) -
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     data = pack(push_of(**changes), sealed=False)
-    answer = calls.CALLS["Push"](server, protocol.read_request(data, calls.REQUESTS["Push"]))
+    answer = calls.HANDLERS["Push"](server, protocol.read_request(data, calls.REQUESTS["Push"]))
     assert msgspec.convert(unpack(answer, sealed=False), Receipt).accepted is accepted

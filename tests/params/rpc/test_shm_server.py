@@ -15,12 +15,12 @@ import pytest
 
 from steppe import FederatedParameterServer, ParameterClient, ParameterServer
 from steppe.core.contracts.errors import ConfigError, Conflict, Unreachable, UsageError
-from steppe.core.system.shared_dir import Bell
+from steppe.core.system.shared_dir import Wakeup
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Rounds
 from steppe.params.rpc import shm_server
-from steppe.params.rpc.shm_server import Memory, Seat
+from steppe.params.rpc.shm_server import RequestSlot, SharedParameters
 from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.integration
@@ -169,15 +169,15 @@ def test_garbage_in_a_seat_and_in_the_bell_is_passed_over(tmp_path: Path) -> Non
         client.register_worker("a")
         (path,) = (tmp_path / "room").glob("seat-*")
         number = int(path.name.removeprefix("seat-"), 16)
-        bell = Bell(tmp_path / "room" / "bell")
-        (tmp_path / "room" / shm_server.seat_name(7)).write_bytes(b"short")
+        bell = Wakeup(tmp_path / "room" / "bell")
+        (tmp_path / "room" / shm_server.slot_name(7)).write_bytes(b"short")
         bell.ring((7).to_bytes(8, "little"))
         bell.ring((9).to_bytes(8, "little"))
-        seat = Seat(path, server.num_parameters)
+        seat = RequestSlot(path, server.num_parameters)
         for data in (b"", b"\xc1garbage", b"\x92\xa4Push\x01", b"\x91\xa8Shutdown"):
-            seat.put(data, shm_server.ASKED)
+            seat.put(data, shm_server.REQUESTED)
             bell.ring(number.to_bytes(8, "little"))
-            wait_until(lambda: seat.words[shm_server.STATE] == shm_server.ANSWERED)
+            wait_until(lambda: seat.words[shm_server.STATE] == shm_server.REPLIED)
         bell.ring(number.to_bytes(8, "little"))  # nobody asked
         assert client.push_gradients("a", step_of())
         bell.close()
@@ -224,7 +224,7 @@ def test_a_reader_never_sees_half_a_version() -> None:
 def test_a_copy_is_made_again_when_two_versions_came_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with sharing(tmp_path / "room") as (server, _):
         server.register_worker("a")
-        memory = Memory(tmp_path / "room" / "parameters")
+        memory = SharedParameters(tmp_path / "room" / "parameters")
         real, pushes = memory.space.weights, iter([2, 1])
 
         def meanwhile(*given: object) -> object:

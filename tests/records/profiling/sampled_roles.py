@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steppe.records.profiling.sampler import sampled
+from steppe.records.profiling.sampler import sample_roles
 
 ROW = np.ones(40_000)
 spent = {}
@@ -67,7 +67,7 @@ class Worker:
 if __name__ == "__main__":
     directory, seconds = Path(sys.argv[1]), float(sys.argv[2])
     workers = [Worker("actor-0", plain_python, operators), Worker("learner", asleep, long_call)]
-    with sampled(workers, directory, "learner") as roles:
+    with sample_roles(workers, directory, "learner") as roles:
         end = time.perf_counter() + seconds
         steps = 0
         while time.perf_counter() < end:

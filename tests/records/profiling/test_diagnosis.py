@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
-from steppe.records.profiling.diagnosis import RULES, Measured, diagnose, measure
+from steppe.records.profiling.diagnosis import RULES, TimeShares, diagnose, measure_time_shares
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 
 pytestmark = pytest.mark.unit
 
-ASYNC = Measured(60.0, mode="async", actors=4, cores=8, used_cores=3.0, busy=3.0)
+ASYNC = TimeShares(60.0, mode="async", actors=4, cores=8, used_cores=3.0, busy=3.0)
 SYNC = replace(ASYNC, mode="sync")
-SINGLE = Measured(60.0, mode="single", cores=8, used_cores=1.0)
+SINGLE = TimeShares(60.0, mode="single", cores=8, used_cores=1.0)
 INLINE = replace(SINGLE, inline=True)
 HUNGRY = {"waits": 0.62, "learn": 0.3}
 SATED = {"waits": 0.04, "learn": 0.95, "blocked": 0.8, "env": 0.1, "policy": 0.1}
@@ -108,7 +108,7 @@ def run(tmp_path):
 
     def create(**keys):
         given = {"env": "CartPole-v1", "actors": 2, "mode": "async", "run_dir": tmp_path / "run", **keys}
-        resolved = resolve(("flag", given))
+        resolved = resolve_config(("flag", given))
         made.append(RunDirectory.create(resolved.config, resolved.sources))
         made[-1].record["hardware"]["usable_cores"] = 4
         return made[-1]
@@ -146,7 +146,7 @@ def post_event(directory, kind, role, at=12.0, **details):
 def measured(directory):
     view = RunView(directory)
     view.refresh()
-    return measure(view)
+    return measure_time_shares(view)
 
 
 def test_shares_of_a_run_in_processes(run):
@@ -191,7 +191,7 @@ def test_time_adds_up_over_restarts_and_lives(run):
     assert view.phases["actor-0"] == {"env": 1.5, "policy": 1.0, "blocked": 7.5, "other": 0.0}
     assert view.phases["learner"] == {"wait": 4.0, "sample": 0.0, "learn": 12.0, "publish": 0.0, "other": 0.0}
     assert view.time_shares["actor"]["env"] == pytest.approx(0.15)
-    assert measure(view).learn == pytest.approx(0.75)
+    assert measure_time_shares(view).learn == pytest.approx(0.75)
 
 
 def test_a_run_without_reports_is_too_short(run):

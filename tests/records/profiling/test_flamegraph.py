@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from steppe.records.profiling.flamegraph import busiest, flame_svg, tree
+from steppe.records.profiling.flamegraph import build_call_tree, flame_svg, top_functions
 from steppe.records.profiling.sampler import WAITING
 
 pytestmark = pytest.mark.unit
@@ -79,9 +79,9 @@ def test_what_is_too_narrow_is_left_out():
 
 def test_a_function_called_from_two_places_is_one_of_the_busiest():
     stacks = {("a", "x"): 1.0, ("b", "x"): 2.0, ("a",): 2.5, (WAITING,): 99.0}
-    assert busiest(stacks, 2) == [("x", 3.0), ("a", 2.5)]
+    assert top_functions(stacks, 2) == [("x", 3.0), ("a", 2.5)]
 
 
 def test_the_tree_joins_what_stacks_have_in_common():
-    root = tree("role", {("a", "b"): 1.0, ("a", "c"): 2.0})
+    root = build_call_tree("role", {("a", "b"): 1.0, ("a", "c"): 2.0})
     assert (root.seconds, root.calls["a"].seconds, sorted(root.calls["a"].calls)) == (3.0, 3.0, ["b", "c"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.records.profiling.sampler import collapsed, read_stacks, sampled
+from steppe.records.profiling.sampler import format_collapsed, read_stacks, sample_roles
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +49,7 @@ def test_stacks_begin_with_the_roles_step(tmp_path):
 def test_a_later_life_adds_to_an_earlier_one(tmp_path):
     earlier = {("an.earlier.life",): 100.0, ("__main__.Worker.step",): 50.0}
     (tmp_path / "profile").mkdir()
-    (tmp_path / "profile" / "actor-0.txt").write_text(collapsed(earlier))
+    (tmp_path / "profile" / "actor-0.txt").write_text(format_collapsed(earlier))
     python(ROLES, tmp_path / "profile", 0.5)
     stacks = read_stacks(tmp_path / "profile" / "actor-0.txt")
     assert stacks["an.earlier.life",] == 100.0
@@ -59,14 +59,14 @@ def test_a_later_life_adds_to_an_earlier_one(tmp_path):
 
 def test_what_is_not_profiled_is_stepped_as_it_is():
     roles = [object(), object()]
-    with sampled(roles, None, "learner") as same:
+    with sample_roles(roles, None, "learner") as same:
         assert same == roles
 
 
 def test_collapsed_stacks_are_read_back_and_half_lines_passed_over(tmp_path):
     stacks = {("a", "b c"): 0.25, ("a",): 1.5}
-    (tmp_path / "x.txt").write_text(collapsed(stacks) + "half a li")
-    assert collapsed(stacks) == "a 1500000\na;b c 250000\n"
+    (tmp_path / "x.txt").write_text(format_collapsed(stacks) + "half a li")
+    assert format_collapsed(stacks) == "a 1500000\na;b c 250000\n"
     assert read_stacks(tmp_path / "x.txt") == stacks
     assert read_stacks(tmp_path / "none.txt") == {}
 

@@ -9,7 +9,7 @@ import pytest
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import EVENTS
 from steppe.records.profiling.timeline import PHASES, Span, read_spans, timeline_svg
-from steppe.records.store import Store
+from steppe.records.store import RunStore
 
 pytestmark = pytest.mark.unit
 
@@ -36,7 +36,7 @@ def texts(root):
 
 
 def test_spans_are_read_from_the_event_log_in_order(tmp_path):
-    store = Store(tmp_path / "run.sqlite")
+    store = RunStore(tmp_path / "run.sqlite")
     for span in reversed(SPANS):
         times = {"phase": span.phase, "start_s": span.start_s, "end_s": span.end_s}
         more = {"version": span.version, "sequence": span.sequence, "unknown": 1}

@@ -13,7 +13,7 @@ from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.reports import ActorReport, EventReport
 from steppe.core.contracts.transport import ACTORS, EVENTS
 from steppe.records.telemetry import role_endpoint
-from steppe.records.telemetry.role_endpoint import Showing
+from steppe.records.telemetry.role_endpoint import RoleEndpoint
 
 pytestmark = pytest.mark.unit
 
@@ -33,7 +33,7 @@ class Kept:
 @pytest.fixture
 def shown():
     printed = io.StringIO()
-    made = Showing("demo", "actor", lines=printed)
+    made = RoleEndpoint("demo", "actor", lines=printed)
     made.printed = printed
     made.address = f"http://127.0.0.1:{made.serve(0, '127.0.0.1')}"
     yield made
@@ -45,7 +45,7 @@ def test_health_and_readiness_are_those_of_the_role(shown, monkeypatch):
         return httpx.get(shown.address + path).status_code
 
     assert (status("/healthz"), status("/readyz")) == (200, 503)  # it waits for its run: alive, and not at work
-    shown.beat()
+    shown.heartbeat()
     assert (status("/healthz"), status("/readyz")) == (200, 200)
     monkeypatch.setattr(role_endpoint, "HANG_S", -1.0)
     assert status("/healthz") == 503
@@ -75,4 +75,4 @@ def test_events_are_lines_with_run_role_and_version(shown):
 
 def test_a_port_that_is_taken_is_one_clear_sentence(shown):
     with pytest.raises(UsageError, match="--metrics-port"):
-        Showing("demo", "actor").serve(int(shown.address.rpartition(":")[2]), "127.0.0.1")
+        RoleEndpoint("demo", "actor").serve(int(shown.address.rpartition(":")[2]), "127.0.0.1")

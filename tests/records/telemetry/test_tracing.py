@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from steppe.core.contracts.errors import ConfigError, MissingExtra
-from steppe.records.telemetry.tracing import tracing, wanted
+from steppe.records.telemetry.tracing import is_tracing_enabled, make_span_recorder
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRAIN = "from steppe.cli.main import entry; entry()"
@@ -105,12 +105,12 @@ def test_every_role_of_a_run_sends_what_it_did(collector, tmp_path):
 def test_off_it_loads_nothing_and_a_collector_that_is_away_does_no_harm():
     program = """
 import sys
-from steppe.records.telemetry.tracing import finish, tracing
-take = tracing("r", "learner")
+from steppe.records.telemetry.tracing import shutdown_tracing, make_span_recorder
+take = make_span_recorder("r", "learner")
 print(take is None, any(name.startswith("opentelemetry") for name in sys.modules))
 if take is not None:
     take("learn", 0.5, {"version": 3})
-finish()
+shutdown_tracing()
 """
     for more, said in (({}, "True False"), ({ENDPOINT: "http://127.0.0.1:9"}, "False True")):
         line = [sys.executable, "-c", program]
@@ -132,7 +132,7 @@ finish()
     ],
 )
 def test_the_usual_variables_switch_it(variables, on):
-    assert wanted(variables) is on
+    assert is_tracing_enabled(variables) is on
 
 
 @pytest.mark.unit
@@ -142,11 +142,11 @@ def test_the_usual_variables_switch_it(variables, on):
 )
 def test_what_is_not_done_here_is_refused_and_not_ignored(variables):
     with pytest.raises(ConfigError, match="traces are sent by"):
-        wanted(variables)
+        is_tracing_enabled(variables)
 
 
 @pytest.mark.unit
 def test_a_missing_extra_is_one_clear_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(MissingExtra, match=r"steppe\[otel\]"):
-        tracing("r", "learner", {ENDPOINT: "http://there:4318"})
+        make_span_recorder("r", "learner", {ENDPOINT: "http://there:4318"})

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from steppe.algorithms import make_agent
-from steppe.core.config.run import resolve
-from steppe.core.contracts.algorithm import trainable
+from steppe.core.config.run import resolve_config
+from steppe.core.contracts.algorithm import trainable_entries
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, PushSpec
 from steppe.core.io import codec
-from steppe.roles.gradients.learner import Store, make_server
+from steppe.roles.gradients.learner import GradientMemory, make_server
 from steppe.testing.agent import invented_draw, invented_segment
 
 pytestmark = pytest.mark.unit
@@ -22,8 +22,8 @@ SPEC = EnvSpec("invented", FieldSpec("obs", (3,), "float32"), ActionSpec("discre
 
 def config_of(algo="a2c", actors=3, **settings):
     layer = {"env": "x", "algo": algo, "mode": "workers", "actors": actors, "hidden": (16,), "learning_rate": 0.01}
-    config = resolve(("test", {**layer, **settings})).config
-    return config.model_copy(update={"agent": config.agent.fitted(SPEC, actors, None)[0]})
+    config = resolve_config(("test", {**layer, **settings})).config
+    return config.model_copy(update={"agent": config.agent.resolve_defaults(SPEC, actors, None)[0]})
 
 
 def agent_of(config, seed=0):
@@ -35,7 +35,9 @@ def agent_of(config, seed=0):
 def store_of(config, **more):
     agent = agent_of(config)
     together = None if config.params.in_rounds else config.params.update_every or 1
-    return Store(agent, make_server(config, agent), config.actors, together=together, **{"follow_rate": True, **more})
+    return GradientMemory(
+        agent, make_server(config, agent), config.actors, together=together, **{"use_agent_learning_rate": True, **more}
+    )
 
 
 def push_of(gradient, worker=0, sequence=0, *, rows=1, updates=0, size=None):
@@ -68,7 +70,7 @@ def appended(batches):
 
 def parameters(agent):
     arrays = agent.weights().arrays()
-    return np.concatenate([arrays[entry.name].ravel() for entry in trainable(agent)])
+    return np.concatenate([arrays[entry.name].ravel() for entry in trainable_entries(agent)])
 
 
 @pytest.mark.parametrize("algo", ["a2c", "dqn"])

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from steppe.algorithms import make_agent
-from steppe.core.config.run import EnvConfig, resolve
+from steppe.core.config.run import EnvConfig, resolve_config
 from steppe.core.contracts.specs import PushSpec
 from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
 from steppe.core.system.timing import RunClock
-from steppe.envs import make_world, probe
+from steppe.envs import make_segment_env, probe
 from steppe.replay import make_memory
 from steppe.roles.context import PAUSE, RUN, Context
-from steppe.roles.gradients.learner import GradientLearner, Store, make_server
-from steppe.roles.gradients.worker import GradientWorker, Making
-from steppe.roles.learner import Limits
-from steppe.roles.scheduling import Free, Lockstep, Rounds, Window
+from steppe.roles.gradients.learner import GradientLearner, GradientMemory, make_server
+from steppe.roles.gradients.worker import GradientSource, GradientWorker
+from steppe.roles.learner import RunLimits
+from steppe.roles.scheduling import FreeCollectPolicy, LockstepCollectPolicy, RoundBatchPolicy, WindowBatchPolicy
 from steppe.runtimes.plan import segment_spec
 from steppe.transport.local import LocalBoard, LocalChannel, LocalWeights
 
@@ -31,19 +31,23 @@ class House:
 
     def __init__(self, *, actors=2, steps=640, envs=4, **settings):
         layer = {"env": IDENTITY, "algo": "a3c", "mode": "workers", "actors": actors, "hidden": (16,), **settings}
-        config = resolve(("test", layer)).config
+        config = resolve_config(("test", layer)).config
         self.spec = probe(IDENTITY, EnvConfig())
-        agent_config = config.agent.fitted(self.spec, actors, envs)[0]
+        agent_config = config.agent.resolve_defaults(self.spec, actors, envs)[0]
         self.config, self.envs = config.model_copy(update={"agent": agent_config}), envs
         self.segment = segment_spec(agent_config, self.spec, envs)
         self.asked, self.board, self.weights, self.saved = RUN, LocalBoard(), LocalWeights(), []
         agent = self.agent()
         self.channel = LocalChannel(PushSpec.of(-(-agent.weights().layout.nbytes // 4)), actors)
         in_rounds = self.config.params.in_rounds
-        store = Store(agent, make_server(self.config, agent), actors, together=None if in_rounds else 1)
+        store = GradientMemory(agent, make_server(self.config, agent), actors, together=None if in_rounds else 1)
         clock = RunClock()
-        intake = Rounds(self.channel, actors) if in_rounds else Window(self.channel, actors, 0.0, 2**62, clock)
-        limits, context = Limits(steps=steps), self.context("learner")
+        intake = (
+            RoundBatchPolicy(self.channel, actors)
+            if in_rounds
+            else WindowBatchPolicy(self.channel, actors, 0.0, 2**62, clock)
+        )
+        limits, context = RunLimits(steps=steps), self.context("learner")
         self.learner = GradientLearner(store, intake, limits, self._save, context, segment=self.segment)
         self.workers = [self.worker(number) for number in range(actors)]
 
@@ -54,9 +58,9 @@ class House:
         agent, seeds = self.agent(), np.random.SeedSequence(number)
         agent.begin(self.envs, np.random.default_rng(number))
         memory = make_memory(self.config.agent, self.segment, stream=np.random.default_rng(number), total_steps=None)
-        making = Making(agent, memory, self.segment, 640, forgets=self.config.agent.memory == "rollout")
-        gate = Lockstep() if self.config.params.in_rounds else Free()
-        world = make_world(IDENTITY, EnvConfig(), self.envs, seeds)
+        making = GradientSource(agent, memory, self.segment, 640, on_policy=self.config.agent.memory == "rollout")
+        gate = LockstepCollectPolicy() if self.config.params.in_rounds else FreeCollectPolicy()
+        world = make_segment_env(IDENTITY, EnvConfig(), self.envs, seeds)
         return GradientWorker(number, world, making, gate, self.context(f"worker-{number}", epoch))
 
     def context(self, name, epoch=0):
@@ -125,7 +129,7 @@ def test_a_push_weighs_what_the_steps_do_that_it_is_learned_from():
     settings = {"algo": "r2d2", "batch_size": 4, "sequence_length": 3, "burn_in": 2, "n_step": 1, "prioritized": False}
     house = House(learning_starts=64, samples_per_insert=2.0, **settings)
     worker, pushes, learned = house.workers[0], [], []
-    draw = worker.making.memory.sample
+    draw = worker.gradient_source.memory.sample
 
     def watched():
         batch = draw()
@@ -133,7 +137,7 @@ def test_a_push_weighs_what_the_steps_do_that_it_is_learned_from():
         assert batch["valid"].sum() > batch["learn"].sum()
         return batch
 
-    worker.making.memory.sample = watched
+    worker.gradient_source.memory.sample = watched
     house.learner.step()
     while len(pushes) < 3:
         worker.step()
@@ -156,7 +160,7 @@ def test_a_worker_that_comes_again_goes_on_with_its_next_push():
     assert again.resume(*known, np.random.SeedSequence(9)) == "exact"
     house.workers[0] = again
     house.run()
-    assert house.learner.intake.ledger.dropped == {}
+    assert house.learner.batch_policy.ledger.dropped == {}
     assert house.learner.env_steps == 640
     replay = House(**DQN, segment_steps=4)
     assert replay.workers[0].resume(3, None, np.random.SeedSequence(1)) == "episode-boundary"

@@ -9,7 +9,7 @@ import pytest
 
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS, TRAINING
 from steppe.records.checkpoints import Checkpoints
-from steppe.runtimes.kafka.manifest import command
+from steppe.runtimes.kafka.manifest import make_command
 from steppe.transport.kafka.board import KafkaBoard
 from tests.support.commands import PATIENCE_S, opened, status, trained, under_way, wait_until
 from tests.support.kafka import settings
@@ -30,13 +30,13 @@ def speaking(kafka, prefix):
 def bad_commands():
     """Reason → a command that is ignored for it."""
     return {
-        "it has expired": {**command("set", "test", values={"learning_rate": 1.0}), "expires_s": 1.0},
-        "hidden cannot change": command("set", "test", values={"hidden": [3]}),
-        "agent.learning_rate": command("set", "test", values={"learning_rate": -1.0}),
-        "it sets nothing": command("set", "test"),
-        "nobody knows this command": command("explode", "test"),
-        "it is for the run 'another'": command("stop", "test", run="another"),
-        "it is for generation 99": command("stop", "test", generation=99),
+        "it has expired": {**make_command("set", "test", values={"learning_rate": 1.0}), "expires_s": 1.0},
+        "hidden cannot change": make_command("set", "test", values={"hidden": [3]}),
+        "agent.learning_rate": make_command("set", "test", values={"learning_rate": -1.0}),
+        "it sets nothing": make_command("set", "test"),
+        "nobody knows this command": make_command("explode", "test"),
+        "it is for the run 'another'": make_command("stop", "test", run="another"),
+        "it is for generation 99": make_command("stop", "test", generation=99),
     }
 
 
@@ -50,7 +50,7 @@ def require_refused(answers):
 @pytest.mark.slow
 def test_a_supervised_run(kafka):
     line, given = words(kafka, steps=10**8, mode="async", actors=1, **{"flow.max_actors": 3})
-    bad, change = bad_commands(), command("set", "test", values={"learning_rate": 1e-5, "entropy_coef": 0.125})
+    bad, change = bad_commands(), make_command("set", "test", values={"learning_rate": 1e-5, "entropy_coef": 0.125})
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
         with speaking(kafka, given["kafka.prefix"]) as board:
@@ -67,7 +67,7 @@ def test_a_supervised_run(kafka):
             assert rates(taken) == pytest.approx([1e-5] * len(rates(taken)))
             require_scaled(board, process)
             for word, state in (("pause", "PAUSED"), ("resume", "RUNNING"), ("stop", "STOPPED")):
-                board.post(COMMANDS, command(word, "test"))
+                board.post(COMMANDS, make_command(word, "test"))
                 wait_until(lambda state=state: status().state == state)
         process.communicate(timeout=PATIENCE_S)
         done = [one["command"] for one in answers() if one["obeyed"] and one["role"] == "supervisor"]
@@ -76,7 +76,7 @@ def test_a_supervised_run(kafka):
 
 def require_scaled(board, process):
     """From one actor to three and back; then what is repeated, late, another's, or too much changes nothing."""
-    more, fewer = command("scale", "test", actors=3), command("scale", "test", actors=1)
+    more, fewer = make_command("scale", "test", actors=3), make_command("scale", "test", actors=1)
     for asked in (more, fewer):
         board.post(COMMANDS, asked)
         wait_until(lambda asked=asked: len(running_actors()) == asked["actors"], process)
@@ -84,10 +84,10 @@ def require_scaled(board, process):
     begun = opened().store.newest(ACTORS)
     refused = {
         "it was carried out before": more,
-        "it has expired": {**command("scale", "test", actors=2), "expires_s": 1.0},
-        "it is for the run 'another'": command("scale", "test", actors=2, run="another"),
-        "must be from 0 to 3": command("scale", "test", actors=4),
-        "the run is under way already": command("start", "test"),
+        "it has expired": {**make_command("scale", "test", actors=2), "expires_s": 1.0},
+        "it is for the run 'another'": make_command("scale", "test", actors=2, run="another"),
+        "must be from 0 to 3": make_command("scale", "test", actors=4),
+        "the run is under way already": make_command("start", "test"),
     }
     for reason, asked in refused.items():
         board.post(COMMANDS, asked)
@@ -135,8 +135,8 @@ def test_roles_that_nobody_supervises(kafka, torch_host, tmp_path, monkeypatch):
         events = lambda: told(connection, EVENTS)  # noqa: E731
         wait_until(lambda: told(connection, TRAINING) and told(connection, ACTORS), learner)
         with speaking(kafka, prefix) as board:
-            change = command("set", "test", values={"learning_rate": 1e-5})
-            for record in (change, change, command("scale", "test", actors=3), *bad.values()):
+            change = make_command("set", "test", values={"learning_rate": 1e-5})
+            for record in (change, change, make_command("scale", "test", actors=3), *bad.values()):
                 board.post(COMMANDS, record)
             for role in processes:
                 wait_until(lambda role=role: len(by(role, events())) >= len(bad) + 2, processes[role])
@@ -149,13 +149,13 @@ def test_roles_that_nobody_supervises(kafka, torch_host, tmp_path, monkeypatch):
                 reasons = [str(one.get("message")) for one in by(role, events())]
                 assert "it was carried out before" in reasons
                 assert any("nobody supervises" in reason for reason in reasons)
-            board.post(COMMANDS, command("pause", "test"))
+            board.post(COMMANDS, make_command("pause", "test"))
             wait_until(lambda: obeyed("pause", events()) == {"learner", "actor-0"}, learner)
             wait_until(lambda: told(connection, ACTORS)[-1]["state"] == "paused", learner)
-            board.post(COMMANDS, command("resume", "test"))
+            board.post(COMMANDS, make_command("resume", "test"))
             steps = told(connection, TRAINING)[-1]["env_steps"]
             wait_until(lambda: told(connection, TRAINING)[-1]["env_steps"] > steps, learner)
-            board.post(COMMANDS, command("stop", "test"))
+            board.post(COMMANDS, make_command("stop", "test"))
         for name, process in processes.items():
             _, errors = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, f"{name}: {errors}"

@@ -11,10 +11,10 @@ from steppe.core.contracts.errors import Unreachable
 from steppe.core.contracts.transport import ACTORS, COMMANDS
 from steppe.roles.context import PAUSE, RUN
 from steppe.roles.learner import Learner
-from steppe.roles.scheduling import Rounds, Window
-from steppe.runtimes.kafka.membership import LISTEN_S, MISSED_S, Members
+from steppe.roles.scheduling import RoundBatchPolicy, WindowBatchPolicy
+from steppe.runtimes.kafka.membership import POLL_INTERVAL_S, WARN_MISSING_S, RoundMembership
 from steppe.testing.channel import SPEC, send
-from steppe.transport.kafka.channel import KafkaInlet
+from steppe.transport.kafka.channel import KafkaReader
 from steppe.transport.local import LocalChannel
 
 pytestmark = pytest.mark.unit
@@ -52,14 +52,14 @@ class Scene:
     def __init__(self, intake, replan_s=REPLAN_S):
         self.now_s, self.asked, self.told, self.board = 0.0, RUN, [], Said()
         learner = Learner.__new__(Learner)
-        learner.version, learner.intake = 7, intake
+        learner.version, learner.batch_policy = 7, intake
         learner.context = SimpleNamespace(
             run="run", event=lambda kind, **more: self.told.append((kind, more)), asked=lambda: self.asked
         )
-        self.inlet = KafkaInlet.__new__(KafkaInlet)
+        self.inlet = KafkaReader.__new__(KafkaReader)
         self.inlet.joined, self.placed = deque(), {}
         self.inlet.place = self.placed.__setitem__
-        self.members = Members([learner], self.inlet, self.board, replan_s, lambda: self.now_s)
+        self.members = RoundMembership([learner], self.inlet, self.board, replan_s, lambda: self.now_s)
 
     def look(self, after_s=0.0):
         self.now_s += after_s
@@ -71,7 +71,7 @@ class Scene:
 @pytest.fixture
 def rounds():
     channel = LocalChannel(SPEC, 2, 2)
-    return channel, Rounds(channel, 2)
+    return channel, RoundBatchPolicy(channel, 2)
 
 
 def test_who_joins_and_who_takes_a_place(rounds):
@@ -91,16 +91,16 @@ def test_a_member_that_is_missing_is_told_once(rounds):
     scene = Scene(intake, replan_s=0.0)
     send(channel, "conformance", 0, 0)
     assert intake.take(0) == []
-    assert scene.look() == scene.look(MISSED_S) == []
+    assert scene.look() == scene.look(WARN_MISSING_S) == []
     ((kind, details),) = scene.look(1.0)
     assert kind == "warning"
     assert "actor-1" in details["message"]
     assert "actor-0" not in details["message"]
-    assert scene.look(10 * MISSED_S) == []
+    assert scene.look(10 * WARN_MISSING_S) == []
     send(channel, "conformance", 1, 0)
     assert [segment.header.actor for segment in intake.take(0)] == [0, 1]
     assert scene.look() == []
-    ((_, details),) = scene.look(MISSED_S + 1.0)
+    ((_, details),) = scene.look(WARN_MISSING_S + 1.0)
     assert "actor-0, actor-1" in details["message"]
 
 
@@ -108,18 +108,18 @@ def test_nobody_is_missing_in_a_pause_or_without_rounds(rounds):
     channel, intake = rounds
     scene = Scene(intake)
     scene.asked = PAUSE
-    assert scene.look() == scene.look(2 * MISSED_S) == []
-    free = Scene(Window(channel, 2, 0.0, 8, lambda: 0.0))
-    assert free.look() == free.look(2 * MISSED_S) == []
+    assert scene.look() == scene.look(2 * WARN_MISSING_S) == []
+    free = Scene(WindowBatchPolicy(channel, 2, 0.0, 8, lambda: 0.0))
+    assert free.look() == free.look(2 * WARN_MISSING_S) == []
 
 
 def wait(scene, seconds, alive=()):
     """Look as often as somebody listens; returns what was told meanwhile."""
     told = []
-    for _ in range(int(seconds / LISTEN_S)):
+    for _ in range(int(seconds / POLL_INTERVAL_S)):
         for actor in alive:
             scene.board.sign(actor)
-        told += scene.look(LISTEN_S)
+        told += scene.look(POLL_INTERVAL_S)
     return [(kind, details) for kind, details in told if kind == "plan"]
 
 
@@ -130,7 +130,7 @@ def test_the_round_goes_on_without_who_shows_no_life_and_waits_for_it_when_it_is
     assert intake.take(0) == []
     assert wait(scene, REPLAN_S, alive=[0]) == []
     assert scene.board.posted == [(0, [0, 1])]
-    ((_, details),) = wait(scene, 4 * LISTEN_S, alive=[0])
+    ((_, details),) = wait(scene, 4 * POLL_INTERVAL_S, alive=[0])
     assert (details["round"], details["members"]) == (0, [0])
     assert "round 0 goes on without actor-1, which showed no life for 60 s" in details["message"]
     assert [segment.header.actor for segment in intake.take(0)] == [0]
@@ -159,7 +159,7 @@ def test_a_goodbye_is_no_sign_of_life(rounds):
     scene = Scene(intake)
     send(channel, "conformance", 0, 0)
     intake.take(0)
-    wait(scene, 4 * LISTEN_S)
+    wait(scene, 4 * POLL_INTERVAL_S)
     scene.board.sign(1, "stopped")
     ((_, details),) = wait(scene, REPLAN_S)
     assert details["members"] == [0]

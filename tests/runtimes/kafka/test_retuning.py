@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from steppe.runtimes.kafka.manifest import find_charter
-from steppe.transport.kafka.client import Connection
+from steppe.runtimes.kafka.manifest import find_manifest
+from steppe.transport.kafka.client import KafkaConnection
 from tests.support.kafka import PATIENCE_S, settings, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -57,9 +57,12 @@ def test_it_goes_on_with_them_and_everybody_is_told(kafka):
     config = settings(kafka)
 
     def rate():
-        if Connection(config, "tuned").topic("commands.control") not in Connection(config, "tuned").reach().topics:
+        if (
+            KafkaConnection(config, "tuned").topic("commands.control")
+            not in KafkaConnection(config, "tuned").fetch_metadata().topics
+        ):
             return None
-        charter = find_charter(config, "tuned")
+        charter = find_manifest(config, "tuned")
         return charter and charter.order.config["agent.learning_rate"]
 
     with learner(line(kafka, config.prefix, ENDLESS, learning_rate=0.001)) as process:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS, TOPICS, TRAINING
 from steppe.records.checkpoints import Checkpoints
 from steppe.training.resume import resume
@@ -39,7 +39,7 @@ def figures(result):
 
 
 def run(tmp_path, name, **given):
-    result = run_experiment(resolve(("call", {**SMALL, "seed": 7, "run_dir": tmp_path / name, **given})))
+    result = run_experiment(resolve_config(("call", {**SMALL, "seed": 7, "run_dir": tmp_path / name, **given})))
     assert result.state == "SUCCEEDED", result.message
     return result
 

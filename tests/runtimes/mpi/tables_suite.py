@@ -44,7 +44,7 @@ def table(rounds):
 
     from mpi4py import MPI
 
-    from steppe.core.contracts.transport import Change
+    from steppe.core.contracts.transport import TableDelta
     from steppe.transport.mpi.tables import MpiTable
 
     world = MPI.COMM_WORLD
@@ -64,7 +64,7 @@ def table(rounds):
     stream = np.random.default_rng(rank)
     for number in range(rounds * (rank + 1)):
         np.add.at(local, (stream.integers(0, 32, 7), rank), 1.0)
-        link.merge(rank, Change(nothing, np.ones((32, size), np.float32), 7, 1), 0.0)
+        link.merge(rank, TableDelta(nothing, np.ones((32, size), np.float32), 7, 1), 0.0)
         if number % 5 == rank % 5:
             assert answered(lambda: link.claim(rank, 10, 0.0)) == 10
         link.progress()

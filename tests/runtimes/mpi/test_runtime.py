@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.records.checkpoints import Checkpoints
 from steppe.runtimes.mpi import launch as mpi
 from steppe.training.resume import resume
@@ -32,7 +32,7 @@ ENDLESS = [*TABLE, "--steps", str(10**9)]
 
 def world(ranks, *words, **more):
     return subprocess.run(
-        [mpi.mpiexec(), "-n", str(ranks), *words], capture_output=True, text=True, timeout=800, check=False, **more
+        [mpi.find_mpiexec(), "-n", str(ranks), *words], capture_output=True, text=True, timeout=800, check=False, **more
     )
 
 
@@ -152,7 +152,7 @@ def test_a_killed_rank_fails_the_run_and_resuming_mends_it(monkeypatch, tmp_path
     ours = resume("run")
     assert ours.state == "SUCCEEDED", ours.message
     calm = {**given, "env": "Taxi-v4", "runtime": "inline", "run_dir": tmp_path / "calm"}
-    theirs = run_experiment(resolve(("call", calm)))
+    theirs = run_experiment(resolve_config(("call", calm)))
     assert ours.weights_sha256 == theirs.weights_sha256
     assert ours.eval_return_mean == theirs.eval_return_mean
 
@@ -183,7 +183,7 @@ print("tuned")
 def test_a_script_without_a_main_guard(launcher, tmp_path):
     """Its training call runs once, on the first rank; the others take part where it stands. So does a second call."""
     (tmp_path / "script.py").write_text(SCRIPT + (TUNED if launcher else ""))
-    command = [*([mpi.mpiexec(), *launcher] if launcher else []), sys.executable, "script.py"]
+    command = [*([mpi.find_mpiexec(), *launcher] if launcher else []), sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line in ("SUCCEEDED 2", "tuned")]
@@ -196,7 +196,7 @@ def test_a_script_without_a_main_guard(launcher, tmp_path):
 def test_a_signal_ends_it_in_good_order(launched):
     words = train("steppe/Identity-v0", *ENDLESS, "--actors", "1")
     number = signal.SIGINT if launched == "by the user" else signal.SIGTERM
-    with under_way(words if launched == "by steppe" else [mpi.mpiexec(), "-n", "3", *words]) as process:
+    with under_way(words if launched == "by steppe" else [mpi.find_mpiexec(), "-n", "3", *words]) as process:
         wait_until(trained, process)
         members = family(process.pid)
         process.send_signal(number)
@@ -222,7 +222,7 @@ def test_an_environment_that_hangs_is_found_and_left_behind():
 @pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_not_waited_for():
     """Under the user's mpiexec, after one Ctrl-C."""
-    command = [mpi.mpiexec(), "-n", "3", *train("tests.runtimes.mpi.world_suite:Stuck", *TABLE, "--actors", "1")]
+    command = [mpi.find_mpiexec(), "-n", "3", *train("tests.runtimes.mpi.world_suite:Stuck", *TABLE, "--actors", "1")]
     with under_way(command) as process:
         wait_until(lambda: status() is not None and status().state == "RUNNING", process)
         members = family(process.pid)
@@ -236,7 +236,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for():
 @pytest.mark.slow
 def test_a_rank_killed_under_the_users_mpiexec(monkeypatch):
     """mpiexec kills all the others: whoever looks next finds the run lost, and the next run sweeps what MPI left."""
-    command = [mpi.mpiexec(), "-n", "3", *train("steppe/Identity-v0", *ENDLESS, "--actors", "1")]
+    command = [mpi.find_mpiexec(), "-n", "3", *train("steppe/Identity-v0", *ENDLESS, "--actors", "1")]
     with under_way(command) as process:
         wait_until(trained, process)
         places = ranks_of(process)
@@ -247,7 +247,7 @@ def test_a_rank_killed_under_the_users_mpiexec(monkeypatch):
         wait_until(lambda: not set(places) & set(parents()))
     assert (status().state, status().reason) == ("LOST", "process_dead")
     monkeypatch.setattr(mpi, "STALE_S", 0.0)
-    mpi.sweep()
+    mpi.remove_stale_shm_files()
     assert not [file for file in files if file.exists()]
 
 

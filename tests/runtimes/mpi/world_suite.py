@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.transport import ACTORS, TRAINING
 from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
 from steppe.records.run_directory import RunDirectory
@@ -77,7 +77,7 @@ class Stuck(IdentityEnv):
 
 def train(directory, observers=(), **settings):
     result = run_experiment(
-        resolve(("call", {"runtime": "mpi", "run_dir": directory, **settings})), observers=observers
+        resolve_config(("call", {"runtime": "mpi", "run_dir": directory, **settings})), observers=observers
     )
     return {name: result.summary[name] for name in FIGURES}
 

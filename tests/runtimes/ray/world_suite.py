@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from steppe.classic import LinearSchedule, OptimalQLearning, ParallelQLearning
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import ACTORS, EVENTS, TRAINING
@@ -27,15 +27,15 @@ from steppe.envs.toy.builtin import CountingEnv, IdentityEnv
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
-from steppe.runtimes.launch_spec import Order
+from steppe.runtimes.launch_spec import LaunchSpec
 from steppe.runtimes.plan import make_plan
 from steppe.runtimes.ray import launch as ray_runtime
-from steppe.runtimes.ray.driver import WorldHandle
-from steppe.runtimes.ray.placement import SYSTEM, Cluster
+from steppe.runtimes.ray.driver import RayDriverHandle
+from steppe.runtimes.ray.placement import RAY_SYSTEM_CONFIG, RayCluster
 from steppe.testing.runtime import RuntimeConformance, advance
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
-from steppe.transport.ray.links import library
+from steppe.transport.ray.links import import_ray
 from tests.determinism.test_dhc_runs import SMALL as DHC
 from tests.support.refusals import require_refusals
 from tests.support.tabular_envs import Maze
@@ -58,9 +58,9 @@ A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment
 CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C, "dhc": DHC}
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 FAST = {
-    **SYSTEM, "health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5,
+    **RAY_SYSTEM_CONFIG, "health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5,
 }  # fmt: skip
-ray = library()
+ray = import_ray()
 nodes = {}  # name → the node, of ray.cluster_utils
 kept = []  # the one Cluster of ours
 machines = []  # the one of ray.cluster_utils
@@ -69,8 +69,8 @@ machines = []  # the one of ray.cluster_utils
 def launch(plan, directory):
     """As `ray.launch` in a program that has called ray.init, but with the seats of the run before."""
     if not kept:
-        kept.append(Cluster(plan))
-    return WorldHandle(Order.of(plan, directory, None), directory, kept[0], keep=True)
+        kept.append(RayCluster(plan))
+    return RayDriverHandle(LaunchSpec.of(plan, directory, None), directory, kept[0], keep=True)
 
 
 ray_runtime.launch = launch
@@ -124,7 +124,7 @@ class Stuck(IdentityEnv):
 
 def train(directory, observers=(), **settings):
     result = run_experiment(
-        resolve(("call", {"runtime": "ray", "run_dir": directory, **settings})), observers=observers
+        resolve_config(("call", {"runtime": "ray", "run_dir": directory, **settings})), observers=observers
     )
     return {name: result.summary[name] for name in FIGURES}
 
@@ -162,7 +162,7 @@ def restarts(directory):
 
 def watched(tmp_path, act, case=PPO, **settings):
     """A run whose handle is given to `act`, and what came of it."""
-    resolved = resolve(("call", {"runtime": "ray", "run_dir": tmp_path / "run", **case, **settings}))
+    resolved = resolve_config(("call", {"runtime": "ray", "run_dir": tmp_path / "run", **case, **settings}))
     plan = make_plan(resolved.config, probe(resolved.config.env, resolved.config.environment))
     directory = RunDirectory.create(plan.config, resolved.sources)
     handle = launch(plan, directory)
@@ -255,7 +255,7 @@ def test_a_learner_takes_a_gpu_where_there_is_one(tmp_path):
 
 def test_no_room_is_said_in_one_sentence(tmp_path):
     def plan_of(**settings):
-        resolved = resolve(("call", {"runtime": "ray", **PPO, **settings}))
+        resolved = resolve_config(("call", {"runtime": "ray", **PPO, **settings}))
         return make_plan(resolved.config, probe("CartPole-v1", resolved.config.environment))
 
     for settings, words in (
@@ -265,7 +265,7 @@ def test_no_room_is_said_in_one_sentence(tmp_path):
         ({"actors": 2, "segment_steps": 400_000}, "object store of 80 MiB"),
     ):
         with pytest.raises(UsageError, match=words):
-            kept[0].require_room(plan_of(**settings))
+            kept[0].require_resources(plan_of(**settings))
 
 
 def test_a_cluster_by_its_address_is_left_running(tmp_path):
@@ -317,7 +317,7 @@ def test_a_killed_worker_is_started_again(tmp_path):
 def test_workers_that_share_a_table_play_as_many_episodes_as_asked_for(tmp_path):
     settings = {name: value for name, value in TABLE.items() if name != "steps"}
     result = run_experiment(
-        resolve(("call", {**settings, "runtime": "ray", "run_dir": tmp_path / "run", "episodes": 60, "envs": 4}))
+        resolve_config(("call", {**settings, "runtime": "ray", "run_dir": tmp_path / "run", "episodes": 60, "envs": 4}))
     )
     view = RunView(RunDirectory.open(tmp_path / "run"))
     view.refresh()

@@ -19,7 +19,7 @@ import pytest
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment
 from steppe.core.contracts.errors import ConfigError, EnvironmentFault, FactoryError, UsageError
-from steppe.core.system.shared_dir import owners
+from steppe.core.system.shared_dir import owned_dirs
 from steppe.envs.toy.builtin import CountingEnv
 
 pytestmark = pytest.mark.integration
@@ -41,7 +41,7 @@ def workers() -> list[str]:
 
 def rooms() -> set[Path]:
     """Of this process alone: other tests may have such workers at the same time."""
-    return {*owners, *Path(tempfile.gettempdir()).glob("steppe-workers-*")}
+    return {*owned_dirs, *Path(tempfile.gettempdir()).glob("steppe-workers-*")}
 
 
 def by_episode(steps: list[dict]) -> list[list[dict]]:

@@ -7,11 +7,11 @@ import pytest
 
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment, MainLoop, ReplayBufferPool
-from steppe.core.config.run import resolve
+from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
 from steppe.replay import GlobalBuffer, LocalBuffer, Windowing, make_memory
-from steppe.training.autotune import calibrated
+from steppe.training.autotune import resolve_auto_settings
 
 pytestmark = pytest.mark.integration
 RECALL = "steppe/Recall-v0"
@@ -193,7 +193,9 @@ def test_a_loaded_policy_remembers_until_it_is_reset(algo, config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "config"), [("r2d2", {}), ("ppo", {"recurrent": True})])
 def test_numbers_are_chosen_by_trying(algo, config):
-    chosen = calibrated(resolve(("call", {"env": RECALL, "algo": algo, "envs": "auto", "actors": "auto", **config})))
+    chosen = resolve_auto_settings(
+        resolve_config(("call", {"env": RECALL, "algo": algo, "envs": "auto", "actors": "auto", **config}))
+    )
     assert chosen.config.envs >= 1
 
 
@@ -207,7 +209,7 @@ def test_what_means_nothing_is_refused():
         ({"algo": "r2d2", "sequence_length": 4, "sequence_stride": 5}, "sequence_stride=5 would leave steps out"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            resolve(("call", {"env": RECALL, **settings}))
+            resolve_config(("call", {"env": RECALL, **settings}))
 
 
 def test_a_column_of_segments_is_for_rollouts():

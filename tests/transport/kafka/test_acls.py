@@ -17,25 +17,25 @@ import msgspec
 import pytest
 from confluent_kafka import KafkaError
 
-from steppe.control.backends.external import FollowedService
+from steppe.control.backends.external import ExternalRunService
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.reports import EventReport, TrainingReport
 from steppe.core.contracts.transport import EVALUATIONS, EVENTS
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.kafka.manifest import command, find_charter
+from steppe.runtimes.kafka.manifest import find_manifest, make_command
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.channel import Read
+from steppe.transport.kafka.channel import ReadProgress
 from steppe.transport.kafka.client import (
     DEAD_LETTERS,
     EXPERIENCES,
+    MODEL_UPDATES,
     PROGRESS,
-    UPDATES,
-    Connection,
-    ends,
+    KafkaConnection,
     ensure_topics,
-    library,
+    get_watermarks,
+    import_kafka,
 )
-from steppe.transport.kafka.dev_broker import Broker, _free_port
+from steppe.transport.kafka.dev_broker import DevBroker, _free_port
 from tests.support.kafka import PATIENCE_S, own_broker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -49,17 +49,17 @@ ALL, REST = "trainer", "`steppe train`, `steppe serve`"  # who has the rights of
 PUBLISHING = ("transactional id", "steppe/", "write")
 LACKING = {  # principal → the role it is, what it lacks of that role's row, and what it hears of
     "mute": ("actor", ("topic", EXPERIENCES, "write"), MINE + EXPERIENCES),
-    "blind": ("actor", ("topic", UPDATES, "read"), MINE + UPDATES),
+    "blind": ("actor", ("topic", MODEL_UPDATES, "read"), MINE + MODEL_UPDATES),
     "silent": ("actor", ("topic", "metrics.actors", "write"), MINE + "metrics.actors"),
     "unsigned": ("learner", PUBLISHING, "weights could not be published"),
     "ungrouped": ("learner", ("group", "steppe-", "read"), "Group authorization failed"),
-    "unprinted": ("learner", ("topic", UPDATES, "write"), "weights could not be published"),
+    "unprinted": ("learner", ("topic", MODEL_UPDATES, "write"), "weights could not be published"),
 }
 WRITERS = {
     EXPERIENCES: {"actor", "learner"},
     PROGRESS: {"learner"},
     DEAD_LETTERS: {"actor", "learner", "manager", "controller"},
-    UPDATES: {"learner"},
+    MODEL_UPDATES: {"learner"},
     "commands.control": {"learner", "controller"},
     "metrics.training": {"learner"},
     "metrics.actors": {"actor"},
@@ -75,7 +75,7 @@ LONG = (*SMALL, "-s", "steps=100000000")
 
 
 @dataclass(frozen=True)
-class Strict(Broker):
+class Strict(DevBroker):
     """Whoever comes says who he is, and may do what he was allowed. The broker's own door is another."""
 
     def settings(self, port):
@@ -95,10 +95,10 @@ class Strict(Broker):
             "super.users": "User:ANONYMOUS;User:admin",
         }
 
-    def format_words(self):
+    def format_arguments(self):
         names = (*ROWS, *LACKING, ALL, "stranger", "admin")
         users = [f"SCRAM-SHA-512=[name={name},password={PASSWORD}]" for name in names]
-        return [*super().format_words(), *(word for user in users for word in ("--add-scram", user))]
+        return [*super().format_arguments(), *(word for user in users for word in ("--add-scram", user))]
 
 
 def documented(row):
@@ -114,7 +114,7 @@ def documented(row):
 
 
 def binding(user, kind, name, verb):
-    admin = library().admin
+    admin = import_kafka().admin
     kinds = {
         "topic": admin.ResourceType.TOPIC,
         "group": admin.ResourceType.GROUP,
@@ -148,8 +148,8 @@ def strict(kafka, tmp_path_factory):
         try:
             address = broker.up(0).address
             for prefix in (MINE, THEIRS):
-                ensure_topics(Connection(known_as(address, "admin", prefix), ""))
-            admin = Connection(known_as(address, "admin"), "").admin()
+                ensure_topics(KafkaConnection(known_as(address, "admin", prefix), ""))
+            admin = KafkaConnection(known_as(address, "admin"), "").admin()
             for answer in admin.create_acls(list(dict.fromkeys(bindings())), request_timeout=30).values():
                 answer.result()
             yield address
@@ -192,17 +192,17 @@ def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, torch_
         for role in ("learner", "actor", "manager"):
             words = LONG if role == "learner" else ()
             started[role] = stack.enter_context(coming(torch_host, role, role, strict, "run", tmp_path / role, *words))
-        wait_until(lambda: find_charter(config, "run"), "a charter")
-        connection = Connection(config, find_charter(config, "run").run)
+        wait_until(lambda: find_manifest(config, "run"), "a charter")
+        connection = KafkaConnection(config, find_manifest(config, "run").run)
         spoil(connection)
         board = stack.enter_context(closing(KafkaBoard(connection)))
         wait_until(lambda: board.read(EVALUATIONS), "an evaluation")
         wait_until(lambda: parked(connection), "what is no segment was put aside")
         monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "controller"))
-        service = stack.enter_context(closing(FollowedService("run", known_as(strict, "controller"))))
-        wait_until(lambda: service.tend() or state(service) == "RUNNING", "it runs")
+        service = stack.enter_context(closing(ExternalRunService("run", known_as(strict, "controller"))))
+        wait_until(lambda: service.reconcile() or state(service) == "RUNNING", "it runs")
         asked = service.stop_run("run", "test")
-        wait_until(lambda: service.tend() or service.get_operation(asked.id).state == "succeeded", "it is stopped")
+        wait_until(lambda: service.reconcile() or service.get_operation(asked.id).state == "succeeded", "it is stopped")
         for role, process in started.items():
             _, errors = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, f"{role}: {errors}"
@@ -210,7 +210,7 @@ def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, torch_
 
 def parked(connection):
     with closing(connection.consumer()) as consumer:
-        return ends(consumer, connection.topic(DEAD_LETTERS))[1] > 0
+        return get_watermarks(consumer, connection.topic(DEAD_LETTERS))[1] > 0
 
 
 def state(service):
@@ -234,7 +234,7 @@ def test_all_of_it_is_enough_to_train(strict, tmp_path):
 @pytest.mark.slow
 def test_who_lacks_something_ends_with_one_sentence(strict, torch_host, tmp_path):
     with coming(torch_host, "learner", "learner", strict, "other", tmp_path / "learner", *LONG):
-        wait_until(lambda: find_charter(known_as(strict, "admin"), "other"), "a charter")
+        wait_until(lambda: find_manifest(known_as(strict, "admin"), "other"), "a charter")
         for number, user in enumerate(["stranger", *LACKING]):
             role, _, named = LACKING.get(user, ("actor", None, MINE + "commands.control"))
             run, more = ("other", ("--index", str(number))) if role == "actor" else (user, LONG)
@@ -253,7 +253,7 @@ def test_who_lacks_something_ends_with_one_sentence(strict, torch_host, tmp_path
 def test_nothing_else_is_allowed(strict):
     topics = [prefix + name for prefix in (MINE, THEIRS) for name in WRITERS]
     for user in (*ROWS, "stranger"):
-        connection = Connection(known_as(strict, user), "run")
+        connection = KafkaConnection(known_as(strict, user), "run")
         rules = set(documented(ROWS[user])) if user in ROWS else set()
         assert readable(connection, topics) == {
             MINE + name for kind, name, verb in rules if (kind, verb) == ("topic", "read")
@@ -270,17 +270,17 @@ def test_forgeries_are_refused_by_the_brokers(strict):
     own = [("run", run.encode())]
     begin = [("kind", b"begin"), *own, ("actor", b"\0" * 8)]
     training = TrainingReport(run="forged", version=9, updates=9, env_steps=9, train_s=1.0, final=True).record()
-    stop = json.dumps(command("stop", "test")).encode()
+    stop = json.dumps(make_command("stop", "test")).encode()
     forged = [
         ("actor", "commands.control", stop, own),
         ("manager", "commands.control", stop, own),
         ("actor", "metrics.training", json.dumps(training).encode(), own),
-        ("actor", UPDATES, b"", [*own, ("press", b"0" * 32)]),
+        ("actor", MODEL_UPDATES, b"", [*own, ("press", b"0" * 32)]),
         ("controller", EXPERIENCES, None, begin),
-        ("manager", PROGRESS, msgspec.msgpack.encode(Read(0, life=9)), own),
+        ("manager", PROGRESS, msgspec.msgpack.encode(ReadProgress(0, life=9)), own),
         ("stranger", EVENTS, json.dumps(EventReport(run="forged", kind="note").record()).encode(), own),
     ]
-    denied = library().KafkaError.TOPIC_AUTHORIZATION_FAILED
+    denied = import_kafka().KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert {(user, topic): outcome(strict, run, user, topic, *rest) for user, topic, *rest in forged} == {
         (user, topic): denied for user, topic, *_ in forged
     }
@@ -289,7 +289,7 @@ def test_forgeries_are_refused_by_the_brokers(strict):
 
 def outcome(strict, run, user, topic, value, headers):
     """The code of the error with which brokers refuse a record; None where they take it."""
-    connection, found = Connection(known_as(strict, user), run), []
+    connection, found = KafkaConnection(known_as(strict, user), run), []
     producer = connection.producer(**{"enable.idempotence": False})
     told = lambda error, message: found.append(error and error.code())  # noqa: E731
     producer.produce(connection.topic(topic), value, connection.key(0), 0, on_delivery=told, headers=headers)
@@ -300,7 +300,7 @@ def outcome(strict, run, user, topic, value, headers):
 
 def readable(connection, topics):
     """Those that it may know of, and whose first message, or end, comes."""
-    kafka = library()
+    kafka = import_kafka()
     good, bad = (None, KafkaError._PARTITION_EOF), KafkaError.TOPIC_AUTHORIZATION_FAILED
     with closing(connection.consumer()) as consumer:
         about = {topic: consumer.list_topics(topic, PATIENCE_S).topics[topic].error for topic in topics}
@@ -326,7 +326,7 @@ def writable(connection, topics):
         )
     assert producer.flush(PATIENCE_S) == 0
     refused = {topic: error.code() for topic, error in found.items() if error is not None}
-    assert set(refused.values()) <= {library().KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    assert set(refused.values()) <= {import_kafka().KafkaError.TOPIC_AUTHORIZATION_FAILED}
     return set(found) - set(refused)
 
 
@@ -335,15 +335,15 @@ def may_publish(connection):
     named = {"transactional.id": f"steppe/{MINE}nobody/learner", "message.timeout.ms": 30_000}
     producer = connection.producer(**named)
     refused = refusal(lambda: producer.init_transactions(PATIENCE_S))
-    assert refused in (None, library().KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    assert refused in (None, import_kafka().KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return refused is None
 
 
 def may_create(connection):
     admin = connection.admin()
-    (made,) = admin.create_topics([library().admin.NewTopic(f"{MINE}more", 1, 1)]).values()
+    (made,) = admin.create_topics([import_kafka().admin.NewTopic(f"{MINE}more", 1, 1)]).values()
     refused = refusal(lambda: made.result(PATIENCE_S))
-    assert refused in (None, library().KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert refused in (None, import_kafka().KafkaError.TOPIC_AUTHORIZATION_FAILED)
     return refused is None
 
 
@@ -351,6 +351,6 @@ def refusal(act):
     """The code of the broker's answer; None when it is done."""
     try:
         act()
-    except library().KafkaException as error:
+    except import_kafka().KafkaException as error:
         return error.args[0].code()
     return None

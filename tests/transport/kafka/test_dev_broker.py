@@ -13,7 +13,7 @@ import pytest
 
 from steppe.core.contracts.errors import DamagedFile, UsageError
 from steppe.transport.kafka import dev_broker
-from steppe.transport.kafka.dev_broker import Broker, differences, fetch_jars, find_java, locked
+from steppe.transport.kafka.dev_broker import DevBroker, fetch_jars, find_jar_differences, find_java, read_jar_lock
 from tests.support.kafka import own_broker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -24,7 +24,7 @@ STEPPE = Path(sys.executable).with_name("steppe")
 def test_up_status_down(kafka, tmp_path, monkeypatch):
     """With the session's jars, in a home of its own."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / Broker.usual().jars.name).symlink_to(Broker.usual().jars)
+    (tmp_path / "home" / DevBroker.default().jars.name).symlink_to(DevBroker.default().jars)
     environ = {**os.environ, "STEPPE_KAFKA_HOME": str(tmp_path / "home")}
 
     def say(*words):
@@ -67,9 +67,9 @@ def test_no_java_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_jars_are_those_of_the_lock(kafka, tmp_path, monkeypatch):
-    jars = Broker.usual().jars
-    assert differences(jars, locked()) == []
-    assert any(name.startswith("kafka_2.13-") for name in locked())
+    jars = DevBroker.default().jars
+    assert find_jar_differences(jars, read_jar_lock()) == []
+    assert any(name.startswith("kafka_2.13-") for name in read_jar_lock())
     copy = tmp_path / "jars"
     copy.mkdir()
     for path in jars.glob("*.jar"):
@@ -79,7 +79,7 @@ def test_jars_are_those_of_the_lock(kafka, tmp_path, monkeypatch):
     first.write_bytes(b"another")
     second.unlink()
     (copy / "stranger.jar").touch()
-    words = differences(copy, locked())
+    words = find_jar_differences(copy, read_jar_lock())
     assert words == [
         f"{second.name} is missing", "stranger.jar does not belong there", f"{first.name} has another sha256",
     ]  # fmt: skip
@@ -107,8 +107,8 @@ def test_jars_that_maven_brings_are_checked(tmp_path, monkeypatch):
 
 
 def test_the_last_words_of_a_broker_that_died(tmp_path):
-    broker = Broker(tmp_path, tmp_path)
-    assert broker.death() == ""
+    broker = DevBroker(tmp_path, tmp_path)
+    assert broker.describe_crash() == ""
     (tmp_path / "broker.json").write_text('{"pid": 999999999, "started": 1, "address": "127.0.0.1:1"}')
     lines = [
         "java.io.IOException: No space left on device",
@@ -116,6 +116,6 @@ def test_the_last_words_of_a_broker_that_died(tmp_path):
         "[main] ERROR kafka - all log dirs failed",
     ]
     (tmp_path / "broker.log").write_text("\n".join(lines))
-    assert "the last one was not stopped" in broker.death()
-    assert broker.death().endswith("java.io.IOException: No space left on device)")
+    assert "the last one was not stopped" in broker.describe_crash()
+    assert broker.describe_crash().endswith("java.io.IOException: No space left on device)")
     assert not broker.down()

@@ -16,7 +16,7 @@ from steppe.runtimes.kafka.launch import KafkaHandle
 from steppe.training.supervisor import Supervisor
 from steppe.transport.kafka import client as transport
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection, ends, library, span, transient
+from steppe.transport.kafka.client import KafkaConnection, get_watermarks, import_kafka, is_transient, read_range
 from tests.support.kafka import connected
 
 PASSING = (codes._UNKNOWN_PARTITION, codes.UNKNOWN_TOPIC_OR_PART, codes._TRANSPORT, codes._ALL_BROKERS_DOWN,
@@ -24,7 +24,7 @@ PASSING = (codes._UNKNOWN_PARTITION, codes.UNKNOWN_TOPIC_OR_PART, codes._TRANSPO
 
 
 def failure(code):
-    return library().KafkaException(codes(code))
+    return import_kafka().KafkaException(codes(code))
 
 
 class Stumbling:
@@ -67,25 +67,25 @@ class Stumbling:
 @pytest.mark.unit
 @pytest.mark.parametrize("code", PASSING)
 def test_what_passes_by_itself_is_tried_again(code):
-    assert transient(failure(code))
-    assert ends(Stumbling(code, 3), "topic") == (3, 9)
-    assert span(Stumbling(code, 2), "topic", 0, 3, 9) == []
+    assert is_transient(failure(code))
+    assert get_watermarks(Stumbling(code, 3), "topic") == (3, 9)
+    assert read_range(Stumbling(code, 2), "topic", 0, 3, 9) == []
 
 
 @pytest.mark.unit
 def test_what_does_not_is_told_at_once(monkeypatch):
     denied = Stumbling(codes.TOPIC_AUTHORIZATION_FAILED, 99)
     with pytest.raises(Unreachable):
-        ends(denied, "topic")
+        get_watermarks(denied, "topic")
     assert denied.tries == 1
     with pytest.raises(RunFailed):
-        span(Stumbling(codes.TOPIC_AUTHORIZATION_FAILED, 99), "topic", 0, 3, 9)
+        read_range(Stumbling(codes.TOPIC_AUTHORIZATION_FAILED, 99), "topic", 0, 3, 9)
     monkeypatch.setattr(transport, "REACH_S", 0.2)
     with pytest.raises(Unreachable, match="cannot be found"):
-        ends(Stumbling(codes._UNKNOWN_PARTITION, 10**6), "topic")
+        get_watermarks(Stumbling(codes._UNKNOWN_PARTITION, 10**6), "topic")
 
 
-class Hesitant(Connection):
+class Hesitant(KafkaConnection):
     """Its producers do not know a topic at first."""
 
     def producer(self, **more):
@@ -107,7 +107,7 @@ def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
     """The command is refused with one sentence, and nothing has changed."""
     monkeypatch.setattr(runtime, "SCALE_S", 0.2)
     handle = KafkaHandle.__new__(KafkaHandle)
-    handle._connection, handle._num_actors = Connection(KafkaConfig(address="127.0.0.1:9"), "run"), 1
+    handle._connection, handle._num_actors = KafkaConnection(KafkaConfig(address="127.0.0.1:9"), "run"), 1
     handle._plan = SimpleNamespace(num_writers=4, config=SimpleNamespace(mode="async"))
     supervisor = SimpleNamespace(handle=handle)
     refusal = Supervisor._scale(supervisor, 3)
@@ -118,7 +118,7 @@ def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
 @pytest.mark.unit
 def test_a_role_that_reached_no_broker_is_started_again_and_that_is_no_restart_of_its_own():
     handle = KafkaHandle.__new__(KafkaHandle)
-    handle._returns = {"actor-1": 0}
-    assert handle._passing("actor-1", Fault.of("actor-1", Unreachable("no broker")))
-    assert not handle._passing("actor-1", Fault.of("actor-1", RunFailed("its own")))
-    assert handle._returns == {"actor-1": 1}
+    handle._excused_restarts = {"actor-1": 0}
+    assert handle._is_transient("actor-1", Fault.of("actor-1", Unreachable("no broker")))
+    assert not handle._is_transient("actor-1", Fault.of("actor-1", RunFailed("its own")))
+    assert handle._excused_restarts == {"actor-1": 1}

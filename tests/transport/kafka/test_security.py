@@ -15,8 +15,8 @@ from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import Unreachable
 from steppe.params.rpc.protocol import Tls
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection, ensure_topics
-from steppe.transport.kafka.dev_broker import Broker, _free_port
+from steppe.transport.kafka.client import KafkaConnection, ensure_topics
+from steppe.transport.kafka.dev_broker import DevBroker, _free_port
 from tests.support.certificates import certificate
 from tests.support.kafka import own_broker
 
@@ -26,7 +26,7 @@ PASSWORD = "a secret of this test"
 
 
 @dataclass(frozen=True)
-class Guarded(Broker):
+class Guarded(DevBroker):
     """Clients come by SASL over TLS; the broker itself by a door of its own."""
 
     tls: Tls | None = None
@@ -50,8 +50,8 @@ class Guarded(Broker):
             "ssl.keystore.location": pem,
         }
 
-    def format_words(self):
-        return [*super().format_words(), "--add-scram", f"SCRAM-SHA-512=[name=steppe,password={PASSWORD}]"]
+    def format_arguments(self):
+        return [*super().format_arguments(), "--add-scram", f"SCRAM-SHA-512=[name=steppe,password={PASSWORD}]"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def config(address, tls, **more):
 @pytest.mark.slow
 def test_the_right_password_gets_in(guarded, tls, monkeypatch):
     monkeypatch.setenv("STEPPE_KAFKA_PASSWORD", PASSWORD)
-    connection = Connection(config(guarded, tls, prefix="in."), "run~1")
+    connection = KafkaConnection(config(guarded, tls, prefix="in."), "run~1")
     ensure_topics(connection)
     board = KafkaBoard(connection)
     assert board.post("events", {"k": 1}) == 1
@@ -95,7 +95,7 @@ def test_others_do_not(how, guarded, tls, monkeypatch, tmp_path):
     if how == "another authority":
         told = config(guarded, certificate(tmp_path, "stranger"))
     with pytest.raises(Unreachable, match="no Kafka broker answers"):
-        Connection(told, "run~1").reach(3.0)
+        KafkaConnection(told, "run~1").fetch_metadata(3.0)
 
 
 @pytest.mark.slow

@@ -21,19 +21,26 @@ from steppe.core.io.codec import encode_segment, encode_weights
 from steppe.testing.channel import SPEC, send
 from steppe.testing.weights import some_weights
 from steppe.transport.kafka import channel
-from steppe.transport.kafka.channel import LEAST_HELD, KafkaInlet, KafkaOutlet, Read, beginning, last_of
-from steppe.transport.kafka.client import (
-    Connection,
-    Feed,
-    ends,
-    ensure_topics,
-    headers_of,
-    home_of,
-    library,
-    security,
-    span,
+from steppe.transport.kafka.channel import (
+    MIN_UNRELEASED,
+    KafkaReader,
+    KafkaWriter,
+    ReadProgress,
+    find_last_segment,
+    marks_at_end,
 )
-from steppe.transport.kafka.weights import KafkaWeights, Press
+from steppe.transport.kafka.client import (
+    KafkaConnection,
+    PartitionReader,
+    decode_headers,
+    ensure_topics,
+    get_watermarks,
+    import_kafka,
+    partition_of,
+    read_range,
+    security,
+)
+from steppe.transport.kafka.weights import KafkaWeights, WeightPublisher
 from tests.support.kafka import PATIENCE_S, connected, dead_letters, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -43,12 +50,12 @@ RUN = "conformance"
 @contextmanager
 def ends_of(connection, actors=2, slots=4, marks=None, lives=None):
     """A reader, and a way to make writers, all closed at the end."""
-    feeds = [Feed(connection, group=f"steppe-{connection.run}")]
-    inlet = KafkaInlet(connection, feeds[0], SPEC, actors, slots, marks or beginning(connection, 2), lives)
+    feeds = [PartitionReader(connection, group=f"steppe-{connection.run}")]
+    inlet = KafkaReader(connection, feeds[0], SPEC, actors, slots, marks or marks_at_end(connection, 2), lives)
 
     def writer(actor):
-        feeds.append(Feed(connection))
-        return KafkaOutlet(connection, feeds[-1], SPEC, actor, slots, 2)
+        feeds.append(PartitionReader(connection))
+        return KafkaWriter(connection, feeds[-1], SPEC, actor, slots, 2)
 
     try:
         yield inlet, writer
@@ -111,14 +118,14 @@ def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
     parked = dead_letters(connection)
     assert len(parked) == len(poison)
     for message, (reason, (value, _)) in zip(parked, poison.items(), strict=True):
-        assert reason in headers_of(message)["reason"].decode()
+        assert reason in decode_headers(message)["reason"].decode()
         assert message.value() == value[:4096]
 
 
 def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
     """Offsets count by partition: the same number elsewhere is somebody else's message."""
     connection = connected(kafka)
-    topic, home = connection.topic("experiences"), home_of(connection.run, 0, 2)
+    topic, home = connection.topic("experiences"), partition_of(connection.run, 0, 2)
     with ends_of(connection) as (inlet, writer):
         outlet = writer(0)
         send(outlet, RUN, 0, 0)
@@ -137,7 +144,7 @@ def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
 def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
     """Whole segments and beginnings in the wrong partition, of a life that never began, or out of order; and claims about lives."""
     connection = connected(kafka)
-    topic, home = connection.topic("experiences"), home_of(connection.run, 0, 2)
+    topic, home = connection.topic("experiences"), partition_of(connection.run, 0, 2)
     with ends_of(connection) as (inlet, writer):
         outlet = writer(0)
         send(outlet, RUN, 0, 0)
@@ -153,7 +160,7 @@ def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
         producer = connection.producer()
         for value, key, partition, about in forged.values():
             producer.produce(topic, value, key, partition, headers=about)
-        for value in (b"", b"\x81\xa1x" + b"\x91" * 9_000, msgspec.msgpack.encode(Read(0, life=1 << 50))):
+        for value in (b"", b"\x81\xa1x" + b"\x91" * 9_000, msgspec.msgpack.encode(ReadProgress(0, life=1 << 50))):
             producer.produce(connection.topic("experiences.progress"), value, connection.key(0), 0)
         assert producer.flush(PATIENCE_S) == 0
         wait_until(lambda: inlet.poll() is None and inlet.dropped["rejected"] == len(forged))
@@ -163,12 +170,12 @@ def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
         assert polled(inlet).header.sequence == 1
         count = len(forged) + 3
         wait_until(lambda: outlet.blank(0) and len(dead_letters(connection)) >= count, "what is put aside")
-    told = [headers_of(message)["reason"].decode() for message in dead_letters(connection)]
+    told = [decode_headers(message)["reason"].decode() for message in dead_letters(connection)]
     assert len(told) == count
     assert all(any(reason in words for words in told) for reason in forged), told
 
 
-class Narrow(Connection):
+class Narrow(KafkaConnection):
     """One message at a time may wait for the broker, and does so for a while."""
 
     def producer(self, **more):
@@ -191,7 +198,7 @@ def test_a_writer_is_told_to_wait_while_as_much_as_may_be_is_under_way(kafka):
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkeypatch, taken):
     """Between its first word and its first look somebody else may take its place, and rounds may have gone on."""
-    find, slow = channel.last_of, [True]
+    find, slow = channel.find_last_segment, [True]
 
     def meanwhile(connection, actor, home, before=None):
         if slow and slow.pop():
@@ -202,7 +209,7 @@ def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkey
             assert inlet.close(PATIENCE_S)  # it is told of
         return find(connection, actor, home, before=before)
 
-    monkeypatch.setattr(channel, "last_of", meanwhile)
+    monkeypatch.setattr(channel, "find_last_segment", meanwhile)
     with ends_of(connected(kafka)) as (inlet, writer):
         if taken:
             with pytest.raises(Overtaken, match="another process has taken the place of actor-0"):
@@ -271,7 +278,7 @@ class Crafted:
 @pytest.fixture(scope="module")
 def fuzzed(kafka):
     connection, feed = connected(kafka), Handing()
-    inlet = KafkaInlet(connection, feed, SPEC, 2, 4, beginning(connection, 2))
+    inlet = KafkaReader(connection, feed, SPEC, 2, 4, marks_at_end(connection, 2))
     yield connection, feed, inlet
     inlet.close()
 
@@ -293,7 +300,7 @@ def test_nothing_that_comes_can_break_the_reader(fuzzed, changes, cut, flips):
         if data:
             data[where % len(data)] ^= mask
     before = inlet.dropped.total()
-    feed.give(Crafted(bytes(data), headers(connection, **changes), home_of(connection.run, 0, 2)))
+    feed.give(Crafted(bytes(data), headers(connection, **changes), partition_of(connection.run, 0, 2)))
     if (segment := inlet.poll()) is None:
         own = changes.get("run") in (None, connection.run.encode())
         assert inlet.dropped.total() == before + 1 or not own or changes.get("kind") == b"prime"
@@ -332,7 +339,7 @@ def test_what_a_killed_writer_still_sent_counts_for_nothing(kafka):
             return False
 
         wait_until(noticed)
-        assert last_of(connection, 0, home_of(connection.run, 0, 2))[1] is not None
+        assert find_last_segment(connection, 0, partition_of(connection.run, 0, 2))[1] is not None
 
 
 @pytest.mark.regression
@@ -378,7 +385,7 @@ def test_another_reader_knows_too_who_was_overtaken(kafka):
 def test_a_reader_goes_on_exactly_where_another_was(kafka):
     """Released out of order: what was released does not come again, what was not does."""
     connection = connected(kafka)
-    marks = beginning(connection, 2)
+    marks = marks_at_end(connection, 2)
     with ends_of(connection, actors=1, slots=6, marks=marks) as (inlet, writer):
         out = writer(0)
         for sequence in range(6):
@@ -397,14 +404,14 @@ def test_a_reader_goes_on_exactly_where_another_was(kafka):
 
 def test_a_long_backlog_takes_bounded_memory(kafka):
     connection = connected(kafka)
-    marks = beginning(connection, 2)
+    marks = marks_at_end(connection, 2)
     with ends_of(connection, actors=1, slots=60, marks=marks) as (_, writer):
         out = writer(0)
         for sequence in range(60):
             send(out, RUN, 0, sequence)
         out.close()
         with ends_of(connection, actors=1, slots=2, marks=marks) as (inlet, _):
-            taken = [polled(inlet) for _ in range(LEAST_HELD)]
+            taken = [polled(inlet) for _ in range(MIN_UNRELEASED)]
             until = time.monotonic() + 1.0
             while time.monotonic() < until:
                 assert inlet.poll() is None, "more than the reader may hold"
@@ -425,25 +432,25 @@ def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(ka
         for sequence in range(3):
             send(out, RUN, 0, sequence)
         held = [polled(inlet) for _ in range(3)]
-        press = Press(connection, inlet, tmp_path)
+        press = WeightPublisher(connection, inlet, tmp_path)
         store = KafkaWeights(connection, None, tmp_path, press)
         inlet.release(held[0])
         store.publish("policy", some_weights(0))
         assert press.flush(PATIENCE_S)
         lows = {number: low for number, low, _ in inlet.mark()["marks"]}
         consumer = connection.consumer(group)
-        places = [library().TopicPartition(connection.topic("experiences"), number) for number in lows]
+        places = [import_kafka().TopicPartition(connection.topic("experiences"), number) for number in lows]
         assert {place.partition: place.offset for place in consumer.committed(places, timeout=60)} == lows
         consumer.close()
-        second = Press(connection, inlet, tmp_path)
+        second = WeightPublisher(connection, inlet, tmp_path)
         later = KafkaWeights(connection, None, tmp_path, second)
-        assert later.earlier("policy") == 0
+        assert later.last_published_version("policy") == 0
         store.publish("policy", some_weights(1))
         with pytest.raises(Overtaken, match="another learner has taken over"):
             press.flush(PATIENCE_S)
         later.publish("policy", some_weights(2))
         assert second.flush(PATIENCE_S)
-        feed = Feed(connection)
+        feed = PartitionReader(connection)
         reader = KafkaWeights(connection, feed, tmp_path)
         wait_until(lambda: reader.newer_than("policy", 1) is not None)
         assert reader.newer_than("policy", -1).version == 2
@@ -469,9 +476,9 @@ class Dawdling:
         if self._weights and not self._late:
             self._late.append(1)
             topic, consumer = self._connection.topic("model_updates"), self._connection.consumer()
-            before = ends(consumer, topic)[1]  # as far as everything is decided
+            before = get_watermarks(consumer, topic)[1]  # as far as everything is decided
             self._producer.flush(PATIENCE_S)
-            wait_until(lambda: ends(consumer, topic)[1] > before, "the broker's patience")
+            wait_until(lambda: get_watermarks(consumer, topic)[1] > before, "the broker's patience")
             consumer.close()
         self._producer.commit_transaction(timeout_s)
 
@@ -480,7 +487,7 @@ def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
     """As after a long pause of the machine: nobody else has taken over, and the learner goes on."""
     late = []
 
-    class Hasty(Connection):
+    class Hasty(KafkaConnection):
         """Brokers give up its transactions after a second."""
 
         def producer(self, **more):
@@ -491,15 +498,15 @@ def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
 
     known = connected(kafka)
     connection = Hasty(known.config, known.run)
-    press, consumer = Press(connection, None, tmp_path), connection.consumer()
+    press, consumer = WeightPublisher(connection, None, tmp_path), connection.consumer()
     store, topic = KafkaWeights(connection, None, tmp_path, press), connection.topic("model_updates")
     for version in range(2):
         store.publish("policy", some_weights(version))
         assert press.flush(PATIENCE_S)
 
     def versions():  # a commit is acknowledged before readers see what it committed
-        end = ends(consumer, topic)[1]
-        return [headers_of(message).get("version") for message in span(consumer, topic, 0, 0, end)]
+        end = get_watermarks(consumer, topic)[1]
+        return [decode_headers(message).get("version") for message in read_range(consumer, topic, 0, 0, end)]
 
     wait_until(lambda: word(1) in versions(), "the second version")
     assert late, "no transaction was given up"
@@ -512,8 +519,8 @@ def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
 
 def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
     connection = connected(kafka, claim_mb=1e-6)
-    press = Press(connection, None, tmp_path)
-    store, feed = KafkaWeights(connection, None, tmp_path, press), Feed(connection)
+    press = WeightPublisher(connection, None, tmp_path)
+    store, feed = KafkaWeights(connection, None, tmp_path, press), PartitionReader(connection)
     reader = KafkaWeights(connection, feed, tmp_path)
     store.publish("policy", some_weights(0))
     assert press.flush(PATIENCE_S)
@@ -539,7 +546,7 @@ def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
 def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
     """Between two looks of a reader: what is no weights, is of another layout or version, or came before."""
     connection = connected(kafka)
-    press, feed = Press(connection, None, tmp_path), Feed(connection)
+    press, feed = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
     store, reader = KafkaWeights(connection, None, tmp_path, press), KafkaWeights(connection, feed, tmp_path)
     for version in range(2):
         store.publish("policy", some_weights(version))
@@ -567,7 +574,7 @@ def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
     assert press.flush(PATIENCE_S)
     wait_until(lambda: reader.newer_than("policy", 2) is not None)
     late = KafkaWeights(connection, None, tmp_path)
-    assert late.earlier("policy") == 3
+    assert late.last_published_version("policy") == 3
     count = len(bad) - 1  # the one without a version is older than what was there
     wait_until(lambda: reader.newer_than("policy", 2) and len(dead_letters(connection)) >= count, "what is put aside")
     assert len(dead_letters(connection)) == count
@@ -577,7 +584,7 @@ def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
 
 def test_drift_is_named(kafka):
     connection = connected(kafka)
-    admin, kind = connection.admin(), library().admin
+    admin, kind = connection.admin(), import_kafka().admin
     other = kind.ConfigEntry("retention.ms", "1000", incremental_operation=kind.AlterConfigOpType.SET)
     topic = kind.ConfigResource(kind.ResourceType.TOPIC, connection.topic("experiences"), incremental_configs=[other])
     for answer in admin.incremental_alter_configs([topic]).values():
@@ -627,7 +634,7 @@ def test_secrets_come_from_the_environment_alone(monkeypatch):
 def test_large_weights_are_not_slow(kafka, tmp_path):
     """A megabyte arrives whole, many times over, at a reader that came first."""
     connection = connected(kafka)
-    press, feed = Press(connection, None, tmp_path), Feed(connection)
+    press, feed = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
     store, reader = KafkaWeights(connection, None, tmp_path, press), KafkaWeights(connection, feed, tmp_path)
     weights = Weights.from_arrays({"flat": np.zeros(1 << 18, np.float32)})
     for version in range(5):

@@ -20,11 +20,11 @@ from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.io.codec import decode_weights, encode_weights
 from steppe.testing.channel import SPEC, ChannelConformance
 from steppe.testing.weights import WeightStoreConformance, publish_patterns, watch_patterns
-from steppe.transport.frames import Letter
-from steppe.transport.mpi.links import MpiChannel, MpiWeights, library
+from steppe.transport.frames import WeightsFrame
+from steppe.transport.mpi.links import MpiChannel, MpiWeights, import_mpi
 
 pytestmark = pytest.mark.integration
-MPI = library()
+MPI = import_mpi()
 WORLD = MPI.COMM_WORLD
 OTHERS = range(1, WORLD.size)
 REQUEST, REPLY = 70, 71
@@ -247,8 +247,8 @@ class TestWeightsBetweenRanks(WeightStoreConformance):
                 assert receive(rank, REPLY, store.progress) is None
 
     def test_a_reader_that_is_busy_costs_the_writer_no_memory(self, monkeypatch):
-        made, blank = [], Letter.blank
-        monkeypatch.setattr(Letter, "blank", lambda *words: made.append(words) or blank(*words))
+        made, blank = [], WeightsFrame.blank
+        monkeypatch.setattr(WeightsFrame, "blank", lambda *words: made.append(words) or blank(*words))
         with self.make() as store:
             publish_patterns(store, 50)
             assert 0 < len(made) <= len(OTHERS) + 2

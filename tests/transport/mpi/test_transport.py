@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.runtimes.mpi.launch import mpiexec
+from steppe.runtimes.mpi.launch import find_mpiexec
 from tests.support.cases import rest_slow
 
 pytestmark = pytest.mark.integration
@@ -20,7 +20,7 @@ SUITE = Path(__file__).with_name("conformance_suite.py")
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", rest_slow(2, 4))
 def test_links_between_ranks(ranks):
-    command = [mpiexec(), "-n", str(ranks), sys.executable, SUITE]
+    command = [find_mpiexec(), "-n", str(ranks), sys.executable, SUITE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)

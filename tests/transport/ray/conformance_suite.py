@@ -24,13 +24,13 @@ from steppe.core.contracts.weights import Weights
 from steppe.core.io.codec import decode_weights, encode_weights
 from steppe.testing.channel import SPEC, ChannelConformance, require_equal, send
 from steppe.testing.weights import POLICY, WeightStoreConformance, publish_patterns, some_weights, watch_patterns
-from steppe.transport.frames import Letter
-from steppe.transport.ray.links import RayInlet, RayOutlet, RayWeights, library
+from steppe.transport.frames import WeightsFrame
+from steppe.transport.ray.links import RayReader, RayWeights, RayWriter, import_ray
 
 pytestmark = pytest.mark.integration
 PATIENCE_S = 180.0
 STORE_BYTES = 80 << 20
-ray = library()
+ray = import_ray()
 holders = []
 
 
@@ -42,7 +42,7 @@ class Holder:
 
     def outlet(self, slots, last, num_envs=SPEC.num_envs):
         self.credits = 0
-        self.channel = RayOutlet(replace(SPEC, num_envs=num_envs), slots, self._credit, last)
+        self.channel = RayWriter(replace(SPEC, num_envs=num_envs), slots, self._credit, last)
 
     def _credit(self):
         with self.changed:
@@ -96,7 +96,7 @@ def ask(reference):
     return ray.get(reference, timeout=PATIENCE_S)
 
 
-class PatientInlet(RayInlet):
+class PatientInlet(RayReader):
     """A reader that waits for what it knows to be under way, so that tests need not guess how long a call takes."""
 
     def __init__(self, *sizes):
@@ -186,7 +186,7 @@ def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
     )  # what is under way is half a store, the most that a run may have: runtimes/ray/placement.py
     num_segments = 6 * STORE_BYTES // replace(SPEC, num_envs=num_envs).nbytes // 2
     bell = threading.Event()
-    with inlet(run, 2, 2, num_envs, kind=lambda *sizes: RayInlet(*sizes, bell.set)) as channel:
+    with inlet(run, 2, 2, num_envs, kind=lambda *sizes: RayReader(*sizes, bell.set)) as channel:
         under_way = [holders[actor].burst.remote(actor, run, num_segments) for actor in range(2)]
         expected, held = [0, 0], []
         while min(expected) < num_segments:
@@ -260,14 +260,14 @@ class RemoteReader:
 
 class BellStore(RayWeights):
     def __init__(self):
-        self.bell = threading.Event()
-        super().__init__(self.bell.set)
+        self.wakeup = threading.Event()
+        super().__init__(self.wakeup.set)
 
 
 def deliver(store):
     while not store.delivered:
-        assert store.bell.wait(PATIENCE_S)
-        store.bell.clear()
+        assert store.wakeup.wait(PATIENCE_S)
+        store.wakeup.clear()
         store.progress()
 
 
@@ -337,7 +337,7 @@ class TestWeights(WeightStoreConformance):
         assert not store.delivered
         monkeypatch.setattr(time, "monotonic", lambda: now_s + 5.1)
         store.progress()
-        assert [Letter(data).version for data in given] == [1, 3]
+        assert [WeightsFrame(data).version for data in given] == [1, 3]
         assert store.delivered
 
     def test_small_weights_go_with_the_call_and_large_ones_once_into_the_store(self):
@@ -353,7 +353,7 @@ class TestWeights(WeightStoreConformance):
         first, second = given[2:]
         assert isinstance(first, ray.ObjectRef)
         assert first == second
-        assert Letter(ray.get(first)).version == 1
+        assert WeightsFrame(ray.get(first)).version == 1
 
 
 def taken(given, what):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from steppe.core.contracts.segment import SegmentHeader
-from steppe.core.contracts.transport import Rejecting
+from steppe.core.contracts.transport import ValidatingChannel
 from steppe.testing.channel import SPEC
-from steppe.transport.frames import HEAD, SegmentFrame
-from steppe.transport.ray.links import RayInlet
+from steppe.transport.frames import HEADER_BYTES, SegmentFrame
+from steppe.transport.ray.links import RayReader
 
 pytestmark = [pytest.mark.unit, pytest.mark.regression]
 
@@ -34,14 +34,14 @@ class Writer:
 
 def message(sequence, slot=0, state=b"s"):
     frame = SegmentFrame(SPEC, slot)
-    frame.buffer[HEAD:] = 1
+    frame.buffer[HEADER_BYTES:] = 1
     frame.write(slot, SegmentHeader("run", 0, 0, sequence, 3, 0.5), state, ticket=sequence)
     return np.concatenate([frame.buffer, np.frombuffer(state, np.uint8)])
 
 
 @pytest.fixture
 def channel():
-    return RayInlet(SPEC, "run", 1, 2, lambda: None)
+    return RayReader(SPEC, "run", 1, 2, lambda: None)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def writer(channel):
     return made
 
 
-@pytest.mark.parametrize("cut", [slice(None, -1), slice(None, 200), slice(None, HEAD)])
+@pytest.mark.parametrize("cut", [slice(None, -1), slice(None, 200), slice(None, HEADER_BYTES)])
 def test_a_segment_of_the_wrong_size_is_emptied_and_counted_and_its_round_goes_on(channel, writer, cut):
     writer.answer(message(0)[cut])
     writer.answer(message(1, slot=1))
@@ -63,13 +63,13 @@ def test_a_segment_of_the_wrong_size_is_emptied_and_counted_and_its_round_goes_o
     sound = channel.poll()
     assert (sound.header.sequence, sound.state) == (1, b"s")
     assert sound["valid"].all()
-    assert isinstance(channel, Rejecting)
+    assert isinstance(channel, ValidatingChannel)
     assert channel.dropped == {"rejected": 1}
 
 
 def wrong_head(word, value):
     data = message(0)
-    data[:HEAD].view(np.int64)[word] = value
+    data[:HEADER_BYTES].view(np.int64)[word] = value
     return data[:-1]
 
 
@@ -79,7 +79,7 @@ def wrong_head(word, value):
         np.ones(1, np.uint8),
         wrong_head(SegmentFrame.SLOT, 2),
         wrong_head(SegmentFrame.SLOT, -1),
-        wrong_head(SegmentFrame.TICKET, 2**62),
+        wrong_head(SegmentFrame.SEND_NUMBER, 2**62),
     ],
 )
 def test_what_says_nothing_of_itself_is_counted_and_passed_over(channel, writer, data):

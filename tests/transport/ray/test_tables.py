@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from steppe.core.contracts.transport import Change
+from steppe.core.contracts.transport import TableDelta
 from steppe.transport.ray.tables import RayTable
 
 pytestmark = pytest.mark.unit
@@ -64,8 +64,8 @@ def until(found, *links: RayTable):
         timer.cancel()
 
 
-def change(steps: int, episodes: int = 1) -> Change:
-    return Change(NOTHING, np.ones((STATES, WORKERS), np.float32), steps, episodes)
+def change(steps: int, episodes: int = 1) -> TableDelta:
+    return TableDelta(NOTHING, np.ones((STATES, WORKERS), np.float32), steps, episodes)
 
 
 def work(table: RayTable, worker: int, rounds: int) -> None:

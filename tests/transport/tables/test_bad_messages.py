@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steppe.core.contracts.errors import DamagedFile
-from steppe.core.contracts.transport import Change
+from steppe.core.contracts.transport import TableDelta
 from steppe.transport.tables.messages import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MERGE, MessageTable
 from steppe.transport.tables.shared import ShmTable
 
@@ -117,7 +117,7 @@ def test_after_a_damaged_merge_a_worker_and_the_others_take_as_much_as_is_asked_
             episodes_left += answered(lambda: worker.claim_episodes(0, 3))
         while left and episodes_left:
             local[taken % ROWS] += 1.0
-            worker.merge(0, Change(np.arange(ROWS), np.ones((ROWS, ACTIONS), np.float32), 2, 1), 1.0)
+            worker.merge(0, TableDelta(np.arange(ROWS), np.ones((ROWS, ACTIONS), np.float32), 2, 1), 1.0)
             taken, left, episodes_left = taken + 2, left - 2, episodes_left - 1
     totals = keeper.totals()
     assert (totals.steps, totals.episodes, totals.lost_steps) == (20, 10, 2)
@@ -152,7 +152,7 @@ def test_a_log_in_shared_memory_leads_nowhere_else(bad: int, tmp_path: Path) -> 
     table.begin(0, local)
     table.begin(1, other)
     local[1] = 2.0
-    nothing = Change(np.zeros(0, np.int64), np.ones((ROWS, ACTIONS), np.float32), 1, 0)
+    nothing = TableDelta(np.zeros(0, np.int64), np.ones((ROWS, ACTIONS), np.float32), 1, 0)
     table.merge(0, nothing, 1.0)
     log = np.memmap(tmp_path / "table", np.int64, "r+", LOG_AT, shape=1)
     assert log[0] == 1, "the row that was changed"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from steppe.core.contracts.errors import UsageError
-from steppe.core.contracts.transport import Change
-from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.core.contracts.transport import TableDelta
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir
 from steppe.transport.tables import shared as tables
 from steppe.transport.tables.shared import LocalTable, ShmTable
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.integration
 
 def change(steps, episodes):
     """What was added to any row, as a sum."""
-    return Change(np.empty(0, np.int64), np.ones((200, 2), np.float32), steps, episodes)
+    return TableDelta(np.empty(0, np.int64), np.ones((200, 2), np.float32), steps, episodes)
 
 
 @pytest.fixture
 def room():
-    room = make_room("tables", 1 << 20)
+    room = make_shared_dir("tables", 1 << 20)
     yield room
-    remove_room(room)
+    remove_shared_dir(room)
 
 
 @pytest.fixture(params=["local", "shm"])
@@ -127,7 +127,7 @@ def test_a_log_that_ran_over_loses_nothing(monkeypatch, pair):
 ADDING = """
 import sys, numpy as np
 from pathlib import Path
-from steppe.core.contracts.transport import Change
+from steppe.core.contracts.transport import TableDelta
 from steppe.transport.tables.shared import ShmTable
 table, local = ShmTable(Path(sys.argv[1])), np.zeros((64, 3), np.float32)
 number, rounds = int(sys.argv[2]), int(sys.argv[3])
@@ -136,7 +136,7 @@ stream = np.random.default_rng(number)
 for _ in range(rounds):
     rows = stream.integers(0, 64, 5)
     np.add.at(local, (rows, number), 1.0)
-    table.merge(number, Change(np.empty(0, np.int64), np.ones((64, 3), np.float32), 5, 1), 0.0)
+    table.merge(number, TableDelta(np.empty(0, np.int64), np.ones((64, 3), np.float32), 5, 1), 0.0)
 if number == 2:
     table._lock.__enter__()
     print("holding", flush=True)

@@ -11,7 +11,7 @@ import math
 import numba
 import numpy as np
 
-from steppe.algorithms.shared.on_policy import OnPolicy
+from steppe.algorithms.shared.on_policy import OnPolicyAgent
 from steppe.core.algorithms import A2CConfig
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import NotFinite
@@ -21,14 +21,14 @@ from steppe.core.contracts.specs import EnvSpec
 _STATS = ("policy_loss", "value_loss", "entropy")
 
 
-class A2C(OnPolicy):
+class A2C(OnPolicyAgent):
     """Policy gradient with generalized advantages, for discrete, multi-discrete and box actions."""
 
     config: A2CConfig
 
     def __init__(self, config: A2CConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "a2c")
-        super().__init__(config.fitted(spec, 1, None)[0], spec, seed, device)
+        super().__init__(config.resolve_defaults(spec, 1, None)[0], spec, seed, device)
 
     def learn(self, batch: Batch) -> Learned:
         """One step with the whole rollout."""
@@ -36,7 +36,7 @@ class A2C(OnPolicy):
         if not stats:
             return Learned(0)
         norm = self._step(int(np.count_nonzero(batch["valid"])))
-        self._adopt_seen()
+        self._apply_obs_statistics()
         return Learned(1, stats | {"grad_norm": norm, "learning_rate": self.learning_rate})
 
     def gradients(self, batch: Batch) -> np.ndarray:

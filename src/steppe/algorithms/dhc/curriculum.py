@@ -11,7 +11,7 @@ import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
 
-CLOSED, OPEN, PASSED = 0, 1, 2
+LOCKED, OPEN, PASSED = 0, 1, 2
 
 
 class Curriculum:
@@ -21,7 +21,7 @@ class Curriculum:
         self.agents, self.sizes = np.array(agents, np.int64), np.array(sizes, np.int64)
         self.episodes, self.passing = episodes, passing
         shape = len(agents), len(sizes)
-        self.standing = np.full(shape, CLOSED, np.uint8)
+        self.standing = np.full(shape, LOCKED, np.uint8)
         self.standing[0, 0] = OPEN
         self._outcomes = np.zeros((*shape, episodes), np.bool_)  # a ring for each lesson
         self._counts = np.zeros(shape, np.int64)
@@ -54,7 +54,7 @@ class Curriculum:
 
     def stats(self) -> dict[str, float]:
         """How far it is: lessons passed and open, and of the one with the most agents and cells the share that succeeded."""
-        row, column = np.argwhere(self.standing != CLOSED)[-1].tolist()
+        row, column = np.argwhere(self.standing != LOCKED)[-1].tolist()
         furthest = {"lesson_agents": float(self.agents[row]), "lesson_size": float(self.sizes[column])}
         rate = self.rate(row, column)
         known = {} if np.isnan(rate) else {"lesson_success": rate}
@@ -70,14 +70,14 @@ class Curriculum:
             array[...] = state[name]
 
 
-def drawn_lessons(
-    standing: np.ndarray, agents: np.ndarray, sizes: np.ndarray, count: int, stream: np.random.Generator
+def sample_stages(
+    stage_status: np.ndarray, agents: np.ndarray, sizes: np.ndarray, count: int, stream: np.random.Generator
 ) -> np.ndarray:
     """Lessons [count, 2] of agents and size: every other one is new, that is open and not passed; the rest are any of both.
 
     Always draws the same number of random numbers, whatever is open.
     """
-    known, new = np.argwhere(standing != CLOSED), np.argwhere(standing == OPEN)
+    known, new = np.argwhere(stage_status != LOCKED), np.argwhere(stage_status == OPEN)
     renewing = stream.random(count) < 0.5
     places = stream.random(count)
     chosen = known[(places * len(known)).astype(np.int64)]

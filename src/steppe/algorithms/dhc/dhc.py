@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from steppe.algorithms.dhc.curriculum import Curriculum, drawn_lessons
-from steppe.algorithms.dhc.network import Communicating
-from steppe.algorithms.dhc.unroll import Windows
+from steppe.algorithms.dhc.curriculum import Curriculum, sample_stages
+from steppe.algorithms.dhc.network import DHCNetwork
+from steppe.algorithms.dhc.unroll import MultiAgentSequences
 from steppe.algorithms.nn.flat_module import FlatModule, as_tensor
 from steppe.algorithms.nn.torsos import build_seeded
 from steppe.algorithms.shared.base import TorchAgent
-from steppe.algorithms.shared.target_network import Target
-from steppe.algorithms.shared.td_learning import Recollection, heed, judge, ladder
+from steppe.algorithms.shared.target_network import TargetNetwork
+from steppe.algorithms.shared.td_learning import RecurrentState, apex_epsilons, large_margin_loss, td_loss
 from steppe.core.algorithms import DHCConfig
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.sequences import mixed
+from steppe.core.sequences import sequence_priority
 
-AT_ONCE = 256  # views that are encoded together: with 32 channels a tenth quicker than 1,024, with 128 no slower
+ENCODE_BATCH_SIZE = (
+    256  # views that are encoded together: with 32 channels a tenth quicker than 1,024, with 128 no slower
+)
 
 
 class DHC(TorchAgent):
@@ -37,15 +39,15 @@ class DHC(TorchAgent):
 
     def __init__(self, config: DHCConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "dhc")
-        self.config = config = config.fitted(spec, 1, None)[0]
+        self.config = config = config.resolve_defaults(spec, 1, None)[0]
         self.num_agents, self.num_actions = spec.num_agents, spec.action.sizes[0]
-        self.network = build_seeded(seed, lambda: Communicating(spec, config.channels))
-        self.curriculum = _curriculum(config)
+        self.network = build_seeded(seed, lambda: DHCNetwork(spec, config.channels))
+        self.curriculum = _make_curriculum(config)
         if self.curriculum is not None:
             self.network.register_buffer("lessons", torch.from_numpy(self.curriculum.standing.copy()))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
-        self._target = Target(self.flat, config.target_every)
-        self._recollection = self._remembered = Recollection((self.network.memory_size,))
+        self._target = TargetNetwork(self.flat, config.target_every)
+        self._recurrent_state = self._hidden_state = RecurrentState((self.network.hidden_size,))
         self.epsilon = np.zeros(0)  # shares of random actions [N], one for each environment, once acting has begun
 
     # Acting: rows are the agents of all environments, those of one next to each other.
@@ -54,7 +56,7 @@ class DHC(TorchAgent):
         """Forget everything; each environment has its own place on the ladder of exploration."""
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
         config, worlds = self.config, num_envs // self.num_agents
-        self.epsilon = ladder(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
+        self.epsilon = apex_epsilons(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
 
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, comm_mask: np.ndarray | None = None
@@ -65,12 +67,12 @@ class DHC(TorchAgent):
         """
         rows, agents = len(obs), self.num_agents
         mask = np.ones((rows, agents), np.bool_) if comm_mask is None else comm_mask
-        before = self._remembered.meet(starts)
+        before = self._hidden_state.reset_where(starts)
         values = self._values(obs.reshape(-1, agents, *obs.shape[1:]), before, mask.reshape(-1, agents, agents))
         there = np.einsum("naa->na", mask.reshape(-1, agents, agents))
         action = self._chosen(values) * there
         if explore:
-            self._wander(action, there)
+            self._explore(action, there)
         noted = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
         return {"action": action.reshape(rows), **noted}
 
@@ -84,7 +86,7 @@ class DHC(TorchAgent):
         values, after = np.zeros((worlds, agents, self.num_actions), np.float32), np.zeros_like(before)
         with torch.inference_mode():
             views = as_tensor(obs[:, :last][there], device)
-            few = [views[at : at + AT_ONCE] for at in range(0, max(1, len(views)), AT_ONCE)]
+            few = [views[at : at + ENCODE_BATCH_SIZE] for at in range(0, max(1, len(views)), ENCODE_BATCH_SIZE)]
             seen = torch.cat([network.encode(part) for part in few])
             known = as_tensor(there, device)
             taken_in = seen.new_zeros((worlds, last, seen.shape[1])).masked_scatter_(known.unsqueeze(2), seen)
@@ -92,7 +94,7 @@ class DHC(TorchAgent):
             memory = network.step(taken_in, memory, as_tensor(mask[:, :last, :last], device))[known]
             values[:, :last][there] = network.values(memory).cpu().numpy()
             after.reshape(worlds, agents, -1)[:, :last][there] = memory.cpu().numpy()
-        self._remembered.keep(after)
+        self._hidden_state.keep(after)
         return values
 
     def _chosen(self, values: np.ndarray) -> np.ndarray:
@@ -102,14 +104,14 @@ class DHC(TorchAgent):
         chosen: np.ndarray = (values + noise).argmax(axis=2)
         return chosen
 
-    def _wander(self, action: np.ndarray, there: np.ndarray) -> None:
+    def _explore(self, action: np.ndarray, there: np.ndarray) -> None:
         """In an environment that explores now, one agent of those present takes any action.
 
         One at a time, so that the others' experience stays that of agents who know what they do; as many random numbers are
         drawn whoever explores.
         """
         worlds = len(action)
-        strays = self._stream.random(worlds) < self._exploring(worlds)
+        strays = self._stream.random(worlds) < self._epsilons(worlds)
         place, choice = self._stream.random(worlds), self._stream.integers(self.num_actions, size=worlds)
         if self.config.learn_from == "first":
             place = np.zeros(worlds)
@@ -117,10 +119,10 @@ class DHC(TorchAgent):
         who = (there.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
         action[strays, who[strays]] = choice[strays]
 
-    def _exploring(self, worlds: int) -> np.ndarray:
+    def _epsilons(self, worlds: int) -> np.ndarray:
         """The shares of random actions [N], also for whoever acts without having begun."""
         if len(self.epsilon) != worlds:
-            self.epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
+            self.epsilon = apex_epsilons(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
         return self.epsilon
 
     def lessons(self, num_envs: int) -> np.ndarray | None:
@@ -128,7 +130,7 @@ class DHC(TorchAgent):
         if self.curriculum is None:
             return None
         standing: np.ndarray = self.network.lessons.cpu().numpy()  # type: ignore[operator]
-        return drawn_lessons(standing, self.curriculum.agents, self.curriculum.sizes, num_envs, self._stream)
+        return sample_stages(standing, self.curriculum.agents, self.curriculum.sizes, num_envs, self._stream)
 
     # Learning.
 
@@ -139,7 +141,7 @@ class DHC(TorchAgent):
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Count the episodes that ended, by lesson: they succeed when they come to an end of their own."""
         self.env_steps = progress.env_steps
-        self._set_rate()  # also where others take the steps
+        self._set_learning_rate()  # also where others take the steps
         if self.curriculum is None:
             return
         worlds = segment.spec.num_envs // self.num_agents
@@ -154,7 +156,7 @@ class DHC(TorchAgent):
 
     def learn(self, batch: Batch) -> Learned:
         """One update from one draw."""
-        self._set_rate()
+        self._set_learning_rate()
         stats, priorities, rows = self._backward(batch)
         stats |= {"grad_norm": self._step(rows), "learning_rate": self.learning_rate}
         self._target.follow(self.updates)
@@ -162,7 +164,7 @@ class DHC(TorchAgent):
             stats |= self.curriculum.stats()
         return Learned(1, stats, priorities=priorities)
 
-    def _set_rate(self) -> None:
+    def _set_learning_rate(self) -> None:
         config = self.config
         self.learning_rate = (config.learning_rate or 0.0) * 0.5 ** sum(self.updates >= at for at in config.halve_at)
 
@@ -176,23 +178,27 @@ class DHC(TorchAgent):
     def _backward(self, batch: Batch) -> tuple[dict[str, float], np.ndarray, int]:
         """Fill the flat gradient; statistics, a priority for every sequence [N], and how many rows were learned from."""
         config = self.config
-        windows = Windows(batch, self.flat.device, first_only=config.learn_from == "first")
+        windows = MultiAgentSequences(batch, self.flat.device, first_only=config.learn_from == "first")
         values = windows.unroll(self.network, traced=True)
         with torch.no_grad():
             target = self._target.flat.module
-            assert isinstance(target, Communicating)
+            assert isinstance(target, DHCNetwork)
             judged = windows.unroll(target, traced=False).cpu().numpy()
-        valued, steps = values.detach().cpu().numpy(), windows.by_agent()
-        found = judge(valued, judged, steps, double=config.double, value_rescaling=config.value_rescaling)
+        valued, steps = values.detach().cpu().numpy(), windows.flatten_agents()
+        found = td_loss(valued, judged, steps, double=config.double, value_rescaling=config.value_rescaling)
         found.require_finite(self.updates)
         stats = {"loss": found.loss, "q_mean": found.mean_value, "td_error": found.mean_error}
         if config.advice:
-            lag, pull = heed(valued, windows.advised(), steps["learn"], config.advice_margin)
+            lag, pull = large_margin_loss(valued, windows.expert_action_mask(), steps["learn"], config.advice_margin)
             found.gradient[...] += np.float32(config.advice) * pull
             stats["advice_lag"] = lag
         self.flat.gradient.zero_()
         torch.autograd.backward(values, as_tensor(found.gradient, self.flat.device))
-        return stats, mixed(*windows.by_step(found.errors)), int(np.count_nonzero(windows.counted))
+        return (
+            stats,
+            sequence_priority(*windows.average_over_agents(found.errors)),
+            int(np.count_nonzero(windows.counted)),
+        )
 
     def state(self) -> Tree:
         curriculum = {} if self.curriculum is None else self.curriculum.state()
@@ -205,7 +211,7 @@ class DHC(TorchAgent):
             self.curriculum.restore(state["curriculum"])
 
 
-def _curriculum(config: DHCConfig) -> Curriculum | None:
+def _make_curriculum(config: DHCConfig) -> Curriculum | None:
     if not config.lesson_agents or not config.lesson_sizes:
         return None
     return Curriculum(config.lesson_agents, config.lesson_sizes, config.lesson_episodes, config.lesson_pass)

@@ -11,18 +11,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steppe.algorithms.dhc.network import Communicating
+from steppe.algorithms.dhc.network import DHCNetwork
 from steppe.algorithms.nn.flat_module import as_tensor
 from steppe.core.contracts.segment import Batch
-from steppe.core.guidance import advised
+from steppe.core.guidance import expert_action_mask
 
 
-class Windows:
+class MultiAgentSequences:
     """A batch from sequence replay, for one update. `counted` [R, N, A] says whose steps are learned from."""
 
     def __init__(self, batch: Batch, device: torch.device, *, first_only: bool) -> None:
         self.device = device
-        self._batch = batch = _with_agents(batch)
+        self._batch = batch = _add_agent_axis(batch)
         live = batch["live"] & batch["valid"][..., None]
         self.num_agents = agents = 1 + int(live.any(axis=(0, 1)).nonzero()[0].max(initial=0))
         self.live = live = live[..., :agents]
@@ -40,9 +40,9 @@ class Windows:
         if first_only:
             self.counted[..., 1:] = False
 
-    def unroll(self, network: Communicating, *, traced: bool) -> torch.Tensor:
+    def unroll(self, network: DHCNetwork, *, traced: bool) -> torch.Tensor:
         """Action values [R, N · A, actions] of all rows; those of who is not there mean nothing."""
-        taken_in = self._taken_in(network, self._traced if traced else np.zeros_like(self._traced))
+        taken_in = self._encode(network, self._traced if traced else np.zeros_like(self._traced))
         quiet, end = (int(self.first.min()), int(self.until.max())) if traced else (len(taken_in), len(taken_in))
         first = as_tensor(self.first, self.device)
         memory, memories = self._memory, []
@@ -56,10 +56,10 @@ class Windows:
             values = network.values(torch.stack(memories).flatten(0, 2))
         return values.view(len(memories), -1, values.shape[1])
 
-    def _taken_in(self, network: Communicating, traced: np.ndarray) -> torch.Tensor:
+    def _encode(self, network: DHCNetwork, traced: np.ndarray) -> torch.Tensor:
         """What everyone who is there sees, encoded [R, N, A, …]; 0 for the others."""
         obs = self._obs.reshape(-1, *self._obs.shape[3:])
-        taken_in = torch.zeros((self.live.size, 3 * network.memory_size), device=self.device)
+        taken_in = torch.zeros((self.live.size, 3 * network.hidden_size), device=self.device)
         for chosen, with_gradient in ((self.live & ~traced, False), (traced, True)):
             rows = np.flatnonzero(chosen)
             if len(rows):
@@ -68,7 +68,7 @@ class Windows:
                     taken_in = taken_in.index_copy(0, as_tensor(rows, self.device), seen)
         return taken_in.view(*self.live.shape, -1)
 
-    def by_agent(self) -> Batch:
+    def flatten_agents(self) -> Batch:
         """What the loss needs, with every agent of every window a sequence of its own: [R, N · A]."""
         batch, shape, rows = self._batch, self.live.shape, len(self.live)
         columns = {name: batch[name][..., : self.num_agents] for name in ("action", "reward", "terminated")}
@@ -77,19 +77,19 @@ class Windows:
         weights = None if batch.weights is None else np.repeat(batch.weights, self.num_agents)
         return Batch({name: column.reshape(rows, -1) for name, column in columns.items()}, weights=weights)
 
-    def advised(self) -> np.ndarray:
+    def expert_action_mask(self) -> np.ndarray:
         """Which actions [R, N · A, actions] the agents' observations advise."""
-        found = advised(self._obs)
+        found = expert_action_mask(self._obs)
         return found.reshape(len(found), -1, found.shape[-1])
 
-    def by_step(self, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def average_over_agents(self, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean errors [R, N] over the agents that count, from [R, N · A], and where there are any."""
         number = self.counted.sum(axis=2)
         means: np.ndarray = errors.reshape(self.live.shape).sum(axis=2) / np.maximum(number, 1)
         return means, number > 0
 
 
-def _with_agents(batch: Batch) -> Batch:
+def _add_agent_axis(batch: Batch) -> Batch:
     """A batch of environments with one agent, with an axis for it."""
     if "live" in batch.columns:
         return batch

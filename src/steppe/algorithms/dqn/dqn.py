@@ -11,18 +11,18 @@ import numba
 import numpy as np
 
 from steppe.algorithms.nn.flat_module import FlatModule
-from steppe.algorithms.nn.q_network import QValues, build_q_network
+from steppe.algorithms.nn.q_network import QFunction, build_q_network
 from steppe.algorithms.nn.torsos import build_seeded
 from steppe.algorithms.shared.base import TorchAgent
-from steppe.algorithms.shared.target_network import Target
-from steppe.algorithms.shared.td_learning import wander
+from steppe.algorithms.shared.target_network import TargetNetwork
+from steppe.algorithms.shared.td_learning import epsilon_greedy
 from steppe.core.algorithms import DQNConfig
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
 
-_LEAST_PRIORITY = 1e-6  # so that no transition becomes unreachable
+_MIN_PRIORITY = 1e-6  # so that no transition becomes unreachable
 
 
 class DQN(TorchAgent):
@@ -30,13 +30,13 @@ class DQN(TorchAgent):
 
     def __init__(self, config: DQNConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "dqn")
-        self.config = config = config.fitted(spec, 1, None)[0]
+        self.config = config = config.resolve_defaults(spec, 1, None)[0]
         self.num_actions = spec.action.sizes[0]
         self._spec = spec
         self.network = build_seeded(seed, lambda: build_q_network(config, spec))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
-        self._online = QValues(self.flat)
-        self._target = Target(self.flat, config.target_every)
+        self._online = QFunction(self.flat)
+        self._target = TargetNetwork(self.flat, config.target_every)
 
     @property
     def epsilon(self) -> float:
@@ -47,7 +47,7 @@ class DQN(TorchAgent):
         """The best action, or with probability epsilon any; the stream gives the same count of numbers either way."""
         action: np.ndarray = self._online(obs).argmax(axis=1)
         if explore:
-            action = wander(action, self.num_actions, self.epsilon, self._stream)
+            action = epsilon_greedy(action, self.num_actions, self.epsilon, self._stream)
         return {"action": action}
 
     def retune(self, values: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class DQN(TorchAgent):
         config, network = self.config, self.network
         self.env_steps = progress.env_steps
         if network.normalizer is not None:
-            network.normalizer.fold(segment["obs"][:-1][segment["valid"]])
+            network.normalizer.update_from_rows(segment["obs"][:-1][segment["valid"]])
         if network.reward_normalizer is not None:
             network.reward_normalizer.observe(segment)
         share = min(1.0, progress.env_steps / config.exploration_steps(self._spec, progress.total_steps))
@@ -78,7 +78,7 @@ class DQN(TorchAgent):
             "epsilon": self.epsilon,
             "learning_rate": self.learning_rate,
         }
-        return Learned(1, stats, priorities=errors + np.float32(_LEAST_PRIORITY))
+        return Learned(1, stats, priorities=errors + np.float32(_MIN_PRIORITY))
 
     def gradients(self, batch: Batch) -> np.ndarray:
         """The gradient of the loss on one draw, unclipped."""
@@ -103,7 +103,7 @@ class DQN(TorchAgent):
         """Fill the flat gradient; returns (loss, mean of the chosen actions' values, mean and all [N] |TD errors|)."""
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:
-            reward = self.network.reward_normalizer.scaled(reward)
+            reward = self.network.reward_normalizer.normalize(reward)
         judged = self._judge(batch["next_obs"])
         chooser = self._online(batch["next_obs"]).copy() if self.config.double else judged
         loss, mean_value, mean_error, gradient, errors = _huber_loss(
@@ -122,15 +122,15 @@ class DQN(TorchAgent):
         return loss, mean_value, mean_error, errors
 
     @cached_property
-    def _judge(self) -> QValues:
-        return QValues(self._target.flat)
+    def _judge(self) -> QFunction:
+        return QFunction(self._target.flat)
 
 
 @numba.njit(cache=True, nogil=True)
 def _huber_loss(
     values: np.ndarray,
-    chooser: np.ndarray,
-    judged: np.ndarray,
+    selection_values: np.ndarray,
+    target_values: np.ndarray,
     action: np.ndarray,
     reward: np.ndarray,
     discount: np.ndarray,
@@ -147,9 +147,9 @@ def _huber_loss(
         if not terminated[i]:
             best = 0
             for j in range(1, num_actions):
-                if chooser[i, j] > chooser[i, best]:
+                if selection_values[i, j] > selection_values[i, best]:
                     best = j
-            target += np.float64(discount[i]) * np.float64(judged[i, best])
+            target += np.float64(discount[i]) * np.float64(target_values[i, best])
         value = np.float64(values[i, action[i]])
         error = value - target
         size = abs(error)

@@ -12,38 +12,40 @@ import torch
 from torch import nn
 
 from steppe.algorithms.nn.flat_module import as_tensor
-from steppe.algorithms.nn.mlp_kernels import Head, Perceptrons
+from steppe.algorithms.nn.mlp_kernels import HeadSpec, ParallelMLPs
 from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.algorithms.nn.torsos import build_torso, linear
 from steppe.core.algorithms import ActorCriticConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec
 
-Results = tuple[np.ndarray, np.ndarray]  # the distribution's outputs [N, width], values [N]
+PolicyAndValue = tuple[np.ndarray, np.ndarray]  # the distribution's outputs [N, width], values [N]
 
 
-class Network(Protocol):
+class ActorCriticNetwork(Protocol):
     """What these algorithms ask of a network; results may lie in memory that the next call reuses."""
 
     normalizer: ObsNormalizer | None
     reward_normalizer: RewardNormalizer | None
 
-    def run(self, obs: np.ndarray) -> Results:
+    def run(self, obs: np.ndarray) -> PolicyAndValue:
         """Results for acting: no way back."""
 
-    def trace(self, obs: np.ndarray) -> Results:
+    def trace(self, obs: np.ndarray) -> PolicyAndValue:
         """The same results, remembering what `backward` needs; `obs` stays as it is until then."""
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
         """Fill the gradients, which are zero, from those by the results of the last `trace`."""
 
 
-def build_actor_critic(config: ActorCriticConfig, spec: EnvSpec, width: int) -> TwinTowers | CommonTorso:
+def build_actor_critic(
+    config: ActorCriticConfig, spec: EnvSpec, width: int
+) -> SeparateActorCritic | SharedTorsoActorCritic:
     """A tower each for policy and value where observations are vectors, a common torso for images and users' networks."""
     if config.normalize_obs and spec.is_image:
         raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
     plain = config.network in ("auto", "mlp") and not spec.is_image and bool(config.hidden)
-    return TwinTowers(config, spec, width) if plain else CommonTorso(config, spec, width)
+    return SeparateActorCritic(config, spec, width) if plain else SharedTorsoActorCritic(config, spec, width)
 
 
 class _ActorCritic(nn.Module):
@@ -58,20 +60,20 @@ class _ActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(self.num_outputs)) if is_box else None
         self._results: list[torch.Tensor] = []
 
-    def run(self, obs: np.ndarray) -> Results:
+    def run(self, obs: np.ndarray) -> PolicyAndValue:
         with torch.inference_mode():
-            outputs, value = self._through(obs)
+            outputs, value = self._forward_torch(obs)
         return outputs.cpu().numpy(), value.cpu().numpy()
 
-    def trace(self, obs: np.ndarray) -> Results:
-        outputs, value = self._results = self._through(obs)
+    def trace(self, obs: np.ndarray) -> PolicyAndValue:
+        outputs, value = self._results = self._forward_torch(obs)
         return outputs.detach().cpu().numpy(), value.detach().cpu().numpy()
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
         results, self._results = self._results, []
         torch.autograd.backward(results, [as_tensor(d, results[0].device) for d in (d_outputs, d_value)])
 
-    def _through(self, obs: np.ndarray) -> list[torch.Tensor]:
+    def _forward_torch(self, obs: np.ndarray) -> list[torch.Tensor]:
         rows = as_tensor(obs, next(self.parameters()).device)
         outputs, value = self(rows if self.normalizer is None else self.normalizer(rows))
         if self.log_std is not None:
@@ -79,35 +81,43 @@ class _ActorCritic(nn.Module):
         return [outputs, value]
 
 
-class TwinTowers(_ActorCritic):
+class SeparateActorCritic(_ActorCritic):
     """Policy and value on towers of their own."""
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__(config, spec, width)
-        heads = {"policy": Head(self.num_outputs, gain=0.01), "value": Head(1, gain=1.0)}
-        self.towers = Perceptrons(spec.obs.shape[0], config.hidden or (), heads, "tanh")
+        heads = {"policy": HeadSpec(self.num_outputs, gain=0.01), "value": HeadSpec(1, gain=1.0)}
+        self.towers = ParallelMLPs(spec.obs.shape[0], config.hidden or (), heads, "tanh")
 
     def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         results: torch.Tensor = self.towers(rows)
         return results[:, :-1], results[:, -1]
 
-    def run(self, obs: np.ndarray) -> Results:
-        return split(self.towers.run(self._scaled(obs)), self.log_std) if self.towers.bound else super().run(obs)
+    def run(self, obs: np.ndarray) -> PolicyAndValue:
+        return (
+            split_policy_value(self.towers.run(self._scaled(obs)), self.log_std)
+            if self.towers.bound
+            else super().run(obs)
+        )
 
-    def trace(self, obs: np.ndarray) -> Results:
-        return split(self.towers.trace(self._scaled(obs)), self.log_std) if self.towers.bound else super().trace(obs)
+    def trace(self, obs: np.ndarray) -> PolicyAndValue:
+        return (
+            split_policy_value(self.towers.trace(self._scaled(obs)), self.log_std)
+            if self.towers.bound
+            else super().trace(obs)
+        )
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
         if not self.towers.bound:
             super().backward(d_outputs, d_value)
             return
-        self.towers.backward(merged(d_outputs, d_value, self.log_std))
+        self.towers.backward(join_output_gradients(d_outputs, d_value, self.log_std))
 
     def _scaled(self, obs: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(obs) if self.normalizer is None else self.normalizer.scaled(obs)
+        return np.ascontiguousarray(obs) if self.normalizer is None else self.normalizer.normalize(obs)
 
 
-class CommonTorso(_ActorCritic):
+class SharedTorsoActorCritic(_ActorCritic):
     """Policy and value as two heads of one torso, which may be anything."""
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
@@ -121,7 +131,7 @@ class CommonTorso(_ActorCritic):
         return self.policy(features), self.value(features).squeeze(1)
 
 
-def split(results: np.ndarray, log_std: nn.Parameter | None) -> Results:
+def split_policy_value(results: np.ndarray, log_std: nn.Parameter | None) -> PolicyAndValue:
     """Results of heads side by side [N, outputs + 1], in arrays of their own; deviations are the same for every row."""
     size = results.shape[1] - 1
     if log_std is None:
@@ -131,7 +141,7 @@ def split(results: np.ndarray, log_std: nn.Parameter | None) -> Results:
     return outputs, results[:, size].copy()
 
 
-def merged(d_outputs: np.ndarray, d_value: np.ndarray, log_std: nn.Parameter | None) -> np.ndarray:
+def join_output_gradients(d_outputs: np.ndarray, d_value: np.ndarray, log_std: nn.Parameter | None) -> np.ndarray:
     """The way back from `split`: d by the heads [N, outputs + 1]; the deviations' gradient is written."""
     if log_std is not None:
         assert log_std.grad is not None, "a flat module's parameters have gradients"

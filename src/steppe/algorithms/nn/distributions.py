@@ -35,7 +35,7 @@ class Distribution(Protocol):
         squares of how far means are beyond the bounds, in half extents; 0 where there are none."""
 
 
-def distribution_for(action: ActionSpec) -> Distribution:
+def make_distribution(action: ActionSpec) -> Distribution:
     return Gaussian(action) if action.kind == "box" else Categorical(action)
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.algorithms.nn.mlp_kernels import Perceptrons
-from steppe.algorithms.nn.rnn.cell import Recurrence
+from steppe.algorithms.nn.mlp_kernels import ParallelMLPs
+from steppe.algorithms.nn.rnn.cell import RecurrentCell
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError, NotFinite
-from steppe.core.contracts.weights import Layout, Weights
+from steppe.core.contracts.weights import Weights, WeightsLayout
 
 _BETA1, _BETA2 = 0.9, 0.999
 
@@ -40,8 +40,8 @@ class FlatModule:
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
         self.device = torch.device(device)
         self.module = module.to(self.device)
-        trainable, rest = _tensors(module)
-        self.layout = Layout.of(
+        trainable, rest = _split_trainable(module)
+        self.layout = WeightsLayout.of(
             (name, tuple(tensor.shape), _dtype(tensor)) for name, tensor in [*trainable.items(), *rest.items()]
         )
         self.storage = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=self.device)
@@ -60,10 +60,10 @@ class FlatModule:
         host = self.storage if on_cpu else torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=True)
         self._host: np.ndarray = host.numpy()
         for part in module.modules() if on_cpu else ():
-            if isinstance(part, Perceptrons | Recurrence):
+            if isinstance(part, ParallelMLPs | RecurrentCell):
                 part.bind(self.parameters.numpy(), self.gradient.numpy())
 
-    def twin(self) -> FlatModule:
+    def clone(self) -> FlatModule:
         """A module of its own with the same values now: a target network."""
         return FlatModule(copy.deepcopy(self.module), str(self.device))
 
@@ -102,7 +102,7 @@ class FlatAdam:
         """One step along the flat gradient; returns its length before clipping. NotFinite names the update."""
         parameters, gradient = self.flat.parameters, self.flat.gradient
         on_cpu = self.flat.device.type == "cpu"
-        norm = _length(gradient.numpy()) if on_cpu else float(torch.linalg.vector_norm(gradient))
+        norm = _l2_norm(gradient.numpy()) if on_cpu else float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm):
             raise NotFinite(
                 f"the gradient's length is {norm} at update {update}: lower learning_rate or check the environment's numbers"
@@ -111,7 +111,7 @@ class FlatAdam:
         scale = min(1.0, self.max_grad_norm / norm) if norm else 1.0
         if on_cpu:
             vectors = (parameters.numpy(), gradient.numpy(), self._mean.numpy(), self._square.numpy())
-            _adam(*vectors, scale, learning_rate, *_corrections(self._steps), self.eps)
+            _adam(*vectors, scale, learning_rate, *_bias_corrections(self._steps), self.eps)
         else:
             torch._fused_adam_(
                 [parameters], [gradient.mul_(scale)], [self._mean], [self._square], [],
@@ -130,13 +130,13 @@ class FlatAdam:
         self._square.copy_(torch.from_numpy(np.array(state["exp_avg_sq"])))
 
 
-def _corrections(steps: int) -> tuple[float, float]:
+def _bias_corrections(steps: int) -> tuple[float, float]:
     """What the running means of Adam still lack after so many steps."""
     return 1.0 - _BETA1**steps, math.sqrt(1.0 - _BETA2**steps)
 
 
 @numba.njit(cache=True, nogil=True)
-def _length(vector: np.ndarray) -> float:
+def _l2_norm(vector: np.ndarray) -> float:
     return math.sqrt(np.dot(vector, vector))
 
 
@@ -164,7 +164,7 @@ def _adam(
         parameters[i] -= rate * mean[i] / (np.sqrt(square[i]) * widen + least)
 
 
-def _tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def _split_trainable(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Trainable and other tensors by name; trainable ones must be float32 to lie in one vector."""
     trainable: dict[str, torch.Tensor] = {}
     rest: dict[str, torch.Tensor] = {}

@@ -14,25 +14,25 @@ import torch
 from torch import nn
 
 from steppe.algorithms.nn.actor_critic import (
-    CommonTorso,
-    Network,
-    Results,
-    TwinTowers,
+    ActorCriticNetwork,
+    PolicyAndValue,
+    SeparateActorCritic,
+    SharedTorsoActorCritic,
     build_actor_critic,
-    merged,
-    split,
+    join_output_gradients,
+    split_policy_value,
 )
-from steppe.algorithms.nn.mlp_kernels import Head
+from steppe.algorithms.nn.mlp_kernels import HeadSpec
 from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.algorithms.nn.rnn.network import RecurrentNetwork
-from steppe.algorithms.shared.td_learning import Recollection
+from steppe.algorithms.shared.td_learning import RecurrentState
 from steppe.core.algorithms import ActorCriticConfig
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import EnvSpec
 
 
 @dataclass
-class Rollout:
+class RolloutTargets:
     """A batch with what the loss compares it to, flat by row number; `rows` are those that are experience."""
 
     batch: Batch
@@ -44,39 +44,39 @@ class Rollout:
     explained_variance: float
 
 
-class Pass(Protocol):
+class ForwardBackwardPass(Protocol):
     """A network in use by them; results may lie in memory that the next call reuses."""
 
-    recollection: Recollection | None
+    recurrent_state: RecurrentState | None
 
-    def act(self, obs: np.ndarray, starts: np.ndarray) -> tuple[Results, Mapping[str, np.ndarray]]:
+    def act(self, obs: np.ndarray, starts: np.ndarray) -> tuple[PolicyAndValue, Mapping[str, np.ndarray]]:
         """Results for acting, and the columns to note besides."""
 
     def bootstrap(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Values after the last row [B], and of final observations [T, B] where an episode was only cut short."""
 
-    def minibatches(self, rollout: Rollout, size: int, stream: np.random.Generator) -> Iterator[np.ndarray]:
+    def minibatches(self, rollout: RolloutTargets, size: int, stream: np.random.Generator) -> Iterator[np.ndarray]:
         """Row numbers in nearly equal parts of at most about `size`, every row once."""
 
-    def trace(self, rollout: Rollout, rows: np.ndarray) -> Results:
+    def trace(self, rollout: RolloutTargets, rows: np.ndarray) -> PolicyAndValue:
         """Results of these rows, remembering what `backward` needs."""
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
         """Fill the gradients, which are zero, from those by the results of the last `trace`."""
 
 
-class RowPass:
+class FeedForwardPass:
     """Row by row: what was seen before does not matter."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: ActorCriticNetwork) -> None:
         self.network = network
-        self.recollection: Recollection | None = None
+        self.recurrent_state: RecurrentState | None = None
 
-    def act(self, obs: np.ndarray, starts: np.ndarray) -> tuple[Results, Mapping[str, np.ndarray]]:
+    def act(self, obs: np.ndarray, starts: np.ndarray) -> tuple[PolicyAndValue, Mapping[str, np.ndarray]]:
         return self.network.run(obs), {}
 
     def bootstrap(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        cut = _cut_short(batch)
+        cut = _truncated_only(batch)
         last_obs = batch["obs"][-1]
         _, values = self.network.run(np.concatenate([last_obs, batch["final_obs"][cut]]))
         num_envs = len(last_obs)
@@ -84,11 +84,11 @@ class RowPass:
         final_value[cut] = values[num_envs:]
         return values[:num_envs], final_value
 
-    def minibatches(self, rollout: Rollout, size: int, stream: np.random.Generator) -> Iterator[np.ndarray]:
-        for part in nearly_equal_parts(stream.permutation(len(rollout.rows)), size):
+    def minibatches(self, rollout: RolloutTargets, size: int, stream: np.random.Generator) -> Iterator[np.ndarray]:
+        for part in split_evenly(stream.permutation(len(rollout.rows)), size):
             yield rollout.rows[part]
 
-    def trace(self, rollout: Rollout, rows: np.ndarray) -> Results:
+    def trace(self, rollout: RolloutTargets, rows: np.ndarray) -> PolicyAndValue:
         obs = rollout.batch["obs"]
         return self.network.trace(obs.reshape(-1, *obs.shape[2:]).take(rows, axis=0))
 
@@ -96,53 +96,55 @@ class RowPass:
         self.network.backward(d_outputs, d_value)
 
 
-class SequencePass:
+class RecurrentPass:
     """Through time, from the state that a segment began with; episodes begin with nothing remembered."""
 
     def __init__(self, network: RecurrentActorCritic) -> None:
         self.network, self.body = network, network.body
-        self._remembered = Recollection((self.body.num_state,))
-        self.recollection: Recollection | None = self._remembered
+        self._hidden_state = RecurrentState((self.body.num_state,))
+        self.recurrent_state: RecurrentState | None = self._hidden_state
         self._picked = np.zeros(0, np.int64)
         self._shape: tuple[int, ...] = ()
 
-    def act(self, obs: np.ndarray, starts: np.ndarray) -> tuple[Results, Mapping[str, np.ndarray]]:
-        hidden = self._remembered.meet(starts)
+    def act(self, obs: np.ndarray, starts: np.ndarray) -> tuple[PolicyAndValue, Mapping[str, np.ndarray]]:
+        hidden = self._hidden_state.reset_where(starts)
         unrolled = self.body.unroll(obs[None], hidden)
-        self._remembered.keep(unrolled.states(-1))
-        return split(unrolled.outputs[0], self.network.log_std), {"hidden": hidden}
+        self._hidden_state.keep(unrolled.states(-1))
+        return split_policy_value(unrolled.outputs[0], self.network.log_std), {"hidden": hidden}
 
     def bootstrap(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What is remembered at a cut is known from the rows before it, not from what came after."""
-        cut = _cut_short(batch)
-        over = _over(batch)
-        unrolled = self.body.unroll(batch["obs"], batch["hidden"][0], _cleared(over, len(over) + 1))
+        cut = _truncated_only(batch)
+        over = _episode_boundaries(batch)
+        unrolled = self.body.unroll(batch["obs"], batch["hidden"][0], _reset_mask(over, len(over) + 1))
         last_value, states = unrolled.outputs[-1, :, -1].copy(), unrolled.states(np.nonzero(cut))
         final_value = np.zeros(cut.shape, np.float32)
         if len(states):
             final_value[cut] = self.body.unroll(batch["final_obs"][cut][None], states).outputs[0, :, -1]
         return last_value, final_value
 
-    def minibatches(self, rollout: Rollout, size: int, stream: np.random.Generator) -> Iterator[np.ndarray]:
+    def minibatches(self, rollout: RolloutTargets, size: int, stream: np.random.Generator) -> Iterator[np.ndarray]:
         num_steps, num_envs = rollout.batch["valid"].shape
         env = rollout.rows % num_envs
-        for part in nearly_equal_parts(stream.permutation(num_envs), max(1, size // num_steps)):
+        for part in split_evenly(stream.permutation(num_envs), max(1, size // num_steps)):
             rows = rollout.rows[np.isin(env, part)]
             if len(rows):
                 yield rows
 
-    def trace(self, rollout: Rollout, rows: np.ndarray) -> Results:
+    def trace(self, rollout: RolloutTargets, rows: np.ndarray) -> PolicyAndValue:
         batch, num_envs = rollout.batch, rollout.batch["valid"].shape[1]
         envs, place = np.unique(rows % num_envs, return_inverse=True)
         obs = batch["obs"][:-1].take(envs, axis=1)
-        clear = _cleared(_over(batch), len(obs))[:, envs]
+        clear = _reset_mask(_episode_boundaries(batch), len(obs))[:, envs]
         outputs = self.body.trace(obs, batch["hidden"][0, envs], np.ascontiguousarray(clear)).outputs
         self._picked, self._shape = rows // num_envs * len(envs) + place, outputs.shape
-        return split(outputs.reshape(-1, outputs.shape[2])[self._picked], self.network.log_std)
+        return split_policy_value(outputs.reshape(-1, outputs.shape[2])[self._picked], self.network.log_std)
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
         gradient = np.zeros(self._shape, np.float32)
-        gradient.reshape(-1, self._shape[2])[self._picked] = merged(d_outputs, d_value, self.network.log_std)
+        gradient.reshape(-1, self._shape[2])[self._picked] = join_output_gradients(
+            d_outputs, d_value, self.network.log_std
+        )
         self.body.backward(gradient)
 
 
@@ -153,7 +155,7 @@ class RecurrentActorCritic(nn.Module):
         super().__init__()
         is_box = spec.action.kind == "box"
         num_outputs = width // 2 if is_box else width
-        self.body = RecurrentNetwork(config, spec, [Head(num_outputs, gain=0.01), Head(1, gain=1.0)], "tanh")
+        self.body = RecurrentNetwork(config, spec, [HeadSpec(num_outputs, gain=0.01), HeadSpec(1, gain=1.0)], "tanh")
         self.reward_normalizer = RewardNormalizer(config.gamma) if config.normalize_reward else None
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if is_box else None
 
@@ -164,38 +166,38 @@ class RecurrentActorCritic(nn.Module):
 
 def build_network(
     config: ActorCriticConfig, spec: EnvSpec, width: int
-) -> TwinTowers | CommonTorso | RecurrentActorCritic:
+) -> SeparateActorCritic | SharedTorsoActorCritic | RecurrentActorCritic:
     """What the configuration asks for; `width` is what the actions' distribution needs."""
     if config.recurrent:
         return RecurrentActorCritic(config, spec, width)
     return build_actor_critic(config, spec, width)
 
 
-def pass_for(network: TwinTowers | CommonTorso | RecurrentActorCritic) -> Pass:
+def make_pass(network: SeparateActorCritic | SharedTorsoActorCritic | RecurrentActorCritic) -> ForwardBackwardPass:
     """The way through a network that `build_network` built."""
-    return SequencePass(network) if isinstance(network, RecurrentActorCritic) else RowPass(network)
+    return RecurrentPass(network) if isinstance(network, RecurrentActorCritic) else FeedForwardPass(network)
 
 
-def _cut_short(batch: Batch) -> np.ndarray:
+def _truncated_only(batch: Batch) -> np.ndarray:
     """Where an episode was cut that had not ended."""
     cut: np.ndarray = batch["truncated"] & ~batch["terminated"] & batch["valid"]
     return cut
 
 
-def _over(batch: Batch) -> np.ndarray:
+def _episode_boundaries(batch: Batch) -> np.ndarray:
     """Where nothing of a row is remembered into the next one: ends of either kind, and autoreset steps."""
     over: np.ndarray = batch["terminated"] | batch["truncated"] | ~batch["valid"]
     return over
 
 
-def _cleared(over: np.ndarray, num_rows: int) -> np.ndarray:
+def _reset_mask(over: np.ndarray, num_rows: int) -> np.ndarray:
     """Before which of so many rows the state is forgotten."""
     clear = np.zeros((num_rows, over.shape[1]), np.bool_)
     clear[1:] = over[: num_rows - 1]
     return clear
 
 
-def nearly_equal_parts(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def split_evenly(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """The order in nearly equal parts of at most `size`, and no tiny remainder."""
     count = -(-len(order) // size)
     for part in range(count):

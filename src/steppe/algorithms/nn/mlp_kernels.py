@@ -24,7 +24,7 @@ Activation = Literal["tanh", "relu"]
 TILE = 128  # rows: their products stay in the near caches
 
 
-class Layer(nn.Module):
+class DenseLayer(nn.Module):
     """`x @ weight + bias`; the weight is [in, out], as the kernels read it."""
 
     def __init__(self, num_in: int, num_out: int, gain: float | None) -> None:
@@ -45,29 +45,31 @@ class Layer(nn.Module):
         return int(self.weight.storage_offset()), int(self.bias.storage_offset())
 
 
-class Head(NamedTuple):
+class HeadSpec(NamedTuple):
     """What one of the networks ends in; without a gain its initial weights are torch's own."""
 
     size: int
     gain: float | None = None
 
 
-class Perceptrons(nn.Module):
+class ParallelMLPs(nn.Module):
     """One network per head. tanh comes with orthogonal initial weights (PPO), relu with torch's own (DQN)."""
 
-    def __init__(self, num_in: int, hidden: tuple[int, ...], heads: Mapping[str, Head], activation: Activation) -> None:
+    def __init__(
+        self, num_in: int, hidden: tuple[int, ...], heads: Mapping[str, HeadSpec], activation: Activation
+    ) -> None:
         super().__init__()
         self.tanh = activation == "tanh"
         self.num_out = sum(head.size for head in heads.values())
         self.num_hidden = sum(hidden) * len(heads)
-        self.widest = max(num_in, *hidden, *(head.size for head in heads.values()))
+        self.max_width = max(num_in, *hidden, *(head.size for head in heads.values()))
         gain = math.sqrt(2) if self.tanh else None
-        self._networks: list[list[Layer]] = []  # the same layers as in the modules, which cannot tell their type
+        self._networks: list[list[DenseLayer]] = []  # the same layers as in the modules, which cannot tell their type
         for name, head in heads.items():
-            layers = [Layer(*pair, gain) for pair in itertools.pairwise((num_in, *hidden))]
-            self._networks.append([*layers, Layer(hidden[-1], head.size, head.gain)])
+            layers = [DenseLayer(*pair, gain) for pair in itertools.pairwise((num_in, *hidden))]
+            self._networks.append([*layers, DenseLayer(hidden[-1], head.size, head.gain)])
             self.add_module(name, nn.ModuleList(self._networks[-1]))
-        self._memory: _Memory | None = None
+        self._memory: _MLPWorkspace | None = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Outputs [N, sum of outs] with a graph behind them, on any device."""
@@ -89,7 +91,7 @@ class Perceptrons(nn.Module):
             plan.append((*head.weight.shape, *head.places, num_out))
             num_out += head.weight.shape[1]
         table = np.array(plan, np.int64).reshape(len(self._networks), -1, 5)
-        self._memory = _Memory(self, parameters, gradient, table)
+        self._memory = _MLPWorkspace(self, parameters, gradient, table)
 
     @property
     def bound(self) -> bool:
@@ -112,14 +114,14 @@ class Perceptrons(nn.Module):
         self._memory.backward(d_outputs)
 
 
-class _Memory:
+class _MLPWorkspace:
     """The flat vectors and the scratch memory of the compiled ways."""
 
-    def __init__(self, net: Perceptrons, parameters: np.ndarray, gradient: np.ndarray, plan: np.ndarray) -> None:
+    def __init__(self, net: ParallelMLPs, parameters: np.ndarray, gradient: np.ndarray, plan: np.ndarray) -> None:
         self.parameters, self.gradient, self.plan = parameters, gradient, plan
         self.tanh, self.num_hidden, self.num_out = net.tanh, net.num_hidden, net.num_out
         largest = int((plan[:, :, 0] * plan[:, :, 1]).max())
-        self.tiles = np.empty((2, TILE * net.widest), np.float32)
+        self.tiles = np.empty((2, TILE * net.max_width), np.float32)
         self.product = np.empty(largest, np.float32)
         self.turned = np.empty(len(parameters), np.float32)
         self.passing = np.empty(TILE * net.num_hidden, np.float32)
@@ -152,15 +154,15 @@ _P = tuple(map(np.float32, (0.99999999, 0.13438342, 0.0035641745, 2.1766192e-05,
 _Q = tuple(map(np.float32, (1.0, 0.46771669, 0.026136508, 0.00033989078, 8.4464927e-07)))
 _P0, _P1, _P2, _P3, _P4 = _P
 _Q0, _Q1, _Q2, _Q3, _Q4 = _Q
-_FAR = np.float32(8.1)
+_TANH_LIMIT = np.float32(8.1)
 _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def tanh_of(x: Any) -> Any:
+def fast_tanh(x: Any) -> Any:
     """tanh of a float32. What is not a number stays that: every comparison with it is false."""
-    x = _FAR if x > _FAR else x
-    x = -_FAR if x < -_FAR else x
+    x = _TANH_LIMIT if x > _TANH_LIMIT else x
+    x = -_TANH_LIMIT if x < -_TANH_LIMIT else x
     u = x * x
     above = x * (_P0 + u * (_P1 + u * (_P2 + u * (_P3 + u * _P4))))
     return above / (_Q0 + u * (_Q1 + u * (_Q2 + u * (_Q3 + u * _Q4))))
@@ -173,7 +175,7 @@ def _activate(y: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
     for i in range(num_rows):
         if tanh:
             for j in range(size):
-                y[i, j] = tanh_of(y[i, j] + bias[j])
+                y[i, j] = fast_tanh(y[i, j] + bias[j])
         else:
             for j in range(size):
                 x = y[i, j] + bias[j]
@@ -181,7 +183,7 @@ def _activate(y: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _deactivate(d: np.ndarray, y: np.ndarray, tanh: bool) -> None:
+def _activation_backward(d: np.ndarray, y: np.ndarray, tanh: bool) -> None:
     """d ← d · activation′, which the activation's result y tells."""
     num_rows, size = y.shape
     for i in range(num_rows):
@@ -237,13 +239,13 @@ def _backward(
     d_outputs: np.ndarray,
     tiles: np.ndarray,
     product: np.ndarray,
-    turned: np.ndarray,
+    transposed: np.ndarray,
     tanh: bool,
 ) -> None:
     count, last = len(rows), plan.shape[1] - 1
     worth_turning = count >= 4 * TILE  # BLAS takes longer for a product with a turned matrix
     if worth_turning:
-        _turn(parameters, plan, turned)
+        _transpose_weights(parameters, plan, transposed)
     for first in range(0, count, TILE):
         end = min(first + TILE, count)
         num_rows = end - first
@@ -268,22 +270,22 @@ def _backward(
                 if layer:
                     below = tiles[(last - layer + 1) % 2, : num_rows * num_in].reshape(num_rows, num_in)
                     if worth_turning:
-                        np.dot(d, turned[w : w + num_in * size].reshape(size, num_in), below)
+                        np.dot(d, transposed[w : w + num_in * size].reshape(size, num_in), below)
                     else:
                         np.dot(d, parameters[w : w + num_in * size].reshape(num_in, size).T, below)
-                    _deactivate(below, x, tanh)
+                    _activation_backward(below, x, tanh)
                     d = below
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _turn(parameters: np.ndarray, plan: np.ndarray, turned: np.ndarray) -> None:
+def _transpose_weights(parameters: np.ndarray, plan: np.ndarray, transposed: np.ndarray) -> None:
     """Turn every weight but the first layers' once for all tiles."""
     for k in range(len(plan)):
         for layer in range(1, plan.shape[1]):
             num_in, size, w, _, _ = plan[k, layer]
             for i in range(num_in):
                 for j in range(size):
-                    turned[w + j * num_in + i] = parameters[w + i * size + j]
+                    transposed[w + j * num_in + i] = parameters[w + i * size + j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

@@ -15,7 +15,7 @@ _OBS_CLIP = 10.0
 _EPSILON = 1e-8
 
 
-class Moments(nn.Module):
+class RunningMeanStd(nn.Module):
     """Count, mean and variance of everything folded in so far; 0 and 1 before that."""
 
     count: torch.Tensor
@@ -28,21 +28,23 @@ class Moments(nn.Module):
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
-    def fold(self, rows: np.ndarray) -> None:
+    def update_from_rows(self, rows: np.ndarray) -> None:
         """Add rows `[N, …]`."""
         if len(rows):
-            self._absorb(len(rows), rows.mean(axis=0, dtype=np.float64), rows.var(axis=0, dtype=np.float64))
+            self._update_from_moments(
+                len(rows), rows.mean(axis=0, dtype=np.float64), rows.var(axis=0, dtype=np.float64)
+            )
 
-    def take(self, other: Moments) -> None:
+    def take(self, other: RunningMeanStd) -> None:
         """Add everything another one has seen, and leave it empty."""
         if float(other.count):
-            self._absorb(float(other.count), other.mean.cpu().numpy(), other.var.cpu().numpy())
+            self._update_from_moments(float(other.count), other.mean.cpu().numpy(), other.var.cpu().numpy())
             other.count.zero_()
             other.mean.zero_()
             other.var.fill_(1.0)
 
     @torch.no_grad()
-    def _absorb(self, count: float, mean: np.ndarray, var: np.ndarray) -> None:
+    def _update_from_moments(self, count: float, mean: np.ndarray, var: np.ndarray) -> None:
         """Chan, Golub and LeVeque's pairwise update, in place."""
         share = count / (float(self.count) + count)
         delta = torch.as_tensor(mean, device=self.mean.device) - self.mean
@@ -59,14 +61,14 @@ class Moments(nn.Module):
             buffer.copy_(torch.as_tensor(np.array(state[name])))
 
 
-class ObsNormalizer(Moments):
+class ObsNormalizer(RunningMeanStd):
     """Observations to about zero mean and unit variance, clipped to ± 10."""
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         scale = (self.var + _EPSILON).rsqrt().to(torch.float32)
         return ((obs - self.mean.to(torch.float32)) * scale).clamp_(-_OBS_CLIP, _OBS_CLIP)
 
-    def scaled(self, rows: np.ndarray) -> np.ndarray:
+    def normalize(self, rows: np.ndarray) -> np.ndarray:
         """The same for an array `[N, …]` on the CPU, compiled, as a new array."""
         scaled = np.empty(rows.shape, np.float32)
         _scale(rows.reshape(len(rows), -1), self.mean.numpy().ravel(), self.var.numpy().ravel(), scaled)
@@ -84,7 +86,7 @@ def _scale(rows: np.ndarray, mean: np.ndarray, var: np.ndarray, out: np.ndarray)
             flat[i, j] = min(max((rows[i, j] - middle[j]) * scale[j], -limit), limit)
 
 
-class RewardNormalizer(Moments):
+class RewardNormalizer(RunningMeanStd):
     """Rewards divided by the deviation of the running discounted return, which is kept per (actor, environment)."""
 
     def __init__(self, gamma: float) -> None:
@@ -105,9 +107,9 @@ class RewardNormalizer(Moments):
             returns[t] = running
             running = np.where(valid[t] & cut[t], 0.0, running)
         self.running[actor] = running
-        self.fold(returns[valid])
+        self.update_from_rows(returns[valid])
 
-    def scaled(self, reward: np.ndarray) -> np.ndarray:
+    def normalize(self, reward: np.ndarray) -> np.ndarray:
         """Rewards, or discounted sums of them, as float32."""
         scaled: np.ndarray = reward / np.sqrt(float(self.var) + _EPSILON)
         return scaled.astype(np.float32)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from steppe.algorithms.nn.flat_module import FlatModule, as_tensor
-from steppe.algorithms.nn.mlp_kernels import Head, Perceptrons
+from steppe.algorithms.nn.mlp_kernels import HeadSpec, ParallelMLPs
 from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.algorithms.nn.torsos import DuelingHead, build_torso
 from steppe.core.algorithms import DQNConfig
@@ -21,7 +21,7 @@ def build_q_network(config: DQNConfig, spec: EnvSpec) -> QNetwork:
     if config.normalize_obs and spec.is_image:
         raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
     plain = config.network in ("auto", "mlp") and not spec.is_image and bool(config.hidden) and not config.dueling
-    return TowerQ(config, spec) if plain else TorsoQ(config, spec)
+    return MLPQNetwork(config, spec) if plain else TorsoQNetwork(config, spec)
 
 
 class QNetwork(nn.Module):
@@ -36,14 +36,14 @@ class QNetwork(nn.Module):
         self.register_buffer("epsilon", torch.tensor(config.epsilon_start, dtype=torch.float64))
 
 
-class QValues:
+class QFunction:
     """A flat Q network in use. The arrays that it returns are reused by its next call."""
 
     def __init__(self, flat: FlatModule) -> None:
         assert isinstance(flat.module, QNetwork)
         self.flat, self.network = flat, flat.module
         self._normalizer = flat.module.normalizer
-        tower = flat.module.tower if isinstance(flat.module, TowerQ) else None
+        tower = flat.module.tower if isinstance(flat.module, MLPQNetwork) else None
         self._tower = tower if tower is not None and tower.bound else None  # bound on the CPU only
         self._traced: torch.Tensor | None = None
 
@@ -75,16 +75,16 @@ class QValues:
 
     def _rows(self, obs: np.ndarray) -> np.ndarray:
         """Observations as the layers read them."""
-        return np.ascontiguousarray(obs) if self._normalizer is None else self._normalizer.scaled(obs)
+        return np.ascontiguousarray(obs) if self._normalizer is None else self._normalizer.normalize(obs)
 
 
-class TowerQ(QNetwork):
+class MLPQNetwork(QNetwork):
     """Rectified layers from a vector to a value per action."""
 
     def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)
-        heads = {"values": Head(spec.action.sizes[0])}
-        self.tower = Perceptrons(spec.obs.shape[0], config.hidden or (), heads, "relu")
+        heads = {"values": HeadSpec(spec.action.sizes[0])}
+        self.tower = ParallelMLPs(spec.obs.shape[0], config.hidden or (), heads, "relu")
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Action values [N, actions]."""
@@ -92,7 +92,7 @@ class TowerQ(QNetwork):
         return values
 
 
-class TorsoQ(QNetwork):
+class TorsoQNetwork(QNetwork):
     """Any torso with a linear or a dueling head."""
 
     def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:

@@ -20,11 +20,11 @@ from steppe.core.contracts.specs import EnvSpec
 from steppe.core.system import seeding
 
 Activation = Literal["tanh", "relu"]
-Network = TypeVar("Network", bound=nn.Module)
-_NATURE_SIDE = 36  # the smallest image that the strides 4, 2, 1 leave anything of
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_MIN_NATURE_CNN_SIDE = 36  # the smallest image that the strides 4, 2, 1 leave anything of
 
 
-def build_seeded(seed: int, build: Callable[[], Network]) -> Network:
+def build_seeded(seed: int, build: Callable[[], ModuleT]) -> ModuleT:
     """Run a function that draws initial weights from torch's generator, leaving that generator as it was.
 
     On one thread: an orthogonal matrix differs bitwise with their number.
@@ -33,7 +33,7 @@ def build_seeded(seed: int, build: Callable[[], Network]) -> Network:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeding.integer(seed, "init"))
+            torch.manual_seed(seeding.integer_seed(seed, "init"))
             return build()
     finally:
         torch.set_num_threads(threads)
@@ -48,7 +48,7 @@ def build_torso(network: str, spec: EnvSpec, hidden: tuple[int, ...], activation
     elif network == "cnn":
         torso = CNN(spec, hidden)
     elif references.is_reference(network):
-        torso = references.resolve(network)(spec)
+        torso = references.resolve_reference(network)(spec)
     else:
         raise ConfigError(f"network={network!r}: must be auto, mlp, cnn or module:function")
     return torso, _num_features(torso, spec, network)
@@ -67,7 +67,7 @@ class MLP(nn.Sequential):
     """Fully connected layers. tanh comes with orthogonal initial weights (PPO), relu with torch's own (DQN)."""
 
     def __init__(self, spec: EnvSpec, hidden: tuple[int, ...], activation: Activation) -> None:
-        layers: list[nn.Module] = [Scaled(spec.obs.most), nn.Flatten()] if spec.is_image else []
+        layers: list[nn.Module] = [ScalePixels(spec.obs.most), nn.Flatten()] if spec.is_image else []
         width = math.prod(spec.obs.shape)
         for size in hidden:
             tanh = activation == "tanh"
@@ -83,14 +83,18 @@ class CNN(nn.Sequential):
         if not spec.is_image:
             raise ConfigError(f"network='cnn' needs image observations, and {spec.id} has vectors: use network=mlp")
         channels, height, width = spec.obs.shape
-        plan = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(height, width) >= _NATURE_SIDE else [(16, 3, 1), (32, 3, 1)]
-        layers: list[nn.Module] = [Scaled(spec.obs.most)]
+        plan = (
+            [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+            if min(height, width) >= _MIN_NATURE_CNN_SIDE
+            else [(16, 3, 1), (32, 3, 1)]
+        )
+        layers: list[nn.Module] = [ScalePixels(spec.obs.most)]
         for size, kernel, stride in plan:
             layers += [nn.Conv2d(channels, size, kernel, stride), nn.ReLU(inplace=True)]
             channels, height, width = size, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if min(height, width) < 1:
             raise ConfigError(f"images of {spec.obs.shape} are too small for network='cnn': use network=mlp")
-        layers.append(Unrolled())
+        layers.append(FlattenChannelsLast())
         features = channels * height * width
         for size in hidden:
             layers += [nn.Linear(features, size), nn.ReLU(inplace=True)]
@@ -98,7 +102,7 @@ class CNN(nn.Sequential):
         super().__init__(*layers)
 
 
-class Scaled(nn.Module):
+class ScalePixels(nn.Module):
     """uint8 pixels to [0, 1]. On the CPU their channels come to lie side by side: convolutions learn 1.7 times as fast."""
 
     def __init__(self, most: int = 255) -> None:
@@ -111,11 +115,11 @@ class Scaled(nn.Module):
         count, channels, height, width = obs.shape
         beside = torch.empty((count, height, width, channels))
         rows = beside.numpy().reshape(count, -1, channels)
-        _scale_beside(obs.numpy().reshape(count, channels, -1), rows, np.float32(self.scale))
+        _scale_to_channels_last(obs.numpy().reshape(count, channels, -1), rows, np.float32(self.scale))
         return beside.permute(0, 3, 1, 2)
 
 
-class Unrolled(nn.Module):
+class FlattenChannelsLast(nn.Module):
     """Features as one vector, pixel after pixel: as channels that lie side by side are in memory."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -137,7 +141,7 @@ class DuelingHead(nn.Module):
 
 
 @numba.njit(cache=True, nogil=True)
-def _scale_beside(planes: np.ndarray, beside: np.ndarray, scale: np.float32) -> None:
+def _scale_to_channels_last(planes: np.ndarray, beside: np.ndarray, scale: np.float32) -> None:
     """`torch.Tensor.contiguous` does the same in eight times the time."""
     for i in range(len(planes)):
         target = beside[i]

@@ -11,8 +11,8 @@ import math
 import numba
 import numpy as np
 
-from steppe.algorithms.nn.forward_backward import Rollout
-from steppe.algorithms.shared.on_policy import OnPolicy
+from steppe.algorithms.nn.forward_backward import RolloutTargets
+from steppe.algorithms.shared.on_policy import OnPolicyAgent
 from steppe.core.algorithms import PPOConfig
 from steppe.core.contracts.algorithm import Learned, Tree
 from steppe.core.contracts.errors import NotFinite
@@ -23,14 +23,14 @@ from steppe.core.system import seeding
 _STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
-class PPO(OnPolicy):
+class PPO(OnPolicyAgent):
     """Clipped policy gradient with generalized advantages, for discrete, multi-discrete and box actions."""
 
     config: PPOConfig
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "ppo")
-        super().__init__(config.fitted(spec, 1, None)[0], spec, seed, device)
+        super().__init__(config.resolve_defaults(spec, 1, None)[0], spec, seed, device)
         self._rollouts = 0
 
     def learn(self, batch: Batch) -> Learned:
@@ -47,7 +47,7 @@ class PPO(OnPolicy):
                 updates += 1
             if self.config.target_kl is not None and totals[3] - before > self.config.target_kl * (updates - done):
                 break
-        self._adopt_seen()
+        self._apply_obs_statistics()
         if not updates:
             return Learned(0)
         stats = dict(zip(_STATS, (totals / updates).tolist(), strict=True))
@@ -68,7 +68,7 @@ class PPO(OnPolicy):
         super().restore(state)
         self._rollouts = int(state["rollouts"])
 
-    def _backward(self, rollout: Rollout, rows: np.ndarray) -> np.ndarray:
+    def _backward(self, rollout: RolloutTargets, rows: np.ndarray) -> np.ndarray:
         """Fill the flat gradient from one minibatch; returns its statistics in the order of _STATS."""
         config = self.config
         outputs, value = self._pass.trace(rollout, rows)

@@ -11,18 +11,25 @@ import numpy as np
 from torch import nn
 
 from steppe.algorithms.nn.flat_module import FlatModule
-from steppe.algorithms.nn.mlp_kernels import Head
-from steppe.algorithms.nn.rnn.cell import Unrolled
+from steppe.algorithms.nn.mlp_kernels import HeadSpec
+from steppe.algorithms.nn.rnn.cell import UnrollResult
 from steppe.algorithms.nn.rnn.network import RecurrentNetwork
 from steppe.algorithms.nn.torsos import build_seeded
 from steppe.algorithms.shared.base import TorchAgent
-from steppe.algorithms.shared.target_network import Target
-from steppe.algorithms.shared.td_learning import Judgement, Recollection, judge, ladder, leads, wander
+from steppe.algorithms.shared.target_network import TargetNetwork
+from steppe.algorithms.shared.td_learning import (
+    RecurrentState,
+    TDLoss,
+    apex_epsilons,
+    epsilon_greedy,
+    first_learned_step,
+    td_loss,
+)
 from steppe.core.algorithms import R2D2Config
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.sequences import mixed
+from steppe.core.sequences import sequence_priority
 
 
 class R2D2(TorchAgent):
@@ -30,28 +37,28 @@ class R2D2(TorchAgent):
 
     def __init__(self, config: R2D2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "r2d2")
-        self.config = config = config.fitted(spec, 1, None)[0]
+        self.config = config = config.resolve_defaults(spec, 1, None)[0]
         self.num_actions = spec.action.sizes[0]
-        self.network = build_seeded(seed, lambda: RecurrentQ(config, spec))
+        self.network = build_seeded(seed, lambda: RecurrentQNetwork(config, spec))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
-        self._recollection = self._remembered = Recollection((self.network.body.num_state,))
-        self._target = Target(self.flat, config.target_every)
+        self._recurrent_state = self._hidden_state = RecurrentState((self.network.body.num_state,))
+        self._target = TargetNetwork(self.flat, config.target_every)
         # Shares of random actions [B], one for each environment that this agent acts in.
-        self.epsilon = ladder(config.epsilon_base, config.epsilon_power, 1, 0, 1)
+        self.epsilon = apex_epsilons(config.epsilon_base, config.epsilon_power, 1, 0, 1)
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """Take this actor's place on the ladder of exploration."""
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
-        self.epsilon = ladder(self.config.epsilon_base, self.config.epsilon_power, num_envs, actor, num_actors)
+        self.epsilon = apex_epsilons(self.config.epsilon_base, self.config.epsilon_power, num_envs, actor, num_actors)
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """The best action, or any; with the state in which it was chosen, and the values that it was chosen by."""
-        hidden = self._remembered.meet(starts)
+        hidden = self._hidden_state.reset_where(starts)
         values, unrolled = self.network.values(obs[None], hidden)
-        self._remembered.keep(unrolled.states(-1))
+        self._hidden_state.keep(unrolled.states(-1))
         action: np.ndarray = values[0].argmax(axis=1)
         if explore:
-            action = wander(action, self.num_actions, self._shares(len(obs)), self._stream)
+            action = epsilon_greedy(action, self.num_actions, self._shares(len(obs)), self._stream)
         return {"action": action, "hidden": hidden, "q_val": values[0]}
 
     def retune(self, values: Mapping[str, Any]) -> None:
@@ -63,7 +70,7 @@ class R2D2(TorchAgent):
         self.env_steps = progress.env_steps
         normalizer = self.network.body.normalizer
         if normalizer is not None:
-            normalizer.fold(segment["obs"][:-1][segment["valid"]])
+            normalizer.update_from_rows(segment["obs"][:-1][segment["valid"]])
         self._target.follow(progress.env_steps)
 
     def learn(self, batch: Batch) -> Learned:
@@ -77,7 +84,7 @@ class R2D2(TorchAgent):
             "grad_norm": norm,
             "learning_rate": self.learning_rate,
         }
-        return Learned(1, stats, priorities=mixed(found.errors, batch["learn"]))
+        return Learned(1, stats, priorities=sequence_priority(found.errors, batch["learn"]))
 
     def gradients(self, batch: Batch) -> np.ndarray:
         """The gradient of the loss on one draw, unclipped."""
@@ -92,14 +99,14 @@ class R2D2(TorchAgent):
         self._restore_counters(state)
         self._target.restore(state, "this R2D2")
 
-    def _backward(self, batch: Batch) -> Judgement:
+    def _backward(self, batch: Batch) -> TDLoss:
         """Fill the flat gradient. Both networks bring the stored state up to date over the burn-in; no gradient goes there."""
         config, older = self.config, self._target.flat.module
-        assert isinstance(older, RecurrentQ)
+        assert isinstance(older, RecurrentQNetwork)
         obs, hidden = batch["obs"], batch["hidden"]
         judged, _ = older.values(obs, hidden)
-        values = self.network.trace(obs, hidden, leads(batch["learn"]))
-        found = judge(values, judged, batch, double=config.double, value_rescaling=config.value_rescaling)
+        values = self.network.trace(obs, hidden, first_learned_step(batch["learn"]))
+        found = td_loss(values, judged, batch, double=config.double, value_rescaling=config.value_rescaling)
         found.require_finite(self.updates)
         self.flat.gradient.zero_()
         self.network.backward(found.gradient)
@@ -110,15 +117,17 @@ class R2D2(TorchAgent):
         return self.epsilon if len(self.epsilon) == width else self.epsilon[:1]
 
 
-class RecurrentQ(nn.Module):
+class RecurrentQNetwork(nn.Module):
     """Action values [T, N, A] of a network that remembers; dueling: Q = V + A − mean A (Wang et al. 2016)."""
 
     def __init__(self, config: R2D2Config, spec: EnvSpec) -> None:
         super().__init__()
         self.dueling, self.num_actions = config.dueling, spec.action.sizes[0]
-        self.body = RecurrentNetwork(config, spec, [Head(self.num_actions), *[Head(1)] * config.dueling], "relu")
+        self.body = RecurrentNetwork(
+            config, spec, [HeadSpec(self.num_actions), *[HeadSpec(1)] * config.dueling], "relu"
+        )
 
-    def values(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, Unrolled]:
+    def values(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, UnrollResult]:
         """Action values for reading, and what is remembered after each row."""
         unrolled = self.body.unroll(obs, state)
         return self._joined(unrolled.outputs), unrolled

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from steppe.algorithms.nn.flat_module import FlatAdam, FlatModule
-from steppe.algorithms.shared.td_learning import Recollection
+from steppe.algorithms.shared.td_learning import RecurrentState
 from steppe.core.algorithms import AgentConfig
-from steppe.core.config.tunables import checked_changes
-from steppe.core.config.validation import validated
+from steppe.core.config.tunables import validate_changes
+from steppe.core.config.validation import validate_config
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.weights import Weights
@@ -33,7 +33,7 @@ class TorchAgent:
         self.flat = flat
         self.learning_rate = config.learning_rate or 0.0  # a fitted configuration has one
         self._stream = seeding.generator(seed, "act")
-        self._recollection: Recollection | None = None  # of a recurrent agent
+        self._recurrent_state: RecurrentState | None = None  # of a recurrent agent
         self._max_grad_norm = config.max_grad_norm
         self.adam_eps = adam_eps
         self._adam: FlatAdam | None = None
@@ -45,8 +45,8 @@ class TorchAgent:
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """All later exploration draws from `stream`, and nothing is remembered."""
         self._stream = stream
-        if self._recollection is not None:
-            self._recollection.begin(num_envs)
+        if self._recurrent_state is not None:
+            self._recurrent_state.begin(num_envs)
 
     @property
     def num_trainable(self) -> int:
@@ -56,13 +56,13 @@ class TorchAgent:
     def acting_state(self) -> Tree:
         """Where the exploration's random numbers stand, and what a recurrent agent remembers."""
         state: Tree = {"stream": self._stream.bit_generator.state}
-        return state if self._recollection is None else state | {"hidden": self._recollection.state.copy()}
+        return state if self._recurrent_state is None else state | {"hidden": self._recurrent_state.state.copy()}
 
     def restore_acting(self, state: Tree) -> None:
         """Go on from there."""
         self._stream.bit_generator.state = state["stream"]
-        if self._recollection is not None:
-            self._recollection.keep(np.array(state["hidden"]))
+        if self._recurrent_state is not None:
+            self._recurrent_state.keep(np.array(state["hidden"]))
 
     def load(self, weights: Weights) -> None:
         """Adopt weights with their counters; the layout must be this agent's."""
@@ -75,12 +75,12 @@ class TorchAgent:
 
     def retune(self, values: Mapping[str, Any]) -> None:
         """Learn with other hyperparameters from the next update on; ConfigError, and no change, if one does not fit."""
-        changes = checked_changes(self.config, values)
-        self.config = validated(type(self.config), self.config.model_dump() | changes, "agent.")
+        changes = validate_changes(self.config, values)
+        self.config = validate_config(type(self.config), self.config.model_dump() | changes, "agent.")
         if "learning_rate" in changes:
-            self._set_rate()
+            self._set_learning_rate()
 
-    def _set_rate(self) -> None:
+    def _set_learning_rate(self) -> None:
         """Step as far as the configuration says."""
         self.learning_rate = float(self.config.learning_rate or 0.0)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig, implementation
-from steppe.core.config.tunables import checked_changes
+from steppe.core.algorithms import AgentConfig, agent_class
+from steppe.core.config.tunables import validate_changes
 from steppe.core.contracts.algorithm import Agent, Learned, Progress, Tree, Tunable
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch, Segment
@@ -29,19 +29,19 @@ _NARROWED = ("obs", "final_obs", "action")
 
 
 @dataclass(frozen=True)
-class Group:
+class PolicyGroup:
     """Agents that share a policy, by number, and what each of them sees and does."""
 
     name: str
     members: tuple[int, ...]
     spec: EnvSpec
     agent: Agent
-    num_trained: int  # numbers in its gradient
+    num_trainable: int  # numbers in its gradient
 
     def entries(self) -> tuple[list[str], list[str]]:
         """The names of its weights: those that are trained, and the rest."""
         entries = self.agent.weights().layout.entries
-        trained = [entry.name for entry in entries if entry.offset < 4 * self.num_trained]
+        trained = [entry.name for entry in entries if entry.offset < 4 * self.num_trainable]
         return trained, [entry.name for entry in entries[len(trained) :]]
 
     def rows(self, num_rows: int, num_agents: int) -> np.ndarray:
@@ -53,10 +53,10 @@ class Group:
         if name not in _NARROWED:
             return column
         shape = self.spec.action.field.shape if name == "action" else self.spec.obs.shape
-        return narrowed(column, 2, shape)
+        return narrow_column(column, 2, shape)
 
 
-class Grouped:
+class MultiPolicyAgent:
     """Routes rows to the groups' agents, and puts what they return together."""
 
     def __init__(self, algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, device: str = "cpu") -> None:
@@ -65,7 +65,7 @@ class Grouped:
         self.version = 0
         alone = config.model_copy(update={"policies": "shared"})
         self.groups = [
-            _group(name, members, algo, alone, spec, seed=seed, device=device)
+            _make_group(name, members, algo, alone, spec, seed=seed, device=device)
             for name, members in config.groups(spec).items()
         ]
         self._rows: list[np.ndarray] = []
@@ -85,10 +85,10 @@ class Grouped:
         for group, rows in zip(self.groups, self._rows, strict=True):
             if not len(rows):
                 continue
-            seen = np.ascontiguousarray(narrowed(obs[rows], 1, group.spec.obs.shape))
+            seen = np.ascontiguousarray(narrow_column(obs[rows], 1, group.spec.obs.shape))
             for name, values in group.agent.act(seen, starts[rows], explore=explore).items():
                 if name == "action":
-                    _put_action(merged, self.spec, len(obs), rows, values)
+                    _scatter_action(merged, self.spec, len(obs), rows, values)
                 else:
                     merged.setdefault(name, np.zeros((len(obs), *values.shape[1:]), values.dtype))[rows] = values
         return merged
@@ -135,7 +135,7 @@ class Grouped:
         for group in self.groups:
             if not isinstance(group.agent, Tunable):
                 raise ConfigError(f"the policy {group.name!r} takes over no hyperparameters while it learns")
-        changes = checked_changes(self.config.model_copy(update=alone), values)
+        changes = validate_changes(self.config.model_copy(update=alone), values)
         before = {name: getattr(self.config, name) for name in changes}
         try:
             self._retune(changes)
@@ -165,7 +165,7 @@ class Grouped:
 
     def apply(self, gradient: np.ndarray) -> None:
         """One optimizer step in every group; nothing happens unless the gradient is as long as all of them together."""
-        sizes = [group.num_trained for group in self.groups]
+        sizes = [group.num_trainable for group in self.groups]
         if gradient.shape != (sum(sizes),):
             raise ConfigError(f"the gradient has shape {gradient.shape}, not {(sum(sizes),)}")
         for group, part in zip(self.groups, np.split(gradient, np.cumsum(sizes)[:-1]), strict=True):
@@ -179,7 +179,7 @@ class Grouped:
         for group in self.groups:
             group.agent.restore(state[f"group.{group.name}"])
 
-    def _columns(self, group: Group, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _columns(self, group: PolicyGroup, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         count = columns["valid"].shape[1]
         if count % self.spec.num_agents:
             raise ConfigError(
@@ -188,29 +188,29 @@ class Grouped:
         rows = group.rows(count, self.spec.num_agents)
         return {name: group.part(name, column[:, rows]) for name, column in columns.items()}
 
-    def _batch(self, group: Group, batch: Batch) -> Batch:
+    def _batch(self, group: PolicyGroup, batch: Batch) -> Batch:
         return Batch(self._columns(group, batch.columns), versions=batch.versions)
 
-    def _segment(self, group: Group, segment: Segment) -> Segment:
+    def _segment(self, group: PolicyGroup, segment: Segment) -> Segment:
         spec, count = segment.spec, len(group.members)
         rows = spec.num_envs // self.spec.num_agents * count
         mine = SegmentSpec(spec.num_steps, rows, group.spec.obs, group.spec.action.field, spec.extras, count)
         return Segment(mine, self._columns(group, segment.columns), segment.header)
 
 
-def _group(
+def _make_group(
     name: str, members: tuple[int, ...], algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, device: str
-) -> Group:
+) -> PolicyGroup:
     own = spec.members[members[0]] if spec.members else AgentSpec(spec.obs, spec.action)
     names = tuple(spec.agents[index] for index in members)
     mine = replace(spec, obs=own.obs, action=own.action, num_agents=len(members), agents=names, members=())
-    made: Any = implementation(algo)(config, mine, seed=seeding.integer(seed, "policy", name), device=device)
+    made: Any = agent_class(algo)(config, mine, seed=seeding.integer_seed(seed, "policy", name), device=device)
     if not hasattr(made, "flat"):
         raise ConfigError(f"{algo} cannot be one of several policies: its weights are not kept by a FlatModule")
-    return Group(name, members, mine, made, len(made.flat.gradient))
+    return PolicyGroup(name, members, mine, made, len(made.flat.gradient))
 
 
-def narrowed(column: np.ndarray, lead: int, shape: tuple[int, ...]) -> np.ndarray:
+def narrow_column(column: np.ndarray, lead: int, shape: tuple[int, ...]) -> np.ndarray:
     """What an agent with this shape uses of a column [lead axes, …] that is as wide as the widest agent needs."""
     if column.shape[lead:] == shape or not shape:
         return column
@@ -219,7 +219,7 @@ def narrowed(column: np.ndarray, lead: int, shape: tuple[int, ...]) -> np.ndarra
     return flat.reshape(*column.shape[:lead], *shape)
 
 
-def _put_action(
+def _scatter_action(
     merged: dict[str, np.ndarray], spec: EnvSpec, num_rows: int, rows: np.ndarray, values: np.ndarray
 ) -> None:
     field = spec.action.field

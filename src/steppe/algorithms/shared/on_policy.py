@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from steppe.algorithms.nn.distributions import distribution_for
+from steppe.algorithms.nn.distributions import make_distribution
 from steppe.algorithms.nn.flat_module import FlatModule
-from steppe.algorithms.nn.forward_backward import Rollout, build_network, pass_for
-from steppe.algorithms.nn.normalizers import Moments
+from steppe.algorithms.nn.forward_backward import RolloutTargets, build_network, make_pass
+from steppe.algorithms.nn.normalizers import RunningMeanStd
 from steppe.algorithms.nn.torsos import build_seeded
 from steppe.algorithms.shared.base import TorchAgent
 from steppe.algorithms.shared.returns import gae
@@ -22,7 +22,7 @@ from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
 
 
-class OnPolicy(TorchAgent):
+class OnPolicyAgent(TorchAgent):
     """A policy with a value beside it, for discrete, multi-discrete and box actions; it may remember."""
 
     config: ActorCriticConfig
@@ -30,12 +30,12 @@ class OnPolicy(TorchAgent):
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, seed: int, device: str) -> None:
         """`config` is fitted to the world."""
         self.config, self._spec = config, spec
-        self.choices = distribution_for(spec.action)
+        self.choices = make_distribution(spec.action)
         self.network = build_seeded(seed, lambda: build_network(config, spec, self.choices.width))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
-        self._pass = pass_for(self.network)
-        self._recollection = self._pass.recollection
-        self._seen = Moments(spec.obs.shape)  # since the last update
+        self._pass = make_pass(self.network)
+        self._recurrent_state = self._pass.recurrent_state
+        self._seen = RunningMeanStd(spec.obs.shape)  # since the last update
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """Actions with their logp and the values of the observations; `explore=False` takes the mode."""
@@ -51,7 +51,7 @@ class OnPolicy(TorchAgent):
         """
         self.env_steps = progress.env_steps
         if self.network.normalizer is not None:
-            self._seen.fold(segment["obs"][:-1][segment["valid"]])
+            self._seen.update_from_rows(segment["obs"][:-1][segment["valid"]])
         if self.network.reward_normalizer is not None:
             self.network.reward_normalizer.observe(segment)
         if self.config.anneal:
@@ -66,13 +66,13 @@ class OnPolicy(TorchAgent):
         if self.network.reward_normalizer is not None:
             self.network.reward_normalizer.gamma = self.config.gamma
 
-    def _set_rate(self) -> None:
+    def _set_learning_rate(self) -> None:
         if not self.config.anneal:  # otherwise the next segment says how far the run is
-            super()._set_rate()
+            super()._set_learning_rate()
 
     def apply(self, gradient: np.ndarray) -> None:
         super().apply(gradient)
-        self._adopt_seen()
+        self._apply_obs_statistics()
 
     def state(self) -> Tree:
         normalizer = self.network.reward_normalizer
@@ -87,18 +87,18 @@ class OnPolicy(TorchAgent):
         if self.network.reward_normalizer is not None:
             self.network.reward_normalizer.restore_running(state["running_returns"])
 
-    def _prepare(self, batch: Batch) -> Rollout:
+    def _prepare(self, batch: Batch) -> RolloutTargets:
         """Advantages and returns, with the values after the last rows as they are now."""
         value, rows = batch["value"].ravel(), np.flatnonzero(batch["valid"])
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:
-            reward = self.network.reward_normalizer.scaled(reward)
+            reward = self.network.reward_normalizer.normalize(reward)
         last_value, final_value = self._pass.bootstrap(batch)
         ends = (batch["terminated"], batch["truncated"], batch["valid"], final_value, last_value)
         advantage = gae(reward, batch["value"], *ends, self.config.gamma, self.config.gae_lambda).ravel()
         returns = advantage + value
         spread = max(float(returns[rows].var()), 1e-8) if len(rows) else 1.0
-        return Rollout(
+        return RolloutTargets(
             batch=batch,
             rows=rows,
             action=batch["action"].reshape(len(value), *batch["action"].shape[2:]),
@@ -108,6 +108,6 @@ class OnPolicy(TorchAgent):
             explained_variance=1.0 - float(advantage[rows].var()) / spread if len(rows) else 0.0,
         )
 
-    def _adopt_seen(self) -> None:
+    def _apply_obs_statistics(self) -> None:
         if self.network.normalizer is not None:
             self.network.normalizer.take(self._seen)

@@ -12,7 +12,7 @@ from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.weights import Weights
 
 
-class Target:
+class TargetNetwork:
     """A twin of `online`, made when it is first needed: an actor never needs one."""
 
     def __init__(self, online: FlatModule, every_steps: int | None) -> None:
@@ -23,7 +23,7 @@ class Target:
     @cached_property
     def flat(self) -> FlatModule:
         """The older network."""
-        return self.online.twin()
+        return self.online.clone()
 
     def follow(self, env_steps: int) -> None:
         """Copy the online network if it is time to."""

@@ -13,13 +13,13 @@ import numpy as np
 
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch
-from steppe.core.sequences import rescaled, unscaled
+from steppe.core.sequences import inverse_rescale_value, rescale_value
 
-_rescaled = numba.njit(cache=True, nogil=True)(rescaled)
-_unscaled = numba.njit(cache=True, nogil=True)(unscaled)
+_rescale_value = numba.njit(cache=True, nogil=True)(rescale_value)
+_inverse_rescale_value = numba.njit(cache=True, nogil=True)(inverse_rescale_value)
 
 
-def ladder(base: float, power: float, num_envs: int, actor: int, num_actors: int) -> np.ndarray:
+def apex_epsilons(base: float, power: float, num_envs: int, actor: int, num_actors: int) -> np.ndarray:
     """Shares of random actions [num_envs] of one actor, from base down to base ** (1 + power) over all of them.
 
     Neighbours on the ladder are in different actors, so each actor has a part of every kind (Horgan et al. 2018).
@@ -29,7 +29,7 @@ def ladder(base: float, power: float, num_envs: int, actor: int, num_actors: int
     return shares
 
 
-def wander(
+def epsilon_greedy(
     action: np.ndarray, num_actions: int, epsilon: float | np.ndarray, stream: np.random.Generator
 ) -> np.ndarray:
     """The actions, or with probability epsilon any; the stream gives the same count of numbers either way."""
@@ -38,7 +38,7 @@ def wander(
     return chosen
 
 
-class Recollection:
+class RecurrentState:
     """What a recurrent policy remembers of the episode in each environment, float32 [B, *shape]; 0 when it starts."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -49,7 +49,7 @@ class Recollection:
         """Remember nothing of `num_envs` environments."""
         self.state = np.zeros((num_envs, *self.shape), np.float32)
 
-    def meet(self, starts: np.ndarray) -> np.ndarray:
+    def reset_where(self, starts: np.ndarray) -> np.ndarray:
         """The state before a step, forgotten where an episode starts; another number of environments begins anew."""
         if len(starts) != len(self.state):
             self.begin(len(starts))
@@ -62,7 +62,7 @@ class Recollection:
         self.state = state
 
 
-def leads(learn: np.ndarray) -> np.ndarray:
+def first_learned_step(learn: np.ndarray) -> np.ndarray:
     """Bool [T, N], True at the first row of each sequence that is learned from: no gradient goes back beyond it."""
     first = np.zeros_like(learn)
     first[learn.argmax(axis=0), np.arange(learn.shape[1])] = True
@@ -70,7 +70,7 @@ def leads(learn: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class TDLoss:
     """A loss, its gradient by the action values [T, N, A], and |TD errors| [T, N], 0 where nothing is learned.
 
     core.sequences.mixed makes priorities of the errors.
@@ -88,7 +88,9 @@ class Judgement:
             raise NotFinite(f"loss is {self.loss} at update {update}: lower learning_rate or check the rewards")
 
 
-def judge(values: np.ndarray, judged: np.ndarray, batch: Batch, *, double: bool, value_rescaling: bool) -> Judgement:
+def td_loss(
+    values: np.ndarray, target_values: np.ndarray, batch: Batch, *, double: bool, value_rescaling: bool
+) -> TDLoss:
     """The mean weighted Huber loss (threshold 1) of Q(s, a) − [Σ γᵏ r + γⁿ Q'(sₙ, a')] over the rows that are learned from.
 
     `values` are the online network's, `judged` the target network's, both [T, N, A]; `double`: a' is the online network's
@@ -96,8 +98,8 @@ def judge(values: np.ndarray, judged: np.ndarray, batch: Batch, *, double: bool,
     """
     found = _huber_loss(
         values,
-        values if double else judged,
-        judged,
+        values if double else target_values,
+        target_values,
         batch["action"],
         batch["reward"],
         batch["discount"],
@@ -107,14 +109,14 @@ def judge(values: np.ndarray, judged: np.ndarray, batch: Batch, *, double: bool,
         np.ones(values.shape[1], np.float32) if batch.weights is None else batch.weights,
         value_rescaling,
     )
-    return Judgement(*found)
+    return TDLoss(*found)
 
 
 @numba.njit(cache=True, nogil=True)
 def _huber_loss(
     values: np.ndarray,
-    chooser: np.ndarray,
-    judged: np.ndarray,
+    selection_values: np.ndarray,
+    target_values: np.ndarray,
     action: np.ndarray,
     reward: np.ndarray,
     discount: np.ndarray,
@@ -138,12 +140,12 @@ def _huber_loss(
                 then = following[t, i]
                 best = 0
                 for j in range(1, num_actions):
-                    if chooser[then, i, j] > chooser[then, i, best]:
+                    if selection_values[then, i, j] > selection_values[then, i, best]:
                         best = j
-                ahead = np.float64(judged[then, i, best])
-                target += np.float64(discount[t, i]) * (_unscaled(ahead) if value_rescaling else ahead)
+                ahead = np.float64(target_values[then, i, best])
+                target += np.float64(discount[t, i]) * (_inverse_rescale_value(ahead) if value_rescaling else ahead)
             if value_rescaling:
-                target = _rescaled(target)
+                target = _rescale_value(target)
             value = np.float64(values[t, i, action[t, i]])
             error = value - target
             size = abs(error)
@@ -156,15 +158,17 @@ def _huber_loss(
     return loss, mean_value, mean_error, gradient, errors
 
 
-def heed(values: np.ndarray, advised: np.ndarray, learn: np.ndarray, margin: float) -> tuple[float, np.ndarray]:
+def large_margin_loss(
+    values: np.ndarray, expert_mask: np.ndarray, learn: np.ndarray, margin: float
+) -> tuple[float, np.ndarray]:
     """How far the best advised action lags behind the others plus `margin`, on average over the rows that are learned from
     and have advice, and the gradient of that by the values [T, N, A].
 
     The large margin of Hester et al. (2018), with any number of advised actions.
     """
-    heard = learn & advised.any(axis=2)
-    rivals = values + np.float32(margin) * ~advised
-    best = np.where(advised, values, np.float32(-np.inf)).argmax(axis=2)[..., None]
+    heard = learn & expert_mask.any(axis=2)
+    rivals = values + np.float32(margin) * ~expert_mask
+    best = np.where(expert_mask, values, np.float32(-np.inf)).argmax(axis=2)[..., None]
     rival = rivals.argmax(axis=2)[..., None]
     lag = (np.take_along_axis(rivals, rival, 2) - np.take_along_axis(values, best, 2))[..., 0]
     share = 1.0 / max(1, int(np.count_nonzero(heard)))

@@ -11,21 +11,21 @@ import numpy as np
 
 from steppe.algorithms.tabular.base import BaseAlgorithm
 from steppe.algorithms.tabular.double_q import DoubleQLearning
-from steppe.algorithms.tabular.multistep import MultiStep, NStepQLearning, QLambda
+from steppe.algorithms.tabular.multistep import MultiStepAlgorithm, NStepQLearning, QLambda
 from steppe.algorithms.tabular.q_learning import OptimalQLearning
-from steppe.algorithms.tabular.rng import Words
+from steppe.algorithms.tabular.rng import WordStream
 from steppe.algorithms.tabular.sarsa import SARSA, ExpectedSARSA
 from steppe.algorithms.tabular.schedules import from_plain
 from steppe.algorithms.tabular.table import TableAlgorithm
 from steppe.core.algorithms import SCHEDULE_STEPS, ClassicConfig
 from steppe.core.config import references
-from steppe.core.config.tunables import checked_changes
-from steppe.core.config.validation import validated
+from steppe.core.config.tunables import validate_changes
+from steppe.core.config.validation import validate_config
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.contracts.weights import Layout, Weights
+from steppe.core.contracts.weights import Weights, WeightsLayout
 
 
 class TabularAgent:
@@ -40,12 +40,12 @@ class TabularAgent:
         assert spec.num_states is not None, "a table needs numbered states"
         self.config, self.spec, self.version = config, spec, -1
         self.algorithm: Any = self._make(spec.num_states, spec.action.sizes[0], seed)
-        storage = storage_of(self.algorithm)
+        storage = get_table_storage(self.algorithm)
         self._weights = Weights.from_arrays({"q_table": storage, "epsilon": np.array([self.algorithm.epsilon])})
         arrays = self._weights.arrays()
-        adopt(self.algorithm, arrays["q_table"])
+        set_table_storage(self.algorithm, arrays["q_table"])
         self._epsilon = arrays["epsilon"]
-        self._sink = np.ones((0, *spec.action.sizes), np.bool_)
+        self._all_allowed = np.ones((0, *spec.action.sizes), np.bool_)
 
     def _make(self, num_states: int, num_actions: int, seed: int) -> BaseAlgorithm:
         config = self.config
@@ -57,7 +57,7 @@ class TabularAgent:
     @property
     def table(self) -> np.ndarray:
         """All that is learned, one row per state (and table), sharing this agent's memory."""
-        storage = storage_of(self.algorithm)
+        storage = get_table_storage(self.algorithm)
         return storage.reshape(-1, storage.shape[-1])
 
     @property
@@ -70,16 +70,16 @@ class TabularAgent:
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """Take all chance from `stream` from now on."""
-        self.algorithm.words = Words(int(stream.integers(2**63)))
+        self.algorithm.words = WordStream(int(stream.integers(2**63)))
 
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, masks: np.ndarray | None = None
     ) -> Mapping[str, np.ndarray]:
         """An action for each state; `masks` [B, A] says what is allowed, and is noted beside it."""
         if masks is None:
-            if len(self._sink) != len(obs):
-                self._sink = np.ones((len(obs), *self.spec.action.sizes), np.bool_)
-            masks = self._sink
+            if len(self._all_allowed) != len(obs):
+                self._all_allowed = np.ones((len(obs), *self.spec.action.sizes), np.bool_)
+            masks = self._all_allowed
         flags = None if masks.all() else masks
         return {"action": self._choose(obs, flags, explore=explore), "mask": masks}
 
@@ -120,15 +120,15 @@ class TabularAgent:
         end = rate if config.learning_rate_end is None else config.learning_rate_end
         self.algorithm.step_count = progress.env_steps
         self.algorithm.learning_rate = rate + (end - rate) * done
-        self.explore_at(config.epsilon + (config.epsilon_end - config.epsilon) * begun)
+        self.set_epsilon(config.epsilon + (config.epsilon_end - config.epsilon) * begun)
 
     def retune(self, values: Mapping[str, Any]) -> None:
         """Learn with other rates from the next rollout on; ConfigError, and no change, if one does not fit."""
-        changes = checked_changes(self.config, values)
-        self.config = validated(type(self.config), self.config.model_dump() | changes, "agent.")
+        changes = validate_changes(self.config, values)
+        self.config = validate_config(type(self.config), self.config.model_dump() | changes, "agent.")
         self.algorithm.discount_factor = self.config.gamma
 
-    def explore_at(self, epsilon: float) -> None:
+    def set_epsilon(self, epsilon: float) -> None:
         """Take this share of random actions, here and in whoever adopts the weights."""
         self.algorithm.epsilon = float(epsilon)
         self._epsilon[0] = epsilon
@@ -138,11 +138,11 @@ class TabularAgent:
 
         Trajectories are followed to the rollout's end and bootstrapped there.
         """
-        columns, more = rows_of(batch, self.spec.num_states or 0)
+        columns, more = flatten_rollout(batch, self.spec.num_states or 0)
         algorithm = self.algorithm
         more["turn_based"] = self.spec.in_turns
         truncated, streams, following = (more.pop(name) for name in ("truncated", "streams", "following"))
-        if isinstance(algorithm, MultiStep):
+        if isinstance(algorithm, MultiStepAlgorithm):
             more |= {"truncated": truncated, "streams": streams}
         elif isinstance(algorithm, SARSA):
             more["next_actions"] = self._next_actions(columns, following, more.pop("next_masks"))
@@ -174,7 +174,7 @@ class TabularAgent:
         return self._weights
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> WeightsLayout:
         """How the weights lie in memory."""
         return self._weights.layout
 
@@ -192,7 +192,7 @@ class TabularAgent:
         algorithm.step_count, algorithm.episode_count = int(state["steps"]), int(state["episodes"])
 
 
-def rows_of(batch: Batch, num_states: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
+def flatten_rollout(batch: Batch, num_states: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
     """A rollout as the columns that algorithms learn from, time-major, and what some of them need besides.
 
     Nobody says what is allowed in the last state of a truncated episode. Where masks matter, such a step is left out, and
@@ -222,7 +222,7 @@ def rows_of(batch: Batch, num_states: int) -> tuple[tuple[np.ndarray, ...], dict
     return columns, more
 
 
-def storage_of(algorithm: BaseAlgorithm) -> np.ndarray:
+def get_table_storage(algorithm: BaseAlgorithm) -> np.ndarray:
     """The array that an algorithm learns in; ConfigError where it has none that can be shared."""
     storage = getattr(algorithm, "storage", algorithm.q_table)
     if not isinstance(storage, np.ndarray) or storage.dtype.kind != "f":
@@ -233,7 +233,7 @@ def storage_of(algorithm: BaseAlgorithm) -> np.ndarray:
     return storage
 
 
-def adopt(algorithm: BaseAlgorithm, storage: np.ndarray) -> None:
+def set_table_storage(algorithm: BaseAlgorithm, storage: np.ndarray) -> None:
     """Let an algorithm learn in this memory, with what is in it."""
     if isinstance(algorithm, TableAlgorithm):
         algorithm.adopt(storage)
@@ -285,7 +285,7 @@ class ClassicAgent(TabularAgent):
     Config = ClassicConfig
 
     def _make(self, num_states: int, num_actions: int, seed: int) -> BaseAlgorithm:
-        kind = references.resolve(self.config.learner)
+        kind = references.resolve_reference(self.config.learner)
         given = {
             name: from_plain(value) if _is_schedule(value) else value for name, value in self.config.options.items()
         }

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from steppe.algorithms.tabular import io
-from steppe.algorithms.tabular.rng import Words
+from steppe.algorithms.tabular.rng import WordStream
 from steppe.algorithms.tabular.schedules import Schedule, from_plain, require_rate, to_plain
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError, NotFinite, WorldError
 
-_DECAY, _LEAST = 0.995, 0.01
+_EPSILON_DECAY, _EPSILON_MIN = 0.995, 0.01
 
 
 class BaseAlgorithm(ABC):
@@ -36,24 +36,24 @@ class BaseAlgorithm(ABC):
         learning_rate: float | Schedule = 0.1,
         discount_factor: float = 0.99,
         epsilon: float | Schedule = 0.1,
-        epsilon_decay: float = _DECAY,
-        epsilon_min: float = _LEAST,
+        epsilon_decay: float = _EPSILON_DECAY,
+        epsilon_min: float = _EPSILON_MIN,
         seed: int | None = None,
     ) -> None:
-        self.state_size = _size(state_size, "state_size")
-        self.action_size = _size(action_size, "action_size")
+        self.state_size = _require_size(state_size, "state_size")
+        self.action_size = _require_size(action_size, "action_size")
         self.learning_rate_schedule = learning_rate if isinstance(learning_rate, Schedule) else None
         self.epsilon_schedule = epsilon if isinstance(epsilon, Schedule) else None
-        if self.epsilon_schedule is not None and (epsilon_decay, epsilon_min) != (_DECAY, _LEAST):
+        if self.epsilon_schedule is not None and (epsilon_decay, epsilon_min) != (_EPSILON_DECAY, _EPSILON_MIN):
             raise ConfigError(
                 "epsilon is a schedule: epsilon_decay and epsilon_min would have no effect, leave them out"
             )
-        self.learning_rate = _rate(learning_rate, "learning_rate")
+        self.learning_rate = _initial_rate(learning_rate, "learning_rate")
         self.discount_factor = require_rate(discount_factor, "discount_factor")
-        self.epsilon = _rate(epsilon, "epsilon")
+        self.epsilon = _initial_rate(epsilon, "epsilon")
         self.epsilon_decay = require_rate(epsilon_decay, "epsilon_decay")
         self.epsilon_min = require_rate(epsilon_min, "epsilon_min")
-        self.words = Words(seed)
+        self.words = WordStream(seed)
         self.step_count = 0
         self.episode_count = 0
         self.q_table = self._initialize_q_table()
@@ -83,7 +83,7 @@ class BaseAlgorithm(ABC):
         An episode ends when the environment terminates or truncates it, or after its `max_episode_steps`, and only
         termination means that nothing follows. With two agents in turns, rewards of the second count negative.
         """
-        in_turns, limit = takes_turns(env), step_limit(env)
+        in_turns, limit = is_turn_based(env), step_limit(env)
         learn = self.update_turn if in_turns else self.update
         state, info = env.reset()
         total, sign, length, ended, masks = 0.0, 1.0, 0, False, self._masks(info)
@@ -164,7 +164,7 @@ class BaseAlgorithm(ABC):
         """Take over what `save` wrote: the table, counters, rates and chance; the file must fit this learner."""
         self._take(io.read(Path(path), type(self).__name__))
 
-    def _take(self, saved: io.Saved) -> None:
+    def _take(self, saved: io.SavedLearner) -> None:
         """All of a file or, if it does not fit, nothing; an array stays in the memory where it is."""
         io.require_fit(saved, self.arrays())
         self.words.restore(saved.words)
@@ -188,9 +188,9 @@ class BaseAlgorithm(ABC):
         return (info.get("action_mask"),) if self.takes_masks else ()
 
 
-def takes_turns(env: Any) -> bool:
+def is_turn_based(env: Any) -> bool:
     """Whether two agents move in turns in this environment."""
-    num_agents = attribute(env, "num_agents", 1)
+    num_agents = find_wrapped_attribute(env, "num_agents", 1)
     if num_agents not in (1, 2):
         raise WorldError(f"num_agents={num_agents}: classic learners know one agent, or two that take turns")
     return bool(num_agents == 2)
@@ -198,11 +198,11 @@ def takes_turns(env: Any) -> bool:
 
 def step_limit(env: Any) -> float:
     """After how many steps an episode is cut; environments with a time limit of their own say nothing here."""
-    limit = attribute(env, "max_episode_steps", None)
+    limit = find_wrapped_attribute(env, "max_episode_steps", None)
     return math.inf if limit is None else float(limit)
 
 
-def attribute(env: Any, name: str, default: Any) -> Any:
+def find_wrapped_attribute(env: Any, name: str, default: Any) -> Any:
     """An attribute of an environment or of what it wraps."""
     while True:
         if hasattr(env, name):
@@ -212,7 +212,7 @@ def attribute(env: Any, name: str, default: Any) -> Any:
         env = env.env
 
 
-def number(value: Any, name: str, size: int) -> int:
+def require_index(value: Any, name: str, size: int) -> int:
     """A state or action as a plain int, if it is one of the table's."""
     try:
         place = index(value)
@@ -226,7 +226,7 @@ def number(value: Any, name: str, size: int) -> int:
     return place
 
 
-def finite(reward: Any) -> float:
+def require_finite_reward(reward: Any) -> float:
     """A reward as a plain float, if it is a finite one."""
     try:
         value = float(reward)
@@ -237,9 +237,9 @@ def finite(reward: Any) -> float:
     return value
 
 
-def allowed(mask: Any, size: int, where: str) -> np.ndarray:
+def require_action_mask(mask: Any, size: int, where: str) -> np.ndarray:
     """A mask as booleans, if it fits the actions and allows one of them."""
-    flags = truths(mask, f"the action mask of {where}")
+    flags = as_bools(mask, f"the action mask of {where}")
     if flags.shape != (size,):
         raise ConfigError(f"the action mask of {where} has shape {flags.shape}, but there are {size} actions")
     if not flags.any():
@@ -247,7 +247,7 @@ def allowed(mask: Any, size: int, where: str) -> np.ndarray:
     return flags
 
 
-def truths(values: Any, name: str) -> np.ndarray:
+def as_bools(values: Any, name: str) -> np.ndarray:
     """Truth values as kernels take them."""
     try:
         return np.ascontiguousarray(values, np.bool_)
@@ -255,7 +255,7 @@ def truths(values: Any, name: str) -> np.ndarray:
         raise ConfigError(f"{name} must be truth values: {error}") from None
 
 
-def truth(value: Any, name: str) -> bool:
+def as_bool(value: Any, name: str) -> bool:
     """One truth value as a plain one."""
     try:
         return bool(value)
@@ -263,7 +263,7 @@ def truth(value: Any, name: str) -> bool:
         raise ConfigError(f"{name} must be a truth value: {error}") from None
 
 
-def _size(value: Any, name: str) -> int:
+def _require_size(value: Any, name: str) -> int:
     try:
         size = index(value)
     except TypeError:
@@ -273,5 +273,5 @@ def _size(value: Any, name: str) -> int:
     return size
 
 
-def _rate(rate: float | Schedule, name: str) -> float:
+def _initial_rate(rate: float | Schedule, name: str) -> float:
     return rate(0) if isinstance(rate, Schedule) else require_rate(rate, name)

@@ -18,22 +18,22 @@ import numpy as np
 
 from steppe.core.array_checks import as_column
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.play import Whole, below
+from steppe.core.play import NumbaInt, random_below
 
-FINE, UNEVEN = -1, -2  # no bad row; columns of several lengths
-ALL = np.empty((0, 0), np.bool_)  # the masks of states that allow everything
+VALID, LENGTHS_DIFFER = -1, -2  # no bad row; columns of several lengths
+NO_MASKS = np.empty((0, 0), np.bool_)  # the masks of states that allow everything
 _UNIT = 2.0**-32
 _LOWER = np.uint64(0xFFFFFFFF)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def explores(word: Whole, epsilon: float) -> Any:
+def should_explore(word: NumbaInt, epsilon: float) -> Any:
     """Whether the lower half of a word falls below `epsilon`; the upper half is left for the choice."""
     return np.int64(np.uint64(word) & _LOWER) * _UNIT < epsilon
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def best_action(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> Whole:
+def best_action(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt) -> NumbaInt:
     """The first of the best allowed actions; −1 where none is allowed."""
     state = np.uint64(state)
     best, action = q[state, 0], 0
@@ -54,7 +54,7 @@ def best_action(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> W
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def best_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> float:
+def best_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt) -> float:
     """The largest allowed value, of which there is one."""
     if len(masks) > 0:
         return np.float64(q[np.uint64(state), best_action(q, state, masks, row)])
@@ -67,7 +67,7 @@ def best_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> fl
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def mean_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> float:
+def mean_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt) -> float:
     """The mean of the allowed values."""
     state, total, count = np.uint64(state), 0.0, 0
     for action in range(q.shape[1]):
@@ -78,14 +78,14 @@ def mean_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole) -> fl
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def any_action(num_actions: Whole, masks: np.ndarray, row: Whole, word: Whole) -> Whole:
+def random_action(num_actions: NumbaInt, masks: np.ndarray, row: NumbaInt, word: NumbaInt) -> NumbaInt:
     """An allowed action, each with the same chance; −1 where none is allowed."""
     if len(masks) == 0:
-        return below(word, num_actions)
+        return random_below(word, num_actions)
     count = np.int64(0)
     for action in range(num_actions):
         count += np.int64(masks[row, action])
-    left = below(word, count)
+    left = random_below(word, count)
     for action in range(num_actions):
         if masks[row, action]:
             if left == 0:
@@ -95,15 +95,17 @@ def any_action(num_actions: Whole, masks: np.ndarray, row: Whole, word: Whole) -
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def chosen(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole, epsilon: float, word: Whole) -> Whole:
+def epsilon_greedy_action(
+    q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt, epsilon: float, word: NumbaInt
+) -> NumbaInt:
     """An ε-greedy action; −1 where none is allowed."""
-    if explores(word, epsilon):
-        return any_action(q.shape[1], masks, row, word)
+    if should_explore(word, epsilon):
+        return random_action(q.shape[1], masks, row, word)
     return best_action(q, state, masks, row)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def towards(q: np.ndarray, state: Whole, action: Whole, target: float, rate: float) -> None:
+def move_towards(q: np.ndarray, state: NumbaInt, action: NumbaInt, target: float, rate: float) -> None:
     """Move an entry towards a target."""
     state, action = np.uint64(state), np.uint64(action)
     value = np.float64(q[state, action])
@@ -111,13 +113,13 @@ def towards(q: np.ndarray, state: Whole, action: Whole, target: float, rate: flo
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def expected_value(q: np.ndarray, state: Whole, masks: np.ndarray, row: Whole, epsilon: float) -> float:
+def expected_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt, epsilon: float) -> float:
     """What an ε-greedy choice is worth on the average."""
     return (1.0 - epsilon) * best_value(q, state, masks, row) + epsilon * mean_value(q, state, masks, row)
 
 
 @numba.njit(cache=True, nogil=True)
-def choose(
+def select_actions(
     q: np.ndarray, states: np.ndarray, masks: np.ndarray, epsilon: float, words: np.ndarray, actions: np.ndarray
 ) -> int:
     """Write an ε-greedy action for each state; returns the first row with a bad state or nothing allowed, or −1."""
@@ -125,14 +127,16 @@ def choose(
         if not 0 <= states[i] < q.shape[0]:
             return i
         word = words[i] if epsilon > 0.0 else np.uint64(0)
-        actions[i] = chosen(q, states[i], masks, i, epsilon, word)
+        actions[i] = epsilon_greedy_action(q, states[i], masks, i, epsilon, word)
         if actions[i] < 0:
             return i
     return -1
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def unlearnable(q: np.ndarray, state: Whole, action: Whole, reward: Whole, next_state: Whole) -> Whole:
+def is_invalid_row(
+    q: np.ndarray, state: NumbaInt, action: NumbaInt, reward: NumbaInt, next_state: NumbaInt
+) -> NumbaInt:
     """1 for a number outside the table or a reward that is not finite, else 0; no branches, so that rows go in parallel."""
     num_states, num_actions = np.uint64(q.shape[0]), np.uint64(q.shape[1])
     outside = np.int64(np.uint64(state) >= num_states) | np.int64(np.uint64(next_state) >= num_states)
@@ -140,7 +144,7 @@ def unlearnable(q: np.ndarray, state: Whole, action: Whole, reward: Whole, next_
 
 
 @numba.njit(cache=True, nogil=True)
-def first_bad(
+def first_invalid_row(
     q: np.ndarray,
     states: np.ndarray,
     actions: np.ndarray,
@@ -152,15 +156,15 @@ def first_bad(
     """The first row that no table can learn from, −1 if there is none, UNEVEN if columns differ in length."""
     count, bad = len(states), np.int64(0)
     if not len(actions) == len(rewards) == len(next_states) == len(dones) == count:
-        return UNEVEN
+        return LENGTHS_DIFFER
     for i in range(count):
-        bad |= unlearnable(q, states[i], actions[i], rewards[i], next_states[i])
+        bad |= is_invalid_row(q, states[i], actions[i], rewards[i], next_states[i])
     for i in range(len(masks)):
         bad |= np.int64(not dones[i] and not masks[i].any())
     if bad == 0:
         return -1
     for i in range(len(states)):
-        if unlearnable(q, states[i], actions[i], rewards[i], next_states[i]):
+        if is_invalid_row(q, states[i], actions[i], rewards[i], next_states[i]):
             return i
         if len(masks) > 0 and not dones[i] and not masks[i].any():
             return i
@@ -180,14 +184,14 @@ def learn_q(
     discount: float,
 ) -> int:
     """Q-learning: towards r + γ max Q(s′, ·) (Watkins 1989)."""
-    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
-    if wrong != FINE:
+    wrong = first_invalid_row(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != VALID:
         return wrong
     for i in range(len(states)):
         target = np.float64(rewards[i])
         if not dones[i]:
             target += discount * best_value(q, next_states[i], masks, i)
-        towards(q, states[i], actions[i], target, rate)
+        move_towards(q, states[i], actions[i], target, rate)
     return -1
 
 
@@ -205,14 +209,14 @@ def learn_expected(
     epsilon: float,
 ) -> int:
     """Expected SARSA: towards r + γ E Q(s′, ·) under the ε-greedy policy (van Seijen et al. 2009)."""
-    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
-    if wrong != FINE:
+    wrong = first_invalid_row(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != VALID:
         return wrong
     for i in range(len(states)):
         target = np.float64(rewards[i])
         if not dones[i]:
             target += discount * expected_value(q, next_states[i], masks, i, epsilon)
-        towards(q, states[i], actions[i], target, rate)
+        move_towards(q, states[i], actions[i], target, rate)
     return -1
 
 
@@ -232,14 +236,14 @@ def learn_sarsa(
     for i in range(len(states)):
         if not dones[i] and not 0 <= next_actions[i] < q.shape[1]:
             return i
-    wrong = first_bad(q, states, actions, rewards, next_states, dones, np.empty((0, 0), np.bool_))
-    if wrong != FINE:
+    wrong = first_invalid_row(q, states, actions, rewards, next_states, dones, np.empty((0, 0), np.bool_))
+    if wrong != VALID:
         return wrong
     for i in range(len(states)):
         target = np.float64(rewards[i])
         if not dones[i]:
             target += discount * np.float64(q[next_states[i], next_actions[i]])
-        towards(q, states[i], actions[i], target, rate)
+        move_towards(q, states[i], actions[i], target, rate)
     return -1
 
 
@@ -258,8 +262,8 @@ def learn_double(
 ) -> int:
     """Double Q-learning over two tables `pair` [2, S, A]: a coin says which one learns; it chooses the next action and the
     other one judges it (van Hasselt 2010)."""
-    wrong = first_bad(pair[0], states, actions, rewards, next_states, dones, masks)
-    if wrong != FINE:
+    wrong = first_invalid_row(pair[0], states, actions, rewards, next_states, dones, masks)
+    if wrong != VALID:
         return wrong
     for i in range(len(states)):
         side = np.int64(words[i] & np.uint64(1))
@@ -267,7 +271,7 @@ def learn_double(
         target = np.float64(rewards[i])
         if not dones[i]:
             target += discount * np.float64(other[next_states[i], best_action(q, next_states[i], masks, i)])
-        towards(q, states[i], actions[i], target, rate)
+        move_towards(q, states[i], actions[i], target, rate)
     return -1
 
 
@@ -309,14 +313,14 @@ def _update_batch(
     discount_factor: float,
 ) -> None:
     none = np.empty((0, 0), np.bool_)
-    if learn_q(q_table, states, actions, rewards, next_states, dones, none, learning_rate, discount_factor) != FINE:
+    if learn_q(q_table, states, actions, rewards, next_states, dones, none, learning_rate, discount_factor) != VALID:
         raise ConfigError(
             "a state or action is outside the table, a reward is not finite, or the columns differ in length; nothing was learned"
         )
 
 
 @numba.extending.overload(vectorized_q_update)
-def _in_compiled_code(
+def _overload_q_update(
     q_table: Any,
     states: Any,
     actions: Any,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from steppe.algorithms.tabular import batch_kernels, step_kernels
-from steppe.algorithms.tabular.base import number
-from steppe.algorithms.tabular.table import Columns, OneStep, whole
+from steppe.algorithms.tabular.base import require_index
+from steppe.algorithms.tabular.table import OneStepAlgorithm, TransitionColumns, as_int64
 
 
-class DoubleQLearning(OneStep):
+class DoubleQLearning(OneStepAlgorithm):
     """Learns in `storage` [2, S, A], one table per step by the toss of a coin, and acts by their mean, `q_table`."""
 
     num_tables = 2
-    _choose = staticmethod(step_kernels.choose_double)
+    _choose = staticmethod(step_kernels.select_action_double)
     _learn_and_choose = staticmethod(step_kernels.step_double)
 
     @property
@@ -33,12 +33,12 @@ class DoubleQLearning(OneStep):
         self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
     ) -> np.ndarray:
         """An action for each state, as `select_action` would choose them one after the other."""
-        states = whole(states, "states")
+        states = as_int64(states, "states")
         for row in np.flatnonzero((states < 0) | (states >= self.state_size)):
-            number(states[row], f"row {row}: state", self.state_size)
+            require_index(states[row], f"row {row}: state", self.state_size)
         both = self.storage[0, states] + self.storage[1, states]
-        return self._chosen_all(both, np.arange(len(states)), states, action_masks, deterministic=deterministic)
+        return self._select_actions(both, np.arange(len(states)), states, action_masks, deterministic=deterministic)
 
-    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+    def _learn(self, columns: TransitionColumns, masks: np.ndarray, discount: float) -> int:
         words = self.words.take(len(columns[0]))
         return int(batch_kernels.learn_double(self.storage, *columns, masks, self.learning_rate, discount, words))

@@ -12,17 +12,17 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from steppe.algorithms.tabular.batch_kernels import explores, towards
-from steppe.core.games import DRAW, Rules, Starts
-from steppe.core.play import Whole, another, begin, mover_in, moves_in, outcome_in, pick
+from steppe.algorithms.tabular.batch_kernels import move_towards, should_explore
+from steppe.core.games import DRAW, GameTables, StartDistribution
+from steppe.core.play import NumbaInt, random_move, random_start, splitmix64, unpack_mover, unpack_moves, unpack_outcome
 
-LEAST = np.float32(-np.inf)
+NEG_INF = np.float32(-np.inf)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def best_move(q: np.ndarray, state: Whole, moves: Whole) -> Whole:
+def best_move(q: np.ndarray, state: NumbaInt, moves: NumbaInt) -> NumbaInt:
     """The first of the best moves among the set bits, of which there is one."""
-    best, action = LEAST, -1
+    best, action = NEG_INF, -1
     for candidate in range(q.shape[1]):
         value = q[np.uint64(state), candidate]
         better = (((moves >> candidate) & 1) != 0) & (value > best)
@@ -32,9 +32,9 @@ def best_move(q: np.ndarray, state: Whole, moves: Whole) -> Whole:
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def best_worth(q: np.ndarray, state: Whole, moves: Whole) -> float:
+def best_move_value(q: np.ndarray, state: NumbaInt, moves: NumbaInt) -> float:
     """The largest value among the set bits."""
-    best = LEAST
+    best = NEG_INF
     for candidate in range(q.shape[1]):
         value = q[np.uint64(state), candidate]
         better = (((moves >> candidate) & 1) != 0) & (value > best)
@@ -43,18 +43,20 @@ def best_worth(q: np.ndarray, state: Whole, moves: Whole) -> float:
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def chosen_move(q: np.ndarray, rules: Rules, state: Whole, moves: Whole, epsilon: float, word: Whole) -> Whole:
+def epsilon_greedy_move(
+    q: np.ndarray, rules: GameTables, state: NumbaInt, moves: NumbaInt, epsilon: float, word: NumbaInt
+) -> NumbaInt:
     """An ε-greedy move."""
-    wander, best = pick(rules, moves, word), best_move(q, state, moves)
-    return wander if explores(word, epsilon) else best
+    wander, best = random_move(rules, moves, word), best_move(q, state, moves)
+    return wander if should_explore(word, epsilon) else best
 
 
 @numba.njit(cache=True, nogil=True)
-def play_against(
+def train_against(
     q: np.ndarray,
-    rules: Rules,
+    rules: GameTables,
     opponent: np.ndarray,
-    starts: Starts,
+    starts: StartDistribution,
     states: np.ndarray,
     words: np.ndarray,
     rates: np.ndarray,
@@ -71,34 +73,34 @@ def play_against(
         rate, epsilon = rates[t], epsilons[t]
         for b in range(len(states)):
             state, word = states[b], words[t, b]
-            facts = rules.facts[np.uint64(state)]
-            seat = mover_in(facts)
-            action = chosen_move(q, rules, state, moves_in(facts), epsilon, word)
+            facts = rules.state_bits[np.uint64(state)]
+            seat = unpack_mover(facts)
+            action = epsilon_greedy_move(q, rules, state, unpack_moves(facts), epsilon, word)
             after = state + placed[np.uint64(seat), np.uint64(action)]
-            word = another(word)
+            word = splitmix64(word)
             replies = np.int64(opponent[np.uint64(after)])
-            reply = placed[np.uint64(1 - seat), np.uint64(pick(rules, replies, word))]
+            reply = placed[np.uint64(1 - seat), np.uint64(random_move(rules, replies, word))]
             after += reply if replies != 0 else np.int64(0)
-            facts = rules.facts[np.uint64(after)]
-            moves, outcome = moves_in(facts), outcome_in(facts)
+            facts = rules.state_bits[np.uint64(after)]
+            moves, outcome = unpack_moves(facts), unpack_outcome(facts)
             wins, draws = np.int64(outcome == seat + 1), np.int64(outcome == DRAW)
             loses = np.int64(outcome == 2 - seat)
             won, drawn, lost = won + wins, drawn + draws, lost + loses
-            worth = discount * best_worth(q, after, moves)
+            worth = discount * best_move_value(q, after, moves)
             target = worth if moves != 0 else np.float64(wins - loses)
-            fresh = begin(starts, another(word))
+            fresh = random_start(starts, splitmix64(word))
             states[b] = after if moves != 0 else fresh
-            towards(q, state, action, target, rate)
+            move_towards(q, state, action, target, rate)
     tally[0] += won
     tally[1] += drawn
     tally[2] += lost
 
 
 @numba.njit(cache=True, nogil=True)
-def play_self(
+def train_self_play(
     q: np.ndarray,
-    rules: Rules,
-    starts: Starts,
+    rules: GameTables,
+    starts: StartDistribution,
     states: np.ndarray,
     words: np.ndarray,
     rates: np.ndarray,
@@ -115,28 +117,28 @@ def play_self(
         rate, epsilon = rates[t], epsilons[t]
         for b in range(len(states)):
             state, word = states[b], words[t, b]
-            facts = rules.facts[np.uint64(state)]
-            seat = mover_in(facts)
-            action = chosen_move(q, rules, state, moves_in(facts), epsilon, word)
+            facts = rules.state_bits[np.uint64(state)]
+            seat = unpack_mover(facts)
+            action = epsilon_greedy_move(q, rules, state, unpack_moves(facts), epsilon, word)
             after = state + rules.placed[np.uint64(seat), np.uint64(action)]
-            facts = rules.facts[np.uint64(after)]
-            moves, outcome = moves_in(facts), outcome_in(facts)
+            facts = rules.state_bits[np.uint64(after)]
+            moves, outcome = unpack_moves(facts), unpack_outcome(facts)
             wins, draws, loses = np.int64(outcome == 1), np.int64(outcome == DRAW), np.int64(outcome == 2)
             won, drawn, lost = won + wins, drawn + draws, lost + loses
-            worth = -discount * best_worth(q, after, moves)
+            worth = -discount * best_move_value(q, after, moves)
             target = worth if moves != 0 else np.float64(wins + loses)  # nobody loses by a move of their own
-            fresh = begin(starts, another(word))
+            fresh = random_start(starts, splitmix64(word))
             states[b] = after if moves != 0 else fresh
-            towards(q, state, action, target, rate)
+            move_towards(q, state, action, target, rate)
     tally[0] += won
     tally[1] += drawn
     tally[2] += lost
 
 
 @numba.njit(cache=True, nogil=True)
-def begin_all(starts: Starts, words: np.ndarray) -> np.ndarray:
+def start_games(starts: StartDistribution, words: np.ndarray) -> np.ndarray:
     """The first states of as many games as there are words."""
     states = np.empty(len(words), np.int64)
     for b in range(len(words)):
-        states[b] = begin(starts, words[b])
+        states[b] = random_start(starts, words[b])
     return states

@@ -9,10 +9,10 @@ import numpy as np
 
 from steppe.algorithms.tabular import game_kernels
 from steppe.algorithms.tabular.q_learning import OptimalQLearning
-from steppe.algorithms.tabular.rng import Words
+from steppe.algorithms.tabular.rng import WordStream
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import TurnGame, moves_of
+from steppe.core.games import TurnGame, player_moves
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class GameTrainer:
         self.game = game
         self.num_games = num_games
         self.block_steps = block_steps
-        self.words = Words(seed)
-        self._moves = game.legal[:0] if opponent == "self" else moves_of(game, opponent)
+        self.words = WordStream(seed)
+        self._moves = game.legal[:0] if opponent == "self" else player_moves(game, opponent)
         hard = opponent == "perfect"
         self.opening_moves = (game.num_actions - 1 if hard else 0) if opening_moves is None else opening_moves
         if not 0 <= self.opening_moves < game.num_actions:
             raise ConfigError(f"opening_moves={self.opening_moves} must be from 0 to {game.num_actions - 1}")
         self._starts = game.starts(self._moves, self.opening_moves)
-        self.states = game_kernels.begin_all(self._starts, self.words.take(num_games))
+        self.states = game_kernels.start_games(self._starts, self.words.take(num_games))
 
     def run(self, num_steps: int, most_games: int | None = None) -> GameTally:
         """Train for `num_steps` steps over all games, rounded up to whole steps of every game.
@@ -113,8 +113,8 @@ class GameTrainer:
         q, rules, gamma = agent.storage, self.game.rules, agent.discount_factor
         games = (self._starts, self.states[:num_games], words, *agent.rates(steps, num_games), gamma, tally)
         if len(self._moves):
-            game_kernels.play_against(q, rules, self._moves, *games)
+            game_kernels.train_against(q, rules, self._moves, *games)
         else:
-            game_kernels.play_self(q, rules, *games)
+            game_kernels.train_self_play(q, rules, *games)
         agent.count_steps(steps * num_games)
         agent.count_episodes(int(tally.sum()) - ended)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steppe.core.contracts.errors import ConfigError, DamagedFile
-from steppe.core.io.atomic_files import noticing_full_disk, write_atomic
+from steppe.core.io.atomic_files import raising_disk_full, write_atomic
 
 if TYPE_CHECKING:
     from steppe.algorithms.tabular.base import BaseAlgorithm
@@ -21,7 +21,7 @@ _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, Overflow
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedLearner:
     """A file that was read and found whole."""
 
     path: Path
@@ -49,11 +49,11 @@ def save(path: Path, agent: BaseAlgorithm) -> None:
         }
     )
     data = bytes(encode(arrays, {"steppe_table": about, "sha256": _digest(about, arrays)}))
-    with noticing_full_disk(path):
+    with raising_disk_full(path):
         write_atomic(path, data)
 
 
-def read(path: Path, kind: str) -> Saved:
+def read(path: Path, kind: str) -> SavedLearner:
     """A file of `save`, checked; `kind` is the class that it must be of."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -75,7 +75,7 @@ def read(path: Path, kind: str) -> Saved:
                 f"format {about['format']} is newer than {FORMAT}, the newest this version of Steppe reads"
             )
         words = {**about["words"], "left": arrays.pop("words")}
-        found, saved = about["class"], Saved(path, about["settings"], about["counters"], words, arrays)
+        found, saved = about["class"], SavedLearner(path, about["settings"], about["counters"], words, arrays)
     except (SafetensorError, *_BROKEN) as error:
         raise DamagedFile(f"{path} is damaged: {error}") from None
     if found != kind:
@@ -83,18 +83,18 @@ def read(path: Path, kind: str) -> Saved:
     return saved
 
 
-def require_fit(saved: Saved, mine: dict[str, np.ndarray]) -> None:
+def require_fit(saved: SavedLearner, mine: dict[str, np.ndarray]) -> None:
     """Raise unless the file's arrays have the names, shapes and dtypes of these."""
     differences = [
-        f"{name} is {_told(saved.arrays.get(name))} in the file, {_told(mine.get(name))} here"
+        f"{name} is {_describe_array(saved.arrays.get(name))} in the file, {_describe_array(mine.get(name))} here"
         for name in sorted(mine.keys() | saved.arrays.keys())
-        if _told(saved.arrays.get(name)) != _told(mine.get(name))
+        if _describe_array(saved.arrays.get(name)) != _describe_array(mine.get(name))
     ]
     if differences:
         raise ConfigError(f"{saved.path} does not fit this learner: {'; '.join(differences)}")
 
 
-def _told(array: np.ndarray | None) -> str:
+def _describe_array(array: np.ndarray | None) -> str:
     return "absent" if array is None else f"{array.dtype}{list(array.shape)}"
 
 

@@ -22,20 +22,20 @@ def free_memory_bytes() -> int | None:
     return min(found, default=None)
 
 
-def require_room(num_states: int, num_actions: int, entry_bytes: int, num_tables: int = 1) -> None:
+def require_memory(num_states: int, num_actions: int, entry_bytes: int, num_tables: int = 1) -> None:
     """Raise, naming the size, unless tables of these dimensions fit into memory."""
     needed = num_states * num_actions * entry_bytes * num_tables
     free = free_memory_bytes()
     if needed >= 1 << 62 or (free is not None and needed > free):
         tables = "a table" if num_tables == 1 else f"{num_tables} tables"
-        have = "no machine has" if free is None else f"{in_words(free)} are free"
+        have = "no machine has" if free is None else f"{format_bytes(free)} are free"
         raise ConfigError(
-            f"{tables} of {num_states} states × {num_actions} actions would take {in_words(needed)}, but {have}: "
+            f"{tables} of {num_states} states × {num_actions} actions would take {format_bytes(needed)}, but {have}: "
             "use fewer states (coarser bins) or an agent with a network"
         )
 
 
-def in_words(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """A size as people say it."""
     size, unit = float(num_bytes), 0
     while size >= 1024 and unit < len(_UNITS) - 1:

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from steppe.algorithms.tabular import batch_kernels, io, step_kernels, trace_kernels
-from steppe.algorithms.tabular.base import truths
+from steppe.algorithms.tabular.base import as_bools
 from steppe.algorithms.tabular.schedules import require_rate
-from steppe.algorithms.tabular.table import Columns, TableAlgorithm, whole
+from steppe.algorithms.tabular.table import TableAlgorithm, TransitionColumns, as_int64
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError, DamagedFile
 
-LONGEST_TRACE = 1_000
-LIGHTEST_TRACE = 1e-4
-MOST_STREAMS = 1 << 20
+MAX_TRACE_STEPS = 1_000
+MIN_TRACE_WEIGHT = 1e-4
+MAX_STREAMS = 1 << 20
 
 
-class MultiStep(TableAlgorithm):
+class MultiStepAlgorithm(TableAlgorithm):
     """What both share: steps wait in rings, one ring for each trajectory that is followed at the same time.
 
     Rows of a batch are successive steps of one trajectory unless `streams` numbers the one that each continues (for B
@@ -38,7 +38,7 @@ class MultiStep(TableAlgorithm):
         size = self.ring_steps
         numbers, reals = np.zeros(num_streams * (2 * size + 3), np.int64), np.zeros(num_streams * (size + 1))
         masks = np.ones((num_streams, self.action_size), np.bool_)
-        self._rings: trace_kernels.Rings = trace_kernels.carve(numbers, reals, masks, size)
+        self._rings: trace_kernels.TrajectoryRings = trace_kernels.carve(numbers, reals, masks, size)
         self._ring_memory = (numbers, reals, masks, size)
 
     def learn(
@@ -57,26 +57,26 @@ class MultiStep(TableAlgorithm):
         """Learn from arrays (see TableAlgorithm.learn); `truncated` is where a trajectory was cut but would go on."""
         columns = self._columns(states, actions, rewards, next_states, dones)
         count = len(columns[0])
-        cuts = np.zeros(count, np.bool_) if truncated is None else truths(truncated, "truncated")
-        lanes = np.zeros(count, np.int64) if streams is None else whole(streams, "streams")
+        cuts = np.zeros(count, np.bool_) if truncated is None else as_bools(truncated, "truncated")
+        lanes = np.zeros(count, np.int64) if streams is None else as_int64(streams, "streams")
         if cuts.shape != (count,) or lanes.shape != (count,):
             raise ConfigError(f"{count} rows need as many of truncated and streams, not {cuts.shape} and {lanes.shape}")
         self._follow(lanes)
         masks = self._next_masks(next_masks, count)
         wrong = self._learn_streams(columns, cuts, lanes, masks, self._discount(turn_based=turn_based))
-        if wrong != batch_kernels.FINE:
-            raise self._complaint(columns, masks, wrong)
+        if wrong != batch_kernels.VALID:
+            raise self._invalid_row_error(columns, masks, wrong)
 
     def end_episode(self) -> None:
         """Account for the end of an episode; trajectory 0 ends here if it was cut without anybody saying so."""
-        self._cut()
+        self._truncate_trajectory()
         super().end_episode()
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The table and the steps that wait."""
         return {**super().arrays(), **{f"ring_{name}": array for name, array in self._rings._asdict().items()}}
 
-    def _take(self, saved: io.Saved) -> None:
+    def _take(self, saved: io.SavedLearner) -> None:
         rings = saved.arrays.get("ring_counts")
         if rings is not None and rings.ndim == 1 and 0 < len(rings) != len(self._rings.counts):
             self._open(len(rings))
@@ -84,7 +84,7 @@ class MultiStep(TableAlgorithm):
         self._require_sound(saved)
         super()._take(saved)
 
-    def _require_sound(self, saved: io.Saved) -> None:
+    def _require_sound(self, saved: io.SavedLearner) -> None:
         """Raise DamagedFile for rings whose numbers compiled code could not use as indices."""
         size = self.ring_steps
         below = {"heads": size, "counts": size + 1, "states": self.state_size, "actions": self.action_size}
@@ -95,25 +95,25 @@ class MultiStep(TableAlgorithm):
 
     @abstractmethod
     def _learn_streams(
-        self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
+        self, columns: TransitionColumns, cuts: np.ndarray, streams: np.ndarray, masks: np.ndarray, discount: float
     ) -> int:
         """Learn from columns; the first bad row, or what `first_bad` says."""
 
     @abstractmethod
-    def _cut(self) -> None:
+    def _truncate_trajectory(self) -> None:
         """End trajectory 0 as truncated."""
 
-    def _follow(self, lanes: np.ndarray) -> None:
+    def _follow(self, streams: np.ndarray) -> None:
         """Have a ring for each of these trajectories."""
-        if not len(lanes):
+        if not len(streams):
             return
-        if lanes.min() < 0:
-            raise ConfigError(f"trajectories are numbered from 0, not {lanes.min()}")
-        have, want = len(self._rings.counts), int(lanes.max()) + 1
+        if streams.min() < 0:
+            raise ConfigError(f"trajectories are numbered from 0, not {streams.min()}")
+        have, want = len(self._rings.counts), int(streams.max()) + 1
         if want > have:
-            if want > MOST_STREAMS:
+            if want > MAX_STREAMS:
                 raise ConfigError(
-                    f"streams has the number {want - 1}, but trajectories are numbered up to {MOST_STREAMS - 1}"
+                    f"streams has the number {want - 1}, but trajectories are numbered up to {MAX_STREAMS - 1}"
                 )
             old = self._rings
             self._open(want)
@@ -121,7 +121,7 @@ class MultiStep(TableAlgorithm):
                 now[:have] = before
 
 
-class NStepQLearning(MultiStep):
+class NStepQLearning(MultiStepAlgorithm):
     """Learns towards the sum of `n_step` rewards and the best value after them.
 
     The rewards in between are those of the exploring policy, uncorrected: with n > 1 let `epsilon` fall towards 0.
@@ -140,19 +140,19 @@ class NStepQLearning(MultiStep):
         return {**super().settings(), "n_step": self.n_step}
 
     def _learn_streams(
-        self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
+        self, columns: TransitionColumns, cuts: np.ndarray, streams: np.ndarray, masks: np.ndarray, discount: float
     ) -> int:
         rates = self.learning_rate, discount
-        return int(trace_kernels.learn_n_step(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
+        return int(trace_kernels.learn_n_step(self.storage, *columns, cuts, streams, masks, self._rings, *rates))
 
     def _memory(self) -> tuple[Any, ...]:
         return (self.storage, *self._ring_memory)
 
-    def _cut(self) -> None:
-        trace_kernels.cut(self.storage, self._rings, 0, self.learning_rate)
+    def _truncate_trajectory(self) -> None:
+        trace_kernels.flush_truncated(self.storage, self._rings, 0, self.learning_rate)
 
 
-class QLambda(MultiStep):
+class QLambda(MultiStepAlgorithm):
     """Watkins's Q(λ): each error also moves the steps that led to it, less by γλ for each step back.
 
     A trace ends at an exploring action, after 1,000 steps, or when it weighs less than 1e-4.
@@ -170,19 +170,21 @@ class QLambda(MultiStep):
         return {**super().settings(), "trace_decay": self.trace_decay}
 
     def _learn_streams(
-        self, columns: Columns, cuts: np.ndarray, lanes: np.ndarray, masks: np.ndarray, discount: float
+        self, columns: TransitionColumns, cuts: np.ndarray, streams: np.ndarray, masks: np.ndarray, discount: float
     ) -> int:
         rates = self.learning_rate, discount, self.trace_decay
-        return int(trace_kernels.learn_lambda(self.storage, *columns, cuts, lanes, masks, self._rings, *rates))
+        return int(trace_kernels.learn_lambda(self.storage, *columns, cuts, streams, masks, self._rings, *rates))
 
     def _memory(self) -> tuple[Any, ...]:
         return (self.storage, *self._ring_memory, self.trace_decay)
 
-    def _cut(self) -> None:
+    def _truncate_trajectory(self) -> None:
         self._rings.counts[0] = 0
 
 
 def _trace_steps(factor: float) -> int:
     if factor >= 1.0:
-        return LONGEST_TRACE
-    return 1 if factor <= 0.0 else min(LONGEST_TRACE, max(1, math.ceil(math.log(LIGHTEST_TRACE) / math.log(factor))))
+        return MAX_TRACE_STEPS
+    return (
+        1 if factor <= 0.0 else min(MAX_TRACE_STEPS, max(1, math.ceil(math.log(MIN_TRACE_WEIGHT) / math.log(factor))))
+    )

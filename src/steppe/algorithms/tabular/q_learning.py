@@ -9,9 +9,21 @@ from typing import Any
 import numpy as np
 
 from steppe.algorithms.tabular import batch_kernels, step_kernels
-from steppe.algorithms.tabular.base import BaseAlgorithm, allowed, finite, number, truth
-from steppe.algorithms.tabular.memory_limits import MemoryPool, require_room
-from steppe.algorithms.tabular.table import KEYS, KINDS, Columns, OneStep, require_lengths
+from steppe.algorithms.tabular.base import (
+    BaseAlgorithm,
+    as_bool,
+    require_action_mask,
+    require_finite_reward,
+    require_index,
+)
+from steppe.algorithms.tabular.memory_limits import MemoryPool, require_memory
+from steppe.algorithms.tabular.table import (
+    EXPERIENCE_DTYPES,
+    EXPERIENCE_KEYS,
+    OneStepAlgorithm,
+    TransitionColumns,
+    require_lengths,
+)
 from steppe.core.contracts.errors import ConfigError
 
 _LIST_ENTRY_BYTES = 32  # a pointer and the float it points to
@@ -19,12 +31,12 @@ _PLAIN: tuple[Callable[[Any], Any], ...] = (index, index, float, index, bool)  #
 _LOWER, _UNIT = 0xFFFFFFFF, 2.0**-32
 
 
-class OptimalQLearning(OneStep):
+class OptimalQLearning(OneStepAlgorithm):
     """Q-learning in compiled code: a batch in one call, an episode with one call per step."""
 
     _learn_and_choose = staticmethod(step_kernels.step_q)
 
-    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+    def _learn(self, columns: TransitionColumns, masks: np.ndarray, discount: float) -> int:
         return int(batch_kernels.learn_q(self.storage, *columns, masks, self.learning_rate, discount))
 
 
@@ -46,11 +58,17 @@ class NumpyQLearning(OptimalQLearning):
     def _update_entry(
         self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, next_mask: Any, discount: float
     ) -> None:
-        state, action = number(state, "state", self.state_size), number(action, "action", self.action_size)
-        following, target = self.q_table[number(next_state, "next state", self.state_size)], finite(reward)
-        done = truth(done, "done")
+        state, action = (
+            require_index(state, "state", self.state_size),
+            require_index(action, "action", self.action_size),
+        )
+        following, target = (
+            self.q_table[require_index(next_state, "next state", self.state_size)],
+            require_finite_reward(reward),
+        )
+        done = as_bool(done, "done")
         if not done and next_mask is not None:
-            following = following[allowed(next_mask, self.action_size, f"state {next_state}")]
+            following = following[require_action_mask(next_mask, self.action_size, f"state {next_state}")]
         if not done:
             target += discount * float(np.max(following))
         value = float(self.q_table[state, action])
@@ -66,13 +84,13 @@ class MemoryOptimizedQLearning(OptimalQLearning):
 
     def _learn_tuples(self, experiences: Sequence[tuple[Any, ...]]) -> None:
         count = len(experiences)
-        with self.memory_pool.borrow(*((count, kind) for kind in KINDS)) as columns:
+        with self.memory_pool.borrow(*((count, kind) for kind in EXPERIENCE_DTYPES)) as columns:
             for i, row in enumerate(experiences):
                 try:
                     for column, plain, value in zip(columns, _PLAIN, row, strict=True):
                         column[i] = plain(value)
                 except (TypeError, ValueError, OverflowError) as error:
-                    require_lengths([row], len(KEYS))
+                    require_lengths([row], len(EXPERIENCE_KEYS))
                     raise ConfigError(f"row {i}: {row!r:.60} is not a step of numbers: {error}") from None
             self.learn(*columns)
 
@@ -83,7 +101,7 @@ class ListQLearning(BaseAlgorithm):
     takes_masks = True
 
     def _initialize_q_table(self) -> list[list[float]]:
-        require_room(self.state_size, self.action_size, _LIST_ENTRY_BYTES)
+        require_memory(self.state_size, self.action_size, _LIST_ENTRY_BYTES)
         return [[0.0] * self.action_size for _ in range(self.state_size)]
 
     def update(
@@ -100,7 +118,7 @@ class ListQLearning(BaseAlgorithm):
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
         """The best allowed action, the first of equals; or, at the rate `epsilon`, any allowed one."""
-        values = self.q_table[number(state, "state", self.state_size)]
+        values = self.q_table[require_index(state, "state", self.state_size)]
         choices = self._choices(action_mask, state)
         if not deterministic and self.epsilon > 0.0:
             word = self.words.take_one()
@@ -112,16 +130,16 @@ class ListQLearning(BaseAlgorithm):
 
     def batch_update(self, experiences: Sequence[tuple[Any, ...]]) -> None:
         """Learn from (state, action, reward, next_state, done) tuples, one by one."""
-        require_lengths(experiences, len(KEYS))
+        require_lengths(experiences, len(EXPERIENCE_KEYS))
         for experience in experiences:
             self.update(*experience)
 
     def _update(
         self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, next_mask: Any, discount: float
     ) -> None:
-        row = self.q_table[number(state, "state", self.state_size)]
-        action, target = number(action, "action", self.action_size), finite(reward)
-        following, done = self.q_table[number(next_state, "next state", self.state_size)], truth(done, "done")
+        row = self.q_table[require_index(state, "state", self.state_size)]
+        action, target = require_index(action, "action", self.action_size), require_finite_reward(reward)
+        following, done = self.q_table[require_index(next_state, "next state", self.state_size)], as_bool(done, "done")
         if not done and next_mask is None:
             target += discount * max(following)
         elif not done:
@@ -131,4 +149,4 @@ class ListQLearning(BaseAlgorithm):
     def _choices(self, mask: Any, state: Any) -> Sequence[int]:
         if mask is None:
             return range(self.action_size)
-        return [int(i) for i in np.flatnonzero(allowed(mask, self.action_size, f"state {state}"))]
+        return [int(i) for i in np.flatnonzero(require_action_mask(mask, self.action_size, f"state {state}"))]

@@ -11,7 +11,7 @@ _BLOCK = 1024
 _LARGEST = 2**64 - 1
 
 
-class Words:
+class WordStream:
     """PCG64's words in order. `block[cursor[0]:]` are the next ones; compiled code takes them there itself."""
 
     def __init__(self, seed: int | np.random.SeedSequence | None) -> None:

@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 
 from steppe.algorithms.tabular import batch_kernels, step_kernels
-from steppe.algorithms.tabular.base import number
-from steppe.algorithms.tabular.table import Columns, OneStep, Row, TableAlgorithm, is_plain, require_lengths, whole
+from steppe.algorithms.tabular.base import require_index
+from steppe.algorithms.tabular.table import (
+    OneStepAlgorithm,
+    Row,
+    TableAlgorithm,
+    TransitionColumns,
+    as_int64,
+    require_lengths,
+    uses_builtin_steps,
+)
 from steppe.core.contracts.errors import ConfigError
 
 
@@ -72,15 +80,15 @@ class SARSA(TableAlgorithm):
         if next_masks is not None:
             raise ConfigError("next_masks would have no effect here: SARSA is told the next actions")
         columns = self._columns(states, actions, rewards, next_states, dones)
-        following = whole(next_actions, "next_actions")
+        following = as_int64(next_actions, "next_actions")
         if following.shape != columns.states.shape:
             raise ConfigError(f"{len(columns[0])} rows need as many next_actions, not {following.shape}")
         rate, discount = self.learning_rate, self._discount(turn_based=turn_based)
         wrong = int(batch_kernels.learn_sarsa(self.storage, *columns, following, rate, discount))
-        if wrong != batch_kernels.FINE:
+        if wrong != batch_kernels.VALID:
             if not columns.dones[wrong]:
-                number(following[wrong], f"row {wrong}: next action", self.action_size)
-            raise self._complaint(columns, batch_kernels.ALL, wrong)
+                require_index(following[wrong], f"row {wrong}: next action", self.action_size)
+            raise self._invalid_row_error(columns, batch_kernels.NO_MASKS, wrong)
 
     def _learn_tuples(self, experiences: Any) -> None:
         """Rows of five values: what follows each is decided now, row by row; a sixth value says what it was."""
@@ -98,14 +106,14 @@ class SARSA(TableAlgorithm):
 
     def _update_towards(self, row: Row, mask: Any, next_action: int | None, *, turn_based: bool) -> None:
         self._planned = None
-        if next_action is None and is_plain(type(self)):
+        if next_action is None and uses_builtin_steps(type(self)):
             rates = self.learning_rate, self._discount(turn_based=turn_based), self.epsilon, self.epsilon
             after = self._step(*row, False, mask, rates)
         else:
             self._require(row)
             done, next_state = row[4], row[3]
             if next_action is not None:
-                after = number(next_action, "next action", self.action_size)
+                after = require_index(next_action, "next action", self.action_size)
             else:
                 after = 0 if done else TableAlgorithm.select_action(self, next_state, mask)
             columns = (np.array([value]) for value in row)
@@ -114,11 +122,11 @@ class SARSA(TableAlgorithm):
             self._planned = (int(row[3]), after)
 
 
-class ExpectedSARSA(OneStep):
+class ExpectedSARSA(OneStepAlgorithm):
     """Learns towards r + γ ((1 − ε) max Q(s′, ·) + ε mean Q(s′, ·)): SARSA without the chance in the next action."""
 
     _learn_and_choose = staticmethod(step_kernels.step_expected)
 
-    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+    def _learn(self, columns: TransitionColumns, masks: np.ndarray, discount: float) -> int:
         rate, epsilon = self.learning_rate, self.epsilon
         return int(batch_kernels.learn_expected(self.storage, *columns, masks, rate, discount, epsilon))

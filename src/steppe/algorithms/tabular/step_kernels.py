@@ -14,19 +14,19 @@ import numpy as np
 from steppe.algorithms.tabular.batch_kernels import (
     best_action,
     best_value,
-    chosen,
+    epsilon_greedy_action,
     expected_value,
-    towards,
-    unlearnable,
+    is_invalid_row,
+    move_towards,
 )
-from steppe.algorithms.tabular.trace_kernels import carved, follow_lambda, follow_n_step
-from steppe.core.play import Whole
+from steppe.algorithms.tabular.trace_kernels import push_lambda, push_n_step, ring_views
+from steppe.core.play import NumbaInt
 
-NONE_ALLOWED, WRONG, NO_WORDS = -1, -2, -3  # no action, because: the mask, a bad number, no chance left
+NONE_ALLOWED, INVALID_STEP, OUT_OF_WORDS = -1, -2, -3  # no action, because: the mask, a bad number, no chance left
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def next_word(block: np.ndarray, cursor: np.ndarray) -> Whole:
+def next_word(block: np.ndarray, cursor: np.ndarray) -> NumbaInt:
     """Take a word of chance."""
     word = block[cursor[0]]
     cursor[0] += 1
@@ -34,59 +34,59 @@ def next_word(block: np.ndarray, cursor: np.ndarray) -> Whole:
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def chosen_next(
-    q: np.ndarray, state: Whole, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
-) -> Whole:
+def epsilon_greedy_next(
+    q: np.ndarray, state: NumbaInt, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
+) -> NumbaInt:
     """An ε-greedy action with the next word, which is only taken where chance has a say."""
     word = next_word(block, cursor) if epsilon > 0.0 else np.uint64(0)
-    return chosen(q, state, masks, 0, epsilon, word)
+    return epsilon_greedy_action(q, state, masks, 0, epsilon, word)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def refused(
+def check_step(
     q: np.ndarray,
-    state: Whole,
-    action: Whole,
+    state: NumbaInt,
+    action: NumbaInt,
     reward: float,
-    next_state: Whole,
+    next_state: NumbaInt,
     done: bool,
     masks: np.ndarray,
-    missing: Whole,
-) -> Whole:
+    missing: NumbaInt,
+) -> NumbaInt:
     """Why a step cannot be learned from, or 0; `missing` is how many words there are too few."""
-    if unlearnable(q, state, action, reward, next_state) != 0:
-        return WRONG
+    if is_invalid_row(q, state, action, reward, next_state) != 0:
+        return INVALID_STEP
     if len(masks) > 0:
         if masks.shape[1] != q.shape[1]:
-            return WRONG
+            return INVALID_STEP
         if not done and not masks[0].any():
             return NONE_ALLOWED
-    return NO_WORDS if missing > 0 else 0
+    return OUT_OF_WORDS if missing > 0 else 0
 
 
 @numba.njit(cache=True, nogil=True)
-def choose_one(
+def select_action(
     q: np.ndarray, state: int, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
-) -> Whole:
+) -> NumbaInt:
     """An ε-greedy action."""
     if not 0 <= state < q.shape[0]:
-        return WRONG
+        return INVALID_STEP
     if epsilon > 0.0 and cursor[0] >= len(block):
-        return NO_WORDS
-    return chosen_next(q, state, masks, epsilon, block, cursor)
+        return OUT_OF_WORDS
+    return epsilon_greedy_next(q, state, masks, epsilon, block, cursor)
 
 
 @numba.njit(cache=True, nogil=True)
-def choose_double(
+def select_action_double(
     pair: np.ndarray, state: int, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
-) -> Whole:
+) -> NumbaInt:
     """An ε-greedy action by the sum of two tables."""
     if not 0 <= state < pair.shape[1]:
-        return WRONG
+        return INVALID_STEP
     if epsilon > 0.0 and cursor[0] >= len(block):
-        return NO_WORDS
+        return OUT_OF_WORDS
     both = pair[0, state : state + 1] + pair[1, state : state + 1]
-    return chosen_next(both, 0, masks, epsilon, block, cursor)
+    return epsilon_greedy_next(both, 0, masks, epsilon, block, cursor)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -105,15 +105,15 @@ def step_q(
     next_epsilon: float,
     block: np.ndarray,
     cursor: np.ndarray,
-) -> Whole:
+) -> NumbaInt:
     """Q-learning."""
     missing = cursor[0] + np.int64(not ended and next_epsilon > 0.0) - len(block)
-    reason = refused(q, state, action, reward, next_state, done, masks, missing)
+    reason = check_step(q, state, action, reward, next_state, done, masks, missing)
     if reason != 0:
         return reason
     target = reward if done else reward + discount * best_value(q, next_state, masks, 0)
-    towards(q, state, action, target, rate)
-    return 0 if ended else chosen_next(q, next_state, masks, next_epsilon, block, cursor)
+    move_towards(q, state, action, target, rate)
+    return 0 if ended else epsilon_greedy_next(q, next_state, masks, next_epsilon, block, cursor)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -132,15 +132,15 @@ def step_expected(
     next_epsilon: float,
     block: np.ndarray,
     cursor: np.ndarray,
-) -> Whole:
+) -> NumbaInt:
     """Expected SARSA."""
     missing = cursor[0] + np.int64(not ended and next_epsilon > 0.0) - len(block)
-    reason = refused(q, state, action, reward, next_state, done, masks, missing)
+    reason = check_step(q, state, action, reward, next_state, done, masks, missing)
     if reason != 0:
         return reason
     target = reward if done else reward + discount * expected_value(q, next_state, masks, 0, epsilon)
-    towards(q, state, action, target, rate)
-    return 0 if ended else chosen_next(q, next_state, masks, next_epsilon, block, cursor)
+    move_towards(q, state, action, target, rate)
+    return 0 if ended else epsilon_greedy_next(q, next_state, masks, next_epsilon, block, cursor)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -159,17 +159,17 @@ def step_sarsa(
     next_epsilon: float,
     block: np.ndarray,
     cursor: np.ndarray,
-) -> Whole:
+) -> NumbaInt:
     """SARSA: the next action is chosen first, at the rate of this step, and also where an episode was cut."""
     missing = cursor[0] + np.int64(not done and epsilon > 0.0) - len(block)
-    reason = refused(q, state, action, reward, next_state, done, masks, missing)
+    reason = check_step(q, state, action, reward, next_state, done, masks, missing)
     if reason != 0:
         return reason
     following, target = np.int64(0), reward
     if not done:
-        following = np.int64(chosen_next(q, next_state, masks, epsilon, block, cursor))
+        following = np.int64(epsilon_greedy_next(q, next_state, masks, epsilon, block, cursor))
         target += discount * np.float64(q[np.uint64(next_state), np.uint64(following)])
-    towards(q, state, action, target, rate)
+    move_towards(q, state, action, target, rate)
     return following
 
 
@@ -189,21 +189,21 @@ def step_double(
     next_epsilon: float,
     block: np.ndarray,
     cursor: np.ndarray,
-) -> Whole:
+) -> NumbaInt:
     """Double Q-learning: a word for the coin, and one for the choice by both tables."""
     missing = cursor[0] + 1 + np.int64(not ended and next_epsilon > 0.0) - len(block)
-    reason = refused(pair[0], state, action, reward, next_state, done, masks, missing)
+    reason = check_step(pair[0], state, action, reward, next_state, done, masks, missing)
     if reason != 0:
         return reason
     side = np.int64(next_word(block, cursor) & np.uint64(1))
     q, other, target = pair[side], pair[1 - side], reward
     if not done:
         target += discount * np.float64(other[next_state, best_action(q, next_state, masks, 0)])
-    towards(q, state, action, target, rate)
+    move_towards(q, state, action, target, rate)
     if ended:
         return 0
     both = pair[0, next_state : next_state + 1] + pair[1, next_state : next_state + 1]
-    return chosen_next(both, 0, masks, next_epsilon, block, cursor)
+    return epsilon_greedy_next(both, 0, masks, next_epsilon, block, cursor)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -226,15 +226,15 @@ def step_n_step(
     next_epsilon: float,
     block: np.ndarray,
     cursor: np.ndarray,
-) -> Whole:
+) -> NumbaInt:
     """n-step Q-learning of trajectory 0, whose end is left to `cut`."""
     missing = cursor[0] + np.int64(not ended and next_epsilon > 0.0) - len(block)
-    reason = refused(q, state, action, reward, next_state, done, masks, missing)
+    reason = check_step(q, state, action, reward, next_state, done, masks, missing)
     if reason != 0:
         return reason
-    rings = carved(numbers, reals, ring_masks, size)
-    follow_n_step(q, rings, 0, state, action, reward, next_state, done, False, masks, 0, rate, discount)
-    return 0 if ended else chosen_next(q, next_state, masks, next_epsilon, block, cursor)
+    rings = ring_views(numbers, reals, ring_masks, size)
+    push_n_step(q, rings, 0, state, action, reward, next_state, done, False, masks, 0, rate, discount)
+    return 0 if ended else epsilon_greedy_next(q, next_state, masks, next_epsilon, block, cursor)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -258,12 +258,12 @@ def step_lambda(
     next_epsilon: float,
     block: np.ndarray,
     cursor: np.ndarray,
-) -> Whole:
+) -> NumbaInt:
     """Watkins's Q(λ) of trajectory 0."""
     missing = cursor[0] + np.int64(not ended and next_epsilon > 0.0) - len(block)
-    reason = refused(q, state, action, reward, next_state, done, masks, missing)
+    reason = check_step(q, state, action, reward, next_state, done, masks, missing)
     if reason != 0:
         return reason
-    rings = carved(numbers, reals, ring_masks, size)
-    follow_lambda(q, rings, 0, state, action, reward, next_state, done, False, masks, 0, rate, discount, decay)
-    return 0 if ended else chosen_next(q, next_state, masks, next_epsilon, block, cursor)
+    rings = ring_views(numbers, reals, ring_masks, size)
+    push_lambda(q, rings, 0, state, action, reward, next_state, done, False, masks, 0, rate, discount, decay)
+    return 0 if ended else epsilon_greedy_next(q, next_state, masks, next_epsilon, block, cursor)

@@ -17,28 +17,28 @@ import numpy as np
 from steppe.algorithms.tabular import batch_kernels, step_kernels
 from steppe.algorithms.tabular.base import (
     BaseAlgorithm,
-    allowed,
-    finite,
-    number,
+    as_bool,
+    as_bools,
+    is_turn_based,
+    require_action_mask,
+    require_finite_reward,
+    require_index,
     step_limit,
-    takes_turns,
-    truth,
-    truths,
 )
-from steppe.algorithms.tabular.memory_limits import require_room
-from steppe.core.array_checks import as_array, as_column
+from steppe.algorithms.tabular.memory_limits import require_memory
+from steppe.core.array_checks import as_column, as_numeric_array
 from steppe.core.contracts.errors import ConfigError, SteppeError
 
-KEYS = ("state", "action", "reward", "next_state", "done")
-KINDS = (np.int64, np.int64, np.float64, np.int64, np.bool_)
+EXPERIENCE_KEYS = ("state", "action", "reward", "next_state", "done")
+EXPERIENCE_DTYPES = (np.int64, np.int64, np.float64, np.int64, np.bool_)
 _INT, _REAL, _BOOL = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)
 _STRIDES, _FLAG_STRIDES = (8,), (1,)
-Experiences = Sequence[tuple[Any, ...]] | Mapping[str, Any]
+ExperienceBatch = Sequence[tuple[Any, ...]] | Mapping[str, Any]
 Row = tuple[Any, Any, Any, Any, Any]  # state, action, reward, next state, done
 Rates = tuple[float, float, float, float]  # of learning, discount, of exploration now and in the next step
 
 
-class Columns(NamedTuple):
+class TransitionColumns(NamedTuple):
     """A batch as arrays of one length: whole numbers int64, rewards float32 or float64, `dones` bool."""
 
     states: np.ndarray
@@ -54,11 +54,11 @@ class TableAlgorithm(BaseAlgorithm):
     takes_masks = True
     num_tables: ClassVar[int] = 1
     storage: np.ndarray  # all that is learned, in one piece
-    _choose: ClassVar[Any] = staticmethod(step_kernels.choose_one)
+    _choose: ClassVar[Any] = staticmethod(step_kernels.select_action)
     _learn_and_choose: ClassVar[Any] = None  # a kernel of step_kernels.py; without one, batches of one row
 
     def _initialize_q_table(self) -> np.ndarray:
-        require_room(self.state_size, self.action_size, 4, self.num_tables)
+        require_memory(self.state_size, self.action_size, 4, self.num_tables)
         return np.zeros(self._storage_shape, np.float32)
 
     @property
@@ -89,10 +89,10 @@ class TableAlgorithm(BaseAlgorithm):
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
         """The best allowed action, the first of equals; or, at the rate `epsilon`, any allowed one."""
-        row, masks = number(state, "state", self.state_size), self._one_mask(action_mask, state)
+        row, masks = require_index(state, "state", self.state_size), self._one_mask(action_mask, state)
         epsilon, words = 0.0 if deterministic else self.epsilon, self.words
         action = self._choose(self.storage, row, masks, epsilon, words.block, words.cursor)
-        if action == step_kernels.NO_WORDS:
+        if action == step_kernels.OUT_OF_WORDS:
             words.refill()
             action = self._choose(self.storage, row, masks, epsilon, words.block, words.cursor)
         return int(action)
@@ -101,8 +101,8 @@ class TableAlgorithm(BaseAlgorithm):
         self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
     ) -> np.ndarray:
         """An action for each state, as `select_action` would choose them one after the other."""
-        states = whole(states, "states")
-        return self._chosen_all(self.storage, states, states, action_masks, deterministic=deterministic)
+        states = as_int64(states, "states")
+        return self._select_actions(self.storage, states, states, action_masks, deterministic=deterministic)
 
     def update(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
@@ -118,13 +118,13 @@ class TableAlgorithm(BaseAlgorithm):
 
     def train_episode(self, env: Any) -> float:
         """Play one episode and learn from every step; returns the sum of rewards (see BaseAlgorithm)."""
-        if self._learn_and_choose is None or not is_plain(type(self)):
+        if self._learn_and_choose is None or not uses_builtin_steps(type(self)):
             return super().train_episode(env)
-        in_turns, limit = takes_turns(env), step_limit(env)
+        in_turns, limit = is_turn_based(env), step_limit(env)
         discount = self._discount(turn_based=in_turns)
         scheduled = self.learning_rate_schedule is not None or self.epsilon_schedule is not None
         seen, info = env.reset()
-        state = number(seen, "state", self.state_size)
+        state = require_index(seen, "state", self.state_size)
         action = self.select_action(state, info.get("action_mask"))
         total, sign, length, ended, step = 0.0, 1.0, 0, False, env.step
         while not ended:
@@ -144,12 +144,14 @@ class TableAlgorithm(BaseAlgorithm):
         self.end_episode()
         return total
 
-    def batch_update(self, experiences: Experiences) -> None:
+    def batch_update(self, experiences: ExperienceBatch) -> None:
         """Learn from (state, action, reward, next_state, done) tuples, or from columns under those names."""
         if isinstance(experiences, Mapping):
-            if set(experiences) != set(KEYS):
-                raise ConfigError(f"experiences need the columns {', '.join(KEYS)}, not {', '.join(experiences)}")
-            self.learn(*(experiences[key] for key in KEYS))
+            if set(experiences) != set(EXPERIENCE_KEYS):
+                raise ConfigError(
+                    f"experiences need the columns {', '.join(EXPERIENCE_KEYS)}, not {', '.join(experiences)}"
+                )
+            self.learn(*(experiences[key] for key in EXPERIENCE_KEYS))
         elif not hasattr(experiences, "__len__"):
             raise ConfigError(f"experiences are a list of tuples or a dictionary of columns, not {experiences!r:.60}")
         elif len(experiences):
@@ -181,10 +183,15 @@ class TableAlgorithm(BaseAlgorithm):
         return -self.discount_factor if turn_based else self.discount_factor
 
     def _learn_tuples(self, experiences: Sequence[tuple[Any, ...]]) -> None:
-        require_lengths(experiences, len(KEYS))
-        self.learn(*(as_array(column, name) for name, column in zip(KEYS, zip(*experiences, strict=True), strict=True)))
+        require_lengths(experiences, len(EXPERIENCE_KEYS))
+        self.learn(
+            *(
+                as_numeric_array(column, name)
+                for name, column in zip(EXPERIENCE_KEYS, zip(*experiences, strict=True), strict=True)
+            )
+        )
 
-    def _chosen_all(
+    def _select_actions(
         self, table: np.ndarray, rows: np.ndarray, states: np.ndarray, masks: np.ndarray | None, *, deterministic: bool
     ) -> np.ndarray:
         if states.ndim != 1:
@@ -194,16 +201,16 @@ class TableAlgorithm(BaseAlgorithm):
         epsilon = 0.0 if deterministic else self.epsilon
         words = self.words.take(count) if epsilon > 0.0 else self.words.block[:0]
         actions = np.empty(count, np.int64)
-        wrong = int(batch_kernels.choose(table, rows, flags, epsilon, words, actions))
+        wrong = int(batch_kernels.select_actions(table, rows, flags, epsilon, words, actions))
         if wrong >= 0:
-            number(states[wrong], f"row {wrong}: state", self.state_size)
+            require_index(states[wrong], f"row {wrong}: state", self.state_size)
             raise ConfigError(f"the action mask of row {wrong} (state {states[wrong]}) allows no action")
         return actions
 
     def _update(self, row: Row, mask: Any, *, turn_based: bool) -> None:
-        if self._learn_and_choose is None or not is_plain(type(self)):
+        if self._learn_and_choose is None or not uses_builtin_steps(type(self)):
             self._require(row)
-            masks = None if mask is None else truths(mask, "the action mask")[None]
+            masks = None if mask is None else as_bools(mask, "the action mask")[None]
             self.learn(*(np.array([value]) for value in row), next_masks=masks, turn_based=turn_based)
         else:
             rates = self.learning_rate, self._discount(turn_based=turn_based), self.epsilon, self.epsilon
@@ -213,7 +220,7 @@ class TableAlgorithm(BaseAlgorithm):
         self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, ended: bool, mask: Any, rates: Rates
     ) -> int:
         """Learn from a step and choose the next action; as few words as there can be, for it is called for every step."""
-        masks = batch_kernels.ALL if mask is None else truths(mask, "the action mask").reshape(1, -1)
+        masks = batch_kernels.NO_MASKS if mask is None else as_bools(mask, "the action mask").reshape(1, -1)
         words = self.words
         try:
             step = (
@@ -224,12 +231,12 @@ class TableAlgorithm(BaseAlgorithm):
         except (TypeError, ValueError, OverflowError):  # also numbers that no int64 holds
             self._require((state, action, reward, next_state, done))
             raise
-        if chosen == step_kernels.NO_WORDS:
+        if chosen == step_kernels.OUT_OF_WORDS:
             words.refill()
             chosen = self._learn_and_choose(*step, words.block, words.cursor)
         if chosen < 0:
             self._require((state, action, reward, next_state, done))
-            allowed(mask, self.action_size, f"state {next_state}")
+            require_action_mask(mask, self.action_size, f"state {next_state}")
         return chosen
 
     def _memory(self) -> tuple[Any, ...]:
@@ -239,27 +246,31 @@ class TableAlgorithm(BaseAlgorithm):
     def _require(self, row: Row) -> None:
         """Raise what is wrong with a step, if anything is."""
         state, action, reward, next_state, done = row
-        number(state, "state", self.state_size)
-        number(action, "action", self.action_size)
-        number(next_state, "next state", self.state_size)
-        finite(reward)
-        truth(done, "done")
+        require_index(state, "state", self.state_size)
+        require_index(action, "action", self.action_size)
+        require_index(next_state, "next state", self.state_size)
+        require_finite_reward(reward)
+        as_bool(done, "done")
 
     def _one_mask(self, mask: Any, state: Any) -> np.ndarray:
-        return batch_kernels.ALL if mask is None else allowed(mask, self.action_size, f"state {state}")[None]
+        return (
+            batch_kernels.NO_MASKS
+            if mask is None
+            else require_action_mask(mask, self.action_size, f"state {state}")[None]
+        )
 
     def _next_masks(self, masks: np.ndarray | None, count: int) -> np.ndarray:
         if masks is None:
-            return batch_kernels.ALL
-        flags = truths(masks, "action masks")
+            return batch_kernels.NO_MASKS
+        flags = as_bools(masks, "action masks")
         if flags.shape != (count, self.action_size):
             raise ConfigError(f"action masks have shape {flags.shape}, not {(count, self.action_size)}")
         return flags
 
-    def _columns(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> Columns:
-        columns = Columns(
-            whole(states, "states"), whole(actions, "actions"), real(rewards), whole(next_states, "next_states"),
-            truths(dones, "dones"),
+    def _columns(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> TransitionColumns:
+        columns = TransitionColumns(
+            as_int64(states, "states"), as_int64(actions, "actions"), as_rewards(rewards), as_int64(next_states, "next_states"),
+            as_bools(dones, "dones"),
         )  # fmt: skip
         shape = columns.states.shape
         if len(shape) != 1 or any(column.shape != shape for column in columns):
@@ -267,19 +278,19 @@ class TableAlgorithm(BaseAlgorithm):
             raise ConfigError(f"the columns of a batch need one axis and one length, not {told}")
         return columns
 
-    def _complaint(self, columns: Columns, masks: np.ndarray, row: int) -> SteppeError:
+    def _invalid_row_error(self, columns: TransitionColumns, masks: np.ndarray, row: int) -> SteppeError:
         """What is wrong with a row, in a sentence."""
         try:
-            number(columns.states[row], f"row {row}: state", self.state_size)
-            number(columns.actions[row], f"row {row}: action", self.action_size)
-            number(columns.next_states[row], f"row {row}: next state", self.state_size)
-            finite(columns.rewards[row])
+            require_index(columns.states[row], f"row {row}: state", self.state_size)
+            require_index(columns.actions[row], f"row {row}: action", self.action_size)
+            require_index(columns.next_states[row], f"row {row}: next state", self.state_size)
+            require_finite_reward(columns.rewards[row])
         except SteppeError as error:
             return type(error)(f"{error}; nothing of the batch was learned")
         return ConfigError(f"the action mask of row {row} (next state {columns.next_states[row]}) allows no action")
 
 
-class OneStep(TableAlgorithm):
+class OneStepAlgorithm(TableAlgorithm):
     """Learners whose target is one reward and what follows it at once."""
 
     def learn(
@@ -295,26 +306,26 @@ class OneStep(TableAlgorithm):
     ) -> None:
         """Learn from arrays (see TableAlgorithm.learn)."""
         columns: Any = (states, actions, rewards, next_states, dones)
-        if not ready(*columns):
+        if not is_kernel_ready(*columns):
             columns = self._columns(*columns)
-        masks = batch_kernels.ALL if next_masks is None else self._next_masks(next_masks, len(columns[0]))
+        masks = batch_kernels.NO_MASKS if next_masks is None else self._next_masks(next_masks, len(columns[0]))
         wrong = self._learn(columns, masks, -self.discount_factor if turn_based else self.discount_factor)
-        if wrong != batch_kernels.FINE:
-            raise self._complaint(self._columns(*columns), masks, wrong)
+        if wrong != batch_kernels.VALID:
+            raise self._invalid_row_error(self._columns(*columns), masks, wrong)
 
     @abstractmethod
-    def _learn(self, columns: Columns, masks: np.ndarray, discount: float) -> int:
+    def _learn(self, columns: TransitionColumns, masks: np.ndarray, discount: float) -> int:
         """Learn from columns; the first bad row, or what `first_bad` says."""
 
 
 @cache
-def is_plain(kind: type) -> bool:
+def uses_builtin_steps(kind: type) -> bool:
     """Whether steps of this class are the ones defined here, not those of a subclass with ideas of its own."""
     names = ("learn", "select_action", "update", "update_turn")
     return all(getattr(kind, name).__module__.startswith("steppe.algorithms.tabular.") for name in names)
 
 
-def ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> bool:
+def is_kernel_ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> bool:
     """Whether kernels can take these as they are, lengths aside; written out, for it is asked before every batch."""
     try:
         return bool(
@@ -332,18 +343,18 @@ def require_lengths(experiences: Sequence[Any], *lengths: int) -> None:
     for experience in experiences:
         if not hasattr(experience, "__len__") or len(experience) not in lengths:
             more = " (and the next action, if there are six)" if len(lengths) > 1 else ""
-            raise ConfigError(f"every experience needs {lengths[0]} values: {', '.join(KEYS)}{more}")
+            raise ConfigError(f"every experience needs {lengths[0]} values: {', '.join(EXPERIENCE_KEYS)}{more}")
 
 
-def whole(values: Any, name: str) -> np.ndarray:
+def as_int64(values: Any, name: str) -> np.ndarray:
     """Numbers of states or actions as kernels take them."""
-    array = as_array(values, name)
+    array = as_numeric_array(values, name)
     if array.dtype.kind not in "iu" and array.size:
         raise ConfigError(f"{name} must be whole numbers, not {array.dtype}")
     return np.atleast_1d(as_column(array, name, np.int64))
 
 
-def real(values: Any) -> np.ndarray:
+def as_rewards(values: Any) -> np.ndarray:
     """Rewards as kernels take them."""
-    array = as_array(values, "rewards")
+    array = as_numeric_array(values, "rewards")
     return np.atleast_1d(as_column(array, "rewards", np.float32 if array.dtype == np.float32 else np.float64))

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from steppe.algorithms.tabular.batch_kernels import FINE, best_value, first_bad, towards
-from steppe.core.play import Whole
+from steppe.algorithms.tabular.batch_kernels import VALID, best_value, first_invalid_row, move_towards
+from steppe.core.play import NumbaInt
 
 
-class Rings(NamedTuple):
+class TrajectoryRings(NamedTuple):
     """What waits, for each trajectory [M] and position [M, n]; the rewards only of n-step returns."""
 
     states: np.ndarray  # int64 [M, n]
@@ -28,11 +28,11 @@ class Rings(NamedTuple):
     discounts: np.ndarray  # float64 [M]: with the sign of a game of turns
 
 
-def carve(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: Whole) -> Rings:
+def carve(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: NumbaInt) -> TrajectoryRings:
     """The rings in three pieces of memory; a call with three arrays takes a third of the time of one with eight."""
     lanes = len(masks)
     ring = lanes * size
-    return Rings(
+    return TrajectoryRings(
         numbers[:ring].reshape(lanes, size),
         numbers[ring : 2 * ring].reshape(lanes, size),
         reals[:ring].reshape(lanes, size),
@@ -44,11 +44,11 @@ def carve(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: Whole
     )
 
 
-carved = numba.njit(cache=True, nogil=True, inline="always")(carve)
+ring_views = numba.njit(cache=True, nogil=True, inline="always")(carve)
 
 
 @numba.njit(cache=True, nogil=True)
-def settle_oldest(q: np.ndarray, rings: Rings, stream: int, tail: float, rate: float) -> None:
+def update_oldest(q: np.ndarray, rings: TrajectoryRings, stream: int, tail: float, rate: float) -> None:
     """Move the oldest step that waits towards Σ γᵏ r + γⁿ `tail` over all n that wait, and let it go."""
     size, head = rings.states.shape[1], rings.heads[stream]
     target, weight = 0.0, 1.0
@@ -56,21 +56,23 @@ def settle_oldest(q: np.ndarray, rings: Rings, stream: int, tail: float, rate: f
         target += weight * rings.rewards[stream, (head + k) % size]
         weight *= rings.discounts[stream]
     target += weight * tail
-    towards(q, rings.states[stream, head], rings.actions[stream, head], target, rate)
+    move_towards(q, rings.states[stream, head], rings.actions[stream, head], target, rate)
     rings.heads[stream] = (head + 1) % size
     rings.counts[stream] -= 1
 
 
 @numba.njit(cache=True, nogil=True)
-def cut(q: np.ndarray, rings: Rings, stream: int, rate: float) -> None:
+def flush_truncated(q: np.ndarray, rings: TrajectoryRings, stream: int, rate: float) -> None:
     """End a trajectory that would go on: every step that waits bootstraps from the state ahead."""
     while rings.counts[stream] > 0:
         # Looked up for each anew: the one before may have changed it.
-        settle_oldest(q, rings, stream, best_value(q, rings.ahead[stream], rings.masks, stream), rate)
+        update_oldest(q, rings, stream, best_value(q, rings.ahead[stream], rings.masks, stream), rate)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def look_ahead(rings: Rings, stream: int, next_state: int, masks: np.ndarray, row: int, discount: float) -> None:
+def store_next_state(
+    rings: TrajectoryRings, stream: int, next_state: int, masks: np.ndarray, row: int, discount: float
+) -> None:
     """Remember what follows the newest step."""
     rings.ahead[stream] = next_state
     rings.discounts[stream] = discount
@@ -79,18 +81,18 @@ def look_ahead(rings: Rings, stream: int, next_state: int, masks: np.ndarray, ro
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def follow_n_step(
+def push_n_step(
     q: np.ndarray,
-    rings: Rings,
-    stream: Whole,
-    state: Whole,
-    action: Whole,
-    reward: Whole,
-    next_state: Whole,
-    done: Whole,
-    truncated: Whole,
+    rings: TrajectoryRings,
+    stream: NumbaInt,
+    state: NumbaInt,
+    action: NumbaInt,
+    reward: NumbaInt,
+    next_state: NumbaInt,
+    done: NumbaInt,
+    truncated: NumbaInt,
     masks: np.ndarray,
-    row: Whole,
+    row: NumbaInt,
     rate: float,
     discount: float,
 ) -> None:
@@ -101,14 +103,14 @@ def follow_n_step(
     rings.actions[stream, place] = action
     rings.rewards[stream, place] = reward
     rings.counts[stream] += 1
-    look_ahead(rings, stream, next_state, masks, row, discount)
+    store_next_state(rings, stream, next_state, masks, row, discount)
     if done:
         while rings.counts[stream] > 0:
-            settle_oldest(q, rings, stream, 0.0, rate)
+            update_oldest(q, rings, stream, 0.0, rate)
     elif truncated:
-        cut(q, rings, stream, rate)
+        flush_truncated(q, rings, stream, rate)
     elif rings.counts[stream] == size:
-        settle_oldest(q, rings, stream, best_value(q, next_state, masks, row), rate)
+        update_oldest(q, rings, stream, best_value(q, next_state, masks, row), rate)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -122,16 +124,16 @@ def learn_n_step(
     truncated: np.ndarray,
     streams: np.ndarray,
     masks: np.ndarray,
-    rings: Rings,
+    rings: TrajectoryRings,
     rate: float,
     discount: float,
 ) -> int:
     """n-step Q-learning: towards r₁ + γ r₂ + … + γⁿ max Q(sₙ, ·), shorter where a trajectory ends (Watkins 1989)."""
-    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
-    if wrong != FINE:
+    wrong = first_invalid_row(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != VALID:
         return wrong
     for i in range(len(states)):
-        follow_n_step(
+        push_n_step(
             q, rings, streams[i], states[i], actions[i], rewards[i], next_states[i], dones[i], truncated[i], masks, i,
             rate, discount,
         )  # fmt: skip
@@ -139,18 +141,18 @@ def learn_n_step(
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def follow_lambda(
+def push_lambda(
     q: np.ndarray,
-    rings: Rings,
-    stream: Whole,
-    state: Whole,
-    action: Whole,
-    reward: Whole,
-    next_state: Whole,
-    done: Whole,
-    truncated: Whole,
+    rings: TrajectoryRings,
+    stream: NumbaInt,
+    state: NumbaInt,
+    action: NumbaInt,
+    reward: NumbaInt,
+    next_state: NumbaInt,
+    done: NumbaInt,
+    truncated: NumbaInt,
     masks: np.ndarray,
-    row: Whole,
+    row: NumbaInt,
     rate: float,
     discount: float,
     decay: float,
@@ -173,7 +175,7 @@ def follow_lambda(
         q[s, a] = np.float64(q[s, a]) + rate * weight * error
         weight *= discount * decay
         place = place - 1 if place > 0 else size - 1  # a remainder would take longer than all the rest
-    look_ahead(rings, stream, next_state, masks, row, discount)
+    store_next_state(rings, stream, next_state, masks, row, discount)
     if done or truncated:
         rings.counts[stream] = 0
 
@@ -189,7 +191,7 @@ def learn_lambda(
     truncated: np.ndarray,
     streams: np.ndarray,
     masks: np.ndarray,
-    rings: Rings,
+    rings: TrajectoryRings,
     rate: float,
     discount: float,
     decay: float,
@@ -198,11 +200,11 @@ def learn_lambda(
 
     A pair seen twice waits twice, which adds up to an accumulating trace.
     """
-    wrong = first_bad(q, states, actions, rewards, next_states, dones, masks)
-    if wrong != FINE:
+    wrong = first_invalid_row(q, states, actions, rewards, next_states, dones, masks)
+    if wrong != VALID:
         return wrong
     for i in range(len(states)):
-        follow_lambda(
+        push_lambda(
             q, rings, streams[i], states[i], actions[i], rewards[i], next_states[i], dones[i], truncated[i], masks, i,
             rate, discount, decay,
         )  # fmt: skip

@@ -13,7 +13,7 @@ import typer
 
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
-from steppe.core.contracts.errors import UsageError, nearest
+from steppe.core.contracts.errors import UsageError, did_you_mean
 
 ENTRY = "from suite.running import"  # what tells a benchmark from other scripts
 
@@ -45,7 +45,7 @@ def bench(
         return
     if (name is not None and every) or (every and part) or as_json:
         raise UsageError("give one benchmark's name (with --part and --rounds), or --all; --json is for the list")
-    chosen = list(known) if every else [_known(name or "", known)]
+    chosen = list(known) if every else [_require_known(name or "", known)]
     words = ["--quick"] * quick + [f"--part={key}" for key in part or ()]
     words += [f"--rounds={rounds}"] if rounds is not None else []
     words += [f"--into={into.resolve()}"] if into is not None else []
@@ -71,10 +71,10 @@ def benchmarks() -> dict[str, Path]:
     return {path.stem: path for path in scripts}
 
 
-def _known(name: str, known: dict[str, Path]) -> str:
+def _require_known(name: str, known: dict[str, Path]) -> str:
     name = name.replace("-", "_")
     if name not in known:
-        raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(known)}.{nearest(name, known)}")
+        raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(known)}.{did_you_mean(name, known)}")
     return name
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from steppe.cli.commands.serve import Kafka, MaxActors, MaxRuns, Modules, bounds_of, brokers_at
+from steppe.cli.commands.serve import Kafka, MaxActors, MaxRuns, Modules, kafka_config_at, make_bounds
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
 from steppe.core.contracts.errors import RunFailed, SteppeError, UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from steppe.control.service import Service
 
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 _EPOCH_S = 1e9  # what is larger, is a moment
 _PAIRS = "NAME=VALUE"
 _SETTING = typer.Option("-s", "--set", metavar="KEY=VALUE", help="Any key of a request, repeatable: -s actors=4.")
@@ -34,7 +34,7 @@ _WAITING = Annotated[
 ]
 _FOLLOWING = Annotated[bool, typer.Option("--follow", help="Go on with what is new, until the run has ended.")]
 # How an argument of an operation is given here; one that is not listed makes a command that cannot be built.
-_GIVEN: dict[str, Any] = {
+_ARGUMENT_TYPES: dict[str, Any] = {
     "run": Annotated[str, typer.Argument(metavar="RUN", help="A run's name.", show_default=False)],
     "identity": Annotated[str, typer.Argument(metavar="OPERATION", help="An operation's id.", show_default=False)],
     "count": Annotated[int, typer.Argument(metavar="N", min=0, help="How many.", show_default=False)],
@@ -55,7 +55,7 @@ _GIVEN: dict[str, Any] = {
 }
 
 
-class Operations(TyperGroup):
+class OperationGroup(TyperGroup):
     """The commands of the group, each made when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -68,7 +68,7 @@ class Operations(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Operations,
+    cls=OperationGroup,
     help="All operations on runs, by the names of API and MCP.",
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -83,7 +83,7 @@ def _ctl(
     max_runs: MaxRuns = 8,
     kafka: Kafka = None,
 ) -> None:
-    ctx.obj = lambda: _service(bounds_of(allow_env, max_actors, max_runs), brokers_at(kafka))
+    ctx.obj = lambda: _service(make_bounds(allow_env, max_actors, max_runs), kafka_config_at(kafka))
 
 
 def _service(bounds: Any, kafka: Any) -> Service:
@@ -103,7 +103,7 @@ def _command(name: str) -> Any:
     given += [_parameter(key, kind, False) for key, kind in {**extra, "as_json": AsJson}.items()]
 
     def call(ctx: typer.Context, **arguments: Any) -> None:
-        _carry_out(ctx.obj(), name, arguments)
+        _execute(ctx.obj(), name, arguments)
 
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     call.__signature__ = inspect.Signature([context, *given])  # type: ignore[attr-defined]
@@ -123,21 +123,21 @@ def _parameters(asked: inspect.Parameter) -> list[inspect.Parameter]:
     if asked.name == "run" and asked.default is None:
         only = typer.Option(metavar="RUN", help="Only those of this run.")
         return [_parameter("run", Annotated[str | None, only], None)]
-    return [_parameter(asked.name, _GIVEN[asked.name], asked.default)]
+    return [_parameter(asked.name, _ARGUMENT_TYPES[asked.name], asked.default)]
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def _carry_out(service: Service, name: str, given: dict[str, Any]) -> None:
+def _execute(service: Service, name: str, given: dict[str, Any]) -> None:
     """Call the operation, in the audit if it changes something, and print its answer."""
     as_json, wait, follow = given.pop("as_json"), given.pop("wait", False), given.pop("follow", False)
     try:
         arguments = _arguments(given)
-        answer = _answer(service, name, arguments)
+        answer = _call_operation(service, name, arguments)
         if wait:
-            answer = _finished(service, answer)
+            answer = _wait_until_finished(service, answer)
         _print(name, answer, as_json=as_json)
         if follow:
             _follow(service, name, arguments | {"after": answer.next}, as_json=as_json)
@@ -160,7 +160,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 def _request(env: str, settings: Mapping[str, Any]) -> Any:
     """What a request says; a key that it does not know by itself is a hyperparameter's."""
     from steppe.control.models import RunRequest
-    from steppe.core.config.validation import validated
+    from steppe.core.config.validation import validate_config
 
     if "env" in settings:
         raise UsageError("env is given twice, by its own argument and by -s env=…: leave one of them out")
@@ -169,10 +169,10 @@ def _request(env: str, settings: Mapping[str, Any]) -> Any:
         section, _, name = key.rpartition(".")
         section = section or ("" if key in RunRequest.model_fields else "agent")
         (tree.setdefault(section, {}) if section else tree)[name] = value
-    return validated(RunRequest, tree, "")  # type: ignore[arg-type]
+    return validate_config(RunRequest, tree, "")  # type: ignore[arg-type]
 
 
-def _answer(service: Service, name: str, arguments: dict[str, Any]) -> Any:
+def _call_operation(service: Service, name: str, arguments: dict[str, Any]) -> Any:
     operation = getattr(service, name)
     if "issuer" not in inspect.signature(operation).parameters:
         return operation(**arguments)
@@ -191,11 +191,11 @@ def _operation(answer: Any) -> Any:
     return getattr(answer, "operation", None) if hasattr(answer, "effects") else answer
 
 
-def _finished(service: Service, answer: Any) -> Any:
+def _wait_until_finished(service: Service, answer: Any) -> Any:
     """The same answer when its operation is no longer under way, which has a deadline of its own."""
     operation = _operation(answer)
     while operation is not None and operation.state == "pending":
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
         operation = service.get_operation(operation.id)
     return answer.model_copy(update={"operation": operation}) if hasattr(answer, "effects") else operation
 
@@ -213,7 +213,7 @@ def _follow(service: Service, name: str, arguments: dict[str, Any], *, as_json: 
             return
         else:
             ended = service.get_run(arguments["run"]).state in ENDED  # and once more: it may have spoken meanwhile
-            time.sleep(0 if ended else LOOK_S)
+            time.sleep(0 if ended else POLL_INTERVAL_S)
 
 
 def _print(name: str, answer: BaseModel | None, *, as_json: bool) -> None:

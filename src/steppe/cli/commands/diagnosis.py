@@ -6,23 +6,23 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from steppe.cli.output import emit, print_table
-from steppe.cli.text_charts import duration, shares_in_words
+from steppe.cli.text_charts import duration, format_shares
 
 if TYPE_CHECKING:
     from steppe.records.view import RunView
 
-MOST_ACTORS = 8  # with a line each; more of them are averaged
+MAX_LISTED_ACTORS = 8  # with a line each; more of them are averaged
 
 
 def diagnose_run(run: str, *, as_json: bool) -> None:
     """Print the diagnosis of a run, whatever its state."""
-    from steppe.records.profiling.diagnosis import diagnose, measure
+    from steppe.records.profiling.diagnosis import diagnose, measure_time_shares
     from steppe.records.run_directory import RunDirectory
     from steppe.records.view import RunView
 
     view = RunView(RunDirectory.open(run))
     view.refresh()
-    measured = measure(view)
+    measured = measure_time_shares(view)
     found = diagnose(measured)
     if as_json:
         about = {"run": view.directory.id, "state": view.state, "reason": view.reason}
@@ -38,9 +38,9 @@ def _rows(view: RunView) -> list[list[Any]]:
 
     phases = view.phases
     actors = [role for role in phases if role.startswith("actor-")]
-    rows = [[role, duration(sum(phases[role].values())), shares_in_words(shares_of(phases[role]))] for role in phases]
-    if len(actors) <= MOST_ACTORS:
+    rows = [[role, duration(sum(phases[role].values())), format_shares(shares_of(phases[role]))] for role in phases]
+    if len(actors) <= MAX_LISTED_ACTORS:
         return rows
     mean_s = sum(sum(phases[role].values()) for role in actors) / len(actors)
-    mean = [f"{len(actors)} actors", duration(mean_s), shares_in_words(view.time_shares["actor"])]
+    mean = [f"{len(actors)} actors", duration(mean_s), format_shares(view.time_shares["actor"])]
     return [mean, *(row for row in rows if row[0] not in actors)]

@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One thing that was tried. `broken` means that training cannot work."""
 
     what: str
@@ -50,7 +50,7 @@ def doctor(
         if quick:
             raise UsageError("--quick is for the check of this machine: leave it out, or leave RUN out")
         return diagnose_run(run, as_json=as_json)
-    findings = list(examine(quick=quick))
+    findings = list(run_checks(quick=quick))
     broken = [finding for finding in findings if finding.status == "broken"]
     if as_json:
         emit({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
@@ -61,25 +61,25 @@ def doctor(
     raise typer.Exit(1 if broken else 0)
 
 
-def examine(*, quick: bool = False) -> Iterator[Finding]:
+def run_checks(*, quick: bool = False) -> Iterator[CheckResult]:
     """Every check in turn; one that fails unexpectedly is itself a finding."""
     yield python()
     yield from packages(quick=quick)
     yield from extras()
-    checks: list[Callable[[], Finding]] = [cores, memory, shared_memory, processes, run_directory, numba_cache]
+    checks: list[Callable[[], CheckResult]] = [cores, memory, shared_memory, processes, run_directory, numba_cache]
     if not quick:
         checks.insert(2, gpu)
     for check in checks:
         try:
             yield check()
         except (OSError, ImportError, RuntimeError) as error:
-            yield Finding(check.__name__.replace("_", " "), "broken", str(error))
+            yield CheckResult(check.__name__.replace("_", " "), "broken", str(error))
 
 
-def python() -> Finding:
+def python() -> CheckResult:
     """The interpreter; the package itself declares which it needs."""
     found = f"{platform.python_version()} at {sys.executable}"
-    return Finding("python", "ok" if sys.version_info >= (3, 11) else "broken", found, "")
+    return CheckResult("python", "ok" if sys.version_info >= (3, 11) else "broken", found, "")
 
 
 def requirements() -> Iterator[tuple[str, str | None]]:
@@ -94,7 +94,7 @@ def requirements() -> Iterator[tuple[str, str | None]]:
             yield name.group(), extra.group(1) if extra else None
 
 
-def packages(*, quick: bool) -> Iterator[Finding]:
+def packages(*, quick: bool) -> Iterator[CheckResult]:
     """The core dependencies: present, and importable."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -105,14 +105,14 @@ def packages(*, quick: bool) -> Iterator[Finding]:
             found = version(name)
             if not quick:
                 importlib.import_module(MODULES.get(name, name))
-            yield Finding(name, "ok", found)
+            yield CheckResult(name, "ok", found)
         except (PackageNotFoundError, ImportError, OSError) as error:
             missing = isinstance(error, PackageNotFoundError)
             details = "missing" if missing else f"cannot be imported: {error}"
-            yield Finding(name, "broken", details, f"pip install --force-reinstall {name}")
+            yield CheckResult(name, "broken", details, f"pip install --force-reinstall {name}")
 
 
-def extras() -> Iterator[Finding]:
+def extras() -> Iterator[CheckResult]:
     """The optional dependencies; training works without them."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -120,38 +120,40 @@ def extras() -> Iterator[Finding]:
         if extra is None:
             continue
         try:
-            yield Finding(f"{name} [{extra}]", "ok", version(name))
+            yield CheckResult(f"{name} [{extra}]", "ok", version(name))
         except PackageNotFoundError:
-            yield Finding(f"{name} [{extra}]", "note", "not installed", f"pip install 'steppe[{extra}]'")
+            yield CheckResult(f"{name} [{extra}]", "note", "not installed", f"pip install 'steppe[{extra}]'")
 
 
-def cores() -> Finding:
+def cores() -> CheckResult:
     """The cores this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Finding("cores", "ok", f"{usable} usable of {os.cpu_count()}")
+    return CheckResult("cores", "ok", f"{usable} usable of {os.cpu_count()}")
 
 
-def memory() -> Finding:
+def memory() -> CheckResult:
     """Physical memory, or a container's limit where there is one."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     total = min(total, int(text)) if text.isdigit() else total
     enough = total >= 2 * GIB
-    return Finding("memory", "ok" if enough else "note", f"{total / GIB:.1f} GiB", "" if enough else "use few actors")
+    return CheckResult(
+        "memory", "ok" if enough else "note", f"{total / GIB:.1f} GiB", "" if enough else "use few actors"
+    )
 
 
-def gpu() -> Finding:
+def gpu() -> CheckResult:
     """Whether torch sees a GPU; `--device auto` uses the CPU without one."""
     import torch
 
     if not torch.cuda.is_available():
-        return Finding("gpu", "note", "none that torch can use; training runs on the CPU")
+        return CheckResult("gpu", "note", "none that torch can use; training runs on the CPU")
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return Finding("gpu", "ok", ", ".join(names))
+    return CheckResult("gpu", "ok", ", ".join(names))
 
 
-def shared_memory() -> Finding:
+def shared_memory() -> CheckResult:
     """/dev/shm, where segments of the `processes` runtime live."""
     from multiprocessing.shared_memory import SharedMemory
 
@@ -159,35 +161,35 @@ def shared_memory() -> Finding:
     probe.close()
     probe.unlink()
     if not Path("/dev/shm").is_dir():
-        return Finding("shared memory", "ok", "works")
+        return CheckResult("shared memory", "ok", "works")
     space = os.statvfs("/dev/shm")
     free = space.f_bavail * space.f_frsize
     details = f"{free / GIB:.2f} GiB free of {space.f_blocks * space.f_frsize / GIB:.2f} in /dev/shm"
     if free >= SMALL_SHM_BYTES:
-        return Finding("shared memory", "ok", details)
-    return Finding("shared memory", "note", details, "docker run --shm-size=1g, or --runtime inline")
+        return CheckResult("shared memory", "ok", details)
+    return CheckResult("shared memory", "note", details, "docker run --shm-size=1g, or --runtime inline")
 
 
-def processes() -> Finding:
+def processes() -> CheckResult:
     """The means by which processes wait for each other."""
     import multiprocessing
 
     multiprocessing.get_context("forkserver").Semaphore(1)
-    return Finding("processes", "ok", "forkserver and semaphores work")
+    return CheckResult("processes", "ok", "forkserver and semaphores work")
 
 
-def run_directory() -> Finding:
+def run_directory() -> CheckResult:
     """Whether runs can be written where they would be."""
     from steppe.records.run_directory import runs_root
 
     wanted = runs_root().absolute()
     nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("runs", "ok", f"{wanted} can be written")
-    return Finding("runs", "broken", f"{wanted} cannot be written", "set STEPPE_RUNS to a directory of yours")
+        return CheckResult("runs", "ok", f"{wanted} can be written")
+    return CheckResult("runs", "broken", f"{wanted} cannot be written", "set STEPPE_RUNS to a directory of yours")
 
 
-def numba_cache() -> Finding:
+def numba_cache() -> CheckResult:
     """Where compiled kernels are kept between runs; without any such place numba refuses to cache."""
     import steppe
 
@@ -196,5 +198,5 @@ def numba_cache() -> Finding:
     for place in [Path(own)] if own else [package, Path.home()]:
         existing = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
         if os.access(existing, os.W_OK | os.X_OK):
-            return Finding("numba cache", "ok", f"{place} can be written")
-    return Finding("numba cache", "broken", "no place to write it", "set NUMBA_CACHE_DIR to a directory of yours")
+            return CheckResult("numba cache", "ok", f"{place} can be written")
+    return CheckResult("numba cache", "broken", "no place to write it", "set NUMBA_CACHE_DIR to a directory of yours")

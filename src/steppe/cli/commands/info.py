@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from steppe.cli.options import AsJson, Layers, experiment
+from steppe.cli.options import AsJson, Layers, experiment_flags
 from steppe.cli.output import emit, print_table
-from steppe.core.contracts.errors import WorldError, nearest
+from steppe.core.contracts.errors import WorldError, did_you_mean
 
 
 def algos(
@@ -55,14 +55,12 @@ def envs(
     Besides these, `module:Id` names one that a module registers, `module:function` one that a function makes, and
     `pettingzoo.sisl.pursuit_v5` or `sisl/pursuit-v5` one of PettingZoo's.
     """
-    from steppe.envs.catalog import described_environments
+    from steppe.envs.catalog import list_environments
 
-    rows = [
-        row for row in described_environments(every=every) if pattern is None or pattern.lower() in row["id"].lower()
-    ]
+    rows = [row for row in list_environments(every=every) if pattern is None or pattern.lower() in row["id"].lower()]
     if not rows:
-        known = [row["id"] for row in described_environments(every=True)]
-        raise WorldError(f"no environment's id contains {pattern!r}.{nearest(pattern or '', known)}")
+        known = [row["id"] for row in list_environments(every=True)]
+        raise WorldError(f"no environment's id contains {pattern!r}.{did_you_mean(pattern or '', known)}")
     if as_json:
         return emit(rows)
     headers = ["id", "steps per episode", "solved at", "native vector", "needs"]
@@ -73,15 +71,15 @@ def envs(
     return print_table(headers, cells, right=headers[1:3])
 
 
-@experiment
+@experiment_flags
 def show_config(layers: Layers, as_json: bool) -> None:
     """Show every key with its value and source.
 
     Sources, weakest first: default, the --config file, environment (STEPPE_SEED, STEPPE_AGENT__CLIP), flag.
     """
-    from steppe.core.config.run import flatten, resolve
+    from steppe.core.config.run import flatten, resolve_config
 
-    resolved = resolve(("not given", {"env": ""}), *layers)
+    resolved = resolve_config(("not given", {"env": ""}), *layers)
     rows = {
         key: {"value": "auto" if key in resolved.auto else None if source == "not given" else value, "source": source}
         for (key, value), source in zip(flatten(resolved.config).items(), resolved.sources.values(), strict=True)

@@ -23,10 +23,10 @@ def up(
     Its jars are brought by Maven the first time and checked; Java 17 or newer runs it. It listens on loopback alone and keeps
     its data in ~/.cache/steppe/kafka, or where STEPPE_KAFKA_HOME says.
     """
-    from steppe.transport.kafka.dev_broker import Broker, fetch_jars, find_java
+    from steppe.transport.kafka.dev_broker import DevBroker, fetch_jars, find_java
 
     find_java()
-    broker = Broker.usual()
+    broker = DevBroker.default()
     if not as_json and not broker.jars.is_dir():
         print("steppe: bringing the broker's jars, once", file=sys.stderr)
     fetch_jars(broker.jars)
@@ -41,9 +41,9 @@ def up(
 @app.command()
 def down(as_json: AsJson = False) -> None:
     """Stop the broker; what was sent is there again when it is started."""
-    from steppe.transport.kafka.dev_broker import Broker
+    from steppe.transport.kafka.dev_broker import DevBroker
 
-    stopped = Broker.usual().down()
+    stopped = DevBroker.default().down()
     if as_json:
         return emit({"stopped": stopped})
     return print("the broker has stopped" if stopped else "there is no broker to stop")
@@ -52,15 +52,15 @@ def down(as_json: AsJson = False) -> None:
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Say whether the broker runs; exit code 3 when it does not."""
-    from steppe.transport.kafka.dev_broker import Broker
+    from steppe.transport.kafka.dev_broker import DevBroker
 
-    broker = Broker.usual()
+    broker = DevBroker.default()
     running = broker.running()
     if as_json:
         emit({"running": running is not None, "address": running and running.address, "home": broker.home})
     elif running is not None:
         print(f"a broker answers at {running.address} (process {running.pid}); its files are in {broker.home}")
     else:
-        print(f"no broker runs here{broker.death()}: steppe kafka up")
+        print(f"no broker runs here{broker.describe_crash()}: steppe kafka up")
     if running is None:
         raise typer.Exit(3)

@@ -39,20 +39,22 @@ def serve(cluster: File, as_json: AsJson = False) -> None:
     [server] tokens.
     """
     from steppe.compose import cluster as clusters
-    from steppe.core.config.run import from_environ, resolve
+    from steppe.core.config.run import from_environ, resolve_config
 
-    described, run = _described(cluster)
+    described, run = _read_cluster(cluster)
     if described.backend != "grpc":
         raise UsageError(f"with backend {described.backend!r} the first node brings the server up: start the nodes")
     layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()))
-    server = clusters.cluster_server(described, resolve(*layers))
+    server = clusters.make_cluster_server(described, resolve_config(*layers))
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
     try:
-        port = clusters.serve(server, described)
+        port = clusters.serve_cluster(server, described)
         url = described.url.rpartition(":")[0] + f":{port}"
-        _say({"url": url, "run": server.run, "version": server.version, "fell_back": server.fell_back}, as_json=as_json)
+        _print_started(
+            {"url": url, "run": server.run, "version": server.version, "fell_back": server.fell_back}, as_json=as_json
+        )
         while not ending.wait(1.0):
             server.tick()
         _stop(server, described)
@@ -60,7 +62,7 @@ def serve(cluster: File, as_json: AsJson = False) -> None:
         server.close()
 
 
-def _say(about: dict[str, Any], *, as_json: bool) -> None:
+def _print_started(about: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         return emit(about)
     if about["fell_back"]:
@@ -86,7 +88,7 @@ def status(url: Address = None, cluster: MaybeFile = None, ca: Ca = None, as_jso
     if as_json:
         return emit(stats)
     plain = {name: value for name, value in stats.items() if name not in ("workers", "staleness")}
-    print_table(["", ""], [(name, _words(value)) for name, value in plain.items()])
+    print_table(["", ""], [(name, _format_value(value)) for name, value in plain.items()])
     workers = stats.get("workers", {})
     if workers:
         rows = [_worker_row(name, found) for name, found in workers.items()]
@@ -99,12 +101,12 @@ def _worker_row(name: str, found: dict[str, Any]) -> tuple[object, ...]:
     metrics = found["metrics"]
     here = "yes" if found["registered"] else "no"
     steps, episodes = (count(int(metrics[key])) if key in metrics else None for key in ("env_steps", "episodes"))
-    return name, here, found["accepted"], _words(found["refused"]), steps, episodes
+    return name, here, found["accepted"], _format_value(found["refused"]), steps, episodes
 
 
-def _words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_words(inner)}" for name, inner in value.items()) or "none"
+        return ", ".join(f"{name} {_format_value(inner)}" for name, inner in value.items()) or "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -126,7 +128,7 @@ def privacy(
     as_json: AsJson = False,
 ) -> None:
     """Plan a private run before it begins: of --epsilon, --rounds and --noise give two, and learn the third."""
-    plan = _planned(epsilon, rounds, noise, delta, sampling_rate)
+    plan = _plan_privacy(epsilon, rounds, noise, delta, sampling_rate)
     if as_json:
         return emit(plan)
     return print(
@@ -135,7 +137,7 @@ def privacy(
     )
 
 
-def _planned(
+def _plan_privacy(
     epsilon: float | None, rounds: int | None, noise: float | None, delta: float, sampling_rate: float
 ) -> dict[str, Any]:
     from steppe.params.privacy import epsilon_after, noise_needed, releases_within
@@ -190,34 +192,34 @@ def node(
 
     The file's table [run] says what is trained.
     """
-    from steppe.cli.commands.train import complain, exit_code, shown
-    from steppe.compose.cluster import hosting
-    from steppe.core.config.run import from_environ, resolve
+    from steppe.cli.commands.train import exit_code, print_failure, run_with_live_view
+    from steppe.compose.cluster import hosted_cluster_server
+    from steppe.core.config.run import from_environ, resolve_config
     from steppe.training.train import MainLoop, run_experiment
 
-    described, run = _described(cluster)
-    joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id or _by_rank(described)}
+    described, run = _read_cluster(cluster)
+    joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id or _node_id_by_rank(described)}
     keys = {f"cluster.{key}": value for key, value in joined.items()}
     layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()), (str(cluster), keys))
-    found = resolve(*layers).config
-    seed = (f"{cluster}, and which node this is", {"seed": found.seed + found.cluster.seed_shift})
-    resolved = resolve(*layers, seed)
-    with hosting(resolved.config.cluster, MainLoop.of(resolved)):
-        result = shown(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
-    complain(result)
+    found = resolve_config(*layers).config
+    seed = (f"{cluster}, and which node this is", {"seed": found.seed + found.cluster.seed_offset})
+    resolved = resolve_config(*layers, seed)
+    with hosted_cluster_server(resolved.config.cluster, MainLoop.of(resolved)):
+        result = run_with_live_view(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
+    print_failure(result)
     raise typer.Exit(exit_code(result.summary))
 
 
-def _by_rank(cluster: ClusterConfig) -> str:
+def _node_id_by_rank(cluster: ClusterConfig) -> str:
     if cluster.backend != "mpi":
         raise UsageError("which node is this? Give --node-id")
-    from steppe.roles.cluster.mpi import joined
+    from steppe.roles.cluster.mpi import join_mpi_cluster
 
-    rank: int = joined(cluster).COMM_WORLD.rank
+    rank: int = join_mpi_cluster(cluster).COMM_WORLD.rank
     return cluster.nodes[rank]
 
 
-def _described(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
+def _read_cluster(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
     """A cluster's file, which has to say what is trained."""
     from steppe.core.config.cluster import read_cluster_file
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.commands.runs import Run
-from steppe.cli.commands.train import complain, exit_code, shown
+from steppe.cli.commands.train import exit_code, print_failure, run_with_live_view
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table, reserved_stdout
 from steppe.cli.text_charts import count, duration
 
 if TYPE_CHECKING:
     from steppe.records.checkpoints import CheckpointInfo
-    from steppe.training.reproduce import Raised, Reproduction
+    from steppe.training.reproduce import RaisedError, Reproduction
 
 Steps = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Environment steps in total, in place of those it was made for.")
@@ -44,11 +44,11 @@ def resume(
     """
     from steppe.training import resume as resuming
 
-    result = shown(
+    result = run_with_live_view(
         lambda observers: resuming.resume(run, steps=steps, ray_address=ray_address, kafka=kafka, observers=observers),
         as_json=as_json,
     )
-    complain(result)
+    print_failure(result)
     raise typer.Exit(exit_code(result.summary))
 
 
@@ -107,8 +107,8 @@ def rerun(run: Run, as_json: AsJson = False) -> None:
     """
     from steppe.training import rerun as rerunning
 
-    result = shown(lambda observers: rerunning.rerun(run, observers), as_json=as_json)
-    complain(result)
+    result = run_with_live_view(lambda observers: rerunning.rerun(run, observers), as_json=as_json)
+    print_failure(result)
     if result.summary["matched"] is False:
         print(f"steppe: {result.message}", file=sys.stderr)
         raise typer.Exit(1)
@@ -134,30 +134,30 @@ def reproduce(
         if seen.found is not None:
             print(seen.found.traceback, file=sys.stderr)
         if as_json:
-            emit(_plain(seen), stdout)
+            emit(_to_json(seen), stdout)
         else:
-            print("\n".join(_verdict(seen)))
+            print("\n".join(_result_lines(seen)))
     raise typer.Exit(0 if seen.matched else 1)
 
 
-def _plain(seen: Reproduction) -> dict[str, Any]:
+def _to_json(seen: Reproduction) -> dict[str, Any]:
     import msgspec
 
     return {**msgspec.to_builtins(seen, enc_hook=str), "matched": seen.matched}
 
 
-def _verdict(seen: Reproduction) -> list[str]:
+def _result_lines(seen: Reproduction) -> list[str]:
     """What happened, for people."""
     lines = [f"{seen.run}: {seen.recording.name}, actor {seen.actor}, {count(seen.steps)} steps repeated"]
     lines += [f"note: {note}" for note in seen.notes]
-    then = f"{seen.recorded.exception} {_where(seen.recorded)}"
+    then = f"{seen.recorded.exception} {_location(seen.recorded)}"
     if seen.matched:
         return [*lines, f"reproduced: {then}, as recorded"]
-    now = f"{seen.found.exception} {_where(seen.found)}" if seen.found is not None else "nothing was raised"
+    now = f"{seen.found.exception} {_location(seen.found)}" if seen.found is not None else "nothing was raised"
     return [*lines, f"NOT reproduced: recorded was {then}; now {now}"]
 
 
-def _where(raised: Raised) -> str:
+def _location(raised: RaisedError) -> str:
     env, episode, step = (raised.place[key] for key in ("env_index", "episode", "step"))
     words = ("at the reset" if not step else f"at step {step}") + ("" if episode is None else f" of episode {episode}")
     return words + ("" if env is None else f" in environment {env}")
@@ -172,10 +172,10 @@ def diff(
 
     Configuration with its sources, versions, hardware, results.
     """
-    from steppe.records.compare import compare
+    from steppe.records.compare import compare_runs
     from steppe.records.run_directory import RunDirectory
 
-    found = compare(RunDirectory.open(run), RunDirectory.open(other))
+    found = compare_runs(RunDirectory.open(run), RunDirectory.open(other))
     if as_json:
         return emit(found)
     rows = [

@@ -13,7 +13,7 @@ import typer
 from steppe.core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from steppe.core.config.run import KafkaConfig, Resolved
+    from steppe.core.config.run import KafkaConfig, ResolvedConfig
 
 app = typer.Typer(
     help="One role of a run over Kafka: what a container runs. Any of them may be started first, later, and again.",
@@ -97,22 +97,24 @@ def _serve(
 ) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # until the role itself takes care of signals
     if kind != "learner":
-        _require_ways_in(kind, pairs or [])
+        _require_kafka_keys_only(kind, pairs or [])
     found, resolved = _settings(address, file, pairs or [], env)
-    from steppe.records.telemetry.role_endpoint import shown
+    from steppe.records.telemetry.role_endpoint import start_role_endpoint
 
     port, log_json = shows
-    showing = shown(run, kind, port, log_json=log_json)  # before all else that takes its time: probes ask soon
+    showing = start_role_endpoint(
+        run, kind, port, log_json=log_json
+    )  # before all else that takes its time: probes ask soon
     try:
-        from steppe.runtimes.kafka.standalone import serve
+        from steppe.runtimes.kafka.standalone import run_standalone_role
 
-        serve(kind, found, run, index, resolved if kind == "learner" else None, showing)
+        run_standalone_role(kind, found, run, index, resolved if kind == "learner" else None, showing)
     finally:
         showing.close()
-    _leave()
+    _exit_now()
 
 
-def _leave() -> NoReturn:
+def _exit_now() -> NoReturn:
     """End at once: all that was to be said is written down. The interpreter's own end, with torch in it, takes half a second
     of a core, and many actors that are asked to go at once on a busy node would be killed in the midst of it."""
     sys.stdout.flush()
@@ -120,7 +122,7 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _require_ways_in(kind: str, pairs: list[str]) -> None:
+def _require_kafka_keys_only(kind: str, pairs: list[str]) -> None:
     """What a run is made of is the learner's to say; whoever joins it takes that from there."""
     for pair in pairs:
         if not pair.startswith("kafka."):
@@ -129,15 +131,15 @@ def _require_ways_in(kind: str, pairs: list[str]) -> None:
 
 def _settings(
     address: str | None, file: Path | None, pairs: list[str], env: str | None
-) -> tuple[KafkaConfig, Resolved | None]:
+) -> tuple[KafkaConfig, ResolvedConfig | None]:
     """How to reach the brokers, and the run that is described besides, if one is."""
     from steppe.cli.options import layers
-    from steppe.core.config.run import resolve
+    from steppe.core.config.run import resolve_config
 
     given = {"runtime": "kafka", "kafka.address": address, "env": env}
     found = layers({key: text for key, text in given.items() if text is not None}, pairs, file)
     described = any("env" in layer for _, layer in found)
-    resolved = resolve(*found) if described else resolve(*found, ("default", {"env": "none"}))
+    resolved = resolve_config(*found) if described else resolve_config(*found, ("default", {"env": "none"}))
     if resolved.config.kafka.address is None:
         raise ConfigError("where are the brokers? give --kafka HOST:PORT, or set STEPPE_KAFKA__ADDRESS")
     return resolved.config.kafka, resolved if described else None

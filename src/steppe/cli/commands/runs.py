@@ -33,7 +33,7 @@ def list_all(as_json: AsJson = False) -> None:
 
     infos = list_runs()
     if as_json:
-        return emit([_plain(info) for info in infos])
+        return emit([_to_json(info) for info in infos])
     if not infos:
         return print(f"{runs_root()} holds no runs yet: steppe train ENV makes one")
     rows = [_row(info) for info in infos]
@@ -56,7 +56,7 @@ def _row(info: RunInfo) -> dict[str, object]:
     }
 
 
-def _plain(info: RunInfo) -> dict[str, Any]:
+def _to_json(info: RunInfo) -> dict[str, Any]:
     return {
         "run": info.id,
         "path": info.path,
@@ -80,7 +80,7 @@ def watch(
 
     Ctrl-C leaves the run alone. With --json one line is printed per refresh.
     """
-    from steppe.cli.live_view import render, showing
+    from steppe.cli.live_view import live_view, render
     from steppe.cli.output import console
     from steppe.records.run_directory import RunDirectory
     from steppe.records.view import RunView
@@ -88,7 +88,7 @@ def watch(
     view = RunView(RunDirectory.open(run))
     if as_json:
         return _follow(view, lambda seen: emit(seen.summary()), interval_s)
-    with showing(sys.stdout) as show:
+    with live_view(sys.stdout) as show:
         _follow(view, show, interval_s)
     if not sys.stdout.isatty():
         console().print(render(view))
@@ -122,7 +122,7 @@ def stop(
     _require_live(directory)
     command = {"command": "stop", "id": uuid.uuid4().hex, "issuer": f"cli:{getpass.getuser()}", "time_s": time.time()}
     directory.store.post(COMMANDS, command)
-    status = _until_ended(directory, timeout_s) if wait else directory.store.status()
+    status = _wait_until_ended(directory, timeout_s) if wait else directory.store.status()
     if as_json:
         emit({"run": directory.id, "state": status.state, "reason": status.reason, "command": command["id"]})
     else:
@@ -139,7 +139,7 @@ def _require_live(directory: RunDirectory) -> None:
     raise Conflict(f"{directory.id} is not running: it ended {status.state}{why}, so there is nothing to stop")
 
 
-def _until_ended(directory: RunDirectory, timeout_s: float) -> Status:
+def _wait_until_ended(directory: RunDirectory, timeout_s: float) -> Status:
     deadline = time.monotonic() + timeout_s
     from steppe.records.view import ENDED
 

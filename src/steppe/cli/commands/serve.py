@@ -77,12 +77,12 @@ def serve(
     where it was.
     """
     if sign_in:
-        return _serving("steppe serve").sign_in()  # type: ignore[no-any-return]
-    bounds = bounds_of(allow_env, max_actors, max_runs)
+        return _import_server("steppe serve").sign_in()  # type: ignore[no-any-return]
+    bounds = make_bounds(allow_env, max_actors, max_runs)
     allowed, mode = tuple(allow_host or ()), autoscale.value
     if kubernetes or run:  # whose roles are told in the same way
         kafka = kafka or os.environ.get("STEPPE_KAFKA__ADDRESS")
-    _serving("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, brokers_at(kafka), run)
+    _import_server("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, kafka_config_at(kafka), run)
     return None
 
 
@@ -99,11 +99,11 @@ def mcp(
 
     It may only read unless told otherwise. What ends or removes a run is asked of the person. See docs/mcp.md.
     """
-    bounds = bounds_of(allow_env, max_actors, max_runs)
-    _serving("steppe mcp").speak(scope.value, bounds, brokers_at(kafka))
+    bounds = make_bounds(allow_env, max_actors, max_runs)
+    _import_server("steppe mcp").serve_mcp_stdio(scope.value, bounds, kafka_config_at(kafka))
 
 
-def _serving(command: str) -> ModuleType:
+def _import_server(command: str) -> ModuleType:
     try:
         from steppe.control.http import server
     except ImportError as error:
@@ -113,7 +113,7 @@ def _serving(command: str) -> ModuleType:
     return server
 
 
-def bounds_of(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
+def make_bounds(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
     """What may be asked of this machine."""
     from steppe.control.service import Bounds
 
@@ -123,13 +123,13 @@ def bounds_of(modules: list[str] | None, max_actors: int, max_runs: int) -> Boun
     return Bounds(actors=max_actors, live_runs=max_runs, modules=tuple(modules or ()))
 
 
-def brokers_at(address: str | None) -> KafkaConfig | None:
+def kafka_config_at(address: str | None) -> KafkaConfig | None:
     """How to reach them; what is secret, and everything but the address, comes from the environment."""
     if address is None:
         return None
     from steppe.core.config.run import KafkaConfig, from_environ
-    from steppe.core.config.validation import validated
+    from steppe.core.config.validation import validate_config
 
     ways = {key.removeprefix("kafka."): value for key, value in from_environ().items() if key.startswith("kafka.")}
-    found: KafkaConfig = validated(KafkaConfig, {**ways, "address": address}, "kafka.")
+    found: KafkaConfig = validate_config(KafkaConfig, {**ways, "address": address}, "kafka.")
     return found

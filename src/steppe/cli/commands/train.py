@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from steppe.cli.options import Layers, experiment
+from steppe.cli.options import Layers, experiment_flags
 from steppe.cli.output import emit, reserved_stdout
 from steppe.core.contracts.errors import ConfigError
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from steppe.training.supervisor import Observer
 
 
-@experiment
+@experiment_flags
 def train(layers: Layers, as_json: bool) -> None:
     """Train an agent in an environment.
 
     The run ends when its steps are done or, with --target-return, when an evaluation reaches it. A terminal gets a live
     view; Ctrl-C stops the run with a checkpoint.
     """
-    from steppe.core.config.run import resolve
+    from steppe.core.config.run import resolve_config
 
     if not any("env" in layer for _, layer in layers):
         raise ConfigError('no environment given: steppe train ENV, or env = "…" in a --config file')
     from steppe.training.train import run_experiment
 
-    resolved = resolve(*layers)
-    result = shown(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
-    complain(result)
+    resolved = resolve_config(*layers)
+    result = run_with_live_view(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
+    print_failure(result)
     raise typer.Exit(exit_code(result.summary))
 
 
-def shown(start: Callable[[list[Observer]], RunResult], *, as_json: bool) -> RunResult:
+def run_with_live_view(start: Callable[[list[Observer]], RunResult], *, as_json: bool) -> RunResult:
     """Let a run go under a live view, and print what came of it."""
-    from steppe.cli.live_view import showing
+    from steppe.cli.live_view import live_view
     from steppe.cli.summary import summary_text
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
-        with showing() as show:
+        with live_view() as show:
             views: list[RunView] = []
 
             def observe(view: RunView) -> None:
@@ -65,7 +65,7 @@ def shown(start: Callable[[list[Observer]], RunResult], *, as_json: bool) -> Run
     return result
 
 
-def complain(result: RunResult) -> None:
+def print_failure(result: RunResult) -> None:
     """Say on stderr why a run failed, with the traceback of where it happened."""
     traceback = result.fault.details.get("traceback") if result.fault else None
     if traceback:

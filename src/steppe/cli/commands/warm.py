@@ -52,10 +52,10 @@ def warm(as_json: AsJson = False) -> None:
     place = numba_cache()
     if place.status == "broken":
         raise UsageError(f"compiled kernels cannot be kept: {place.details}; {place.advice}")
-    forget_stale(PACKAGE)
+    delete_stale_kernels(PACKAGE)
     began = time.monotonic()
-    with ProcessPoolExecutor(len(LANES), get_context("spawn")) as pool:
-        compiled = sum(pool.map(rehearse, LANES))
+    with ProcessPoolExecutor(len(PARALLEL_GROUPS), get_context("spawn")) as pool:
+        compiled = sum(pool.map(warm_group, PARALLEL_GROUPS))
     taken = time.monotonic() - began
     if as_json:
         emit({"compiled": compiled, "seconds": taken})
@@ -63,7 +63,7 @@ def warm(as_json: AsJson = False) -> None:
         print(f"{compiled} kernels compiled in {taken:.1f} s." if compiled else "Everything was compiled already.")
 
 
-def forget_stale(package: Path) -> int:
+def delete_stale_kernels(package: Path) -> int:
     """Remove kernels compiled before the newest source of any; returns how many files that were.
 
     A kernel is compiled anew when its own file changes, but it also contains the kernels of other files that it calls.
@@ -76,7 +76,7 @@ def forget_stale(package: Path) -> int:
     return len(stale)
 
 
-def rehearse(names: Sequence[str]) -> int:
+def warm_group(names: Sequence[str]) -> int:
     """Train these, one after the other in this process; returns how many kernels had to be compiled."""
     before = 0
     for name in names:
@@ -97,11 +97,11 @@ def num_compiled() -> int:
 
 
 def _run(settings: Mapping[str, Any]) -> None:
-    from steppe.core.config.run import resolve
+    from steppe.core.config.run import resolve_config
     from steppe.training.train import run_experiment
 
     with tempfile.TemporaryDirectory(prefix="steppe-warm-") as directory:
-        run_experiment(resolve(("call", {**settings, "run_dir": Path(directory) / "run"}))).raise_for_fault()
+        run_experiment(resolve_config(("call", {**settings, "run_dir": Path(directory) / "run"}))).raise_for_fault()
 
 
 def _tables() -> None:
@@ -144,17 +144,17 @@ def _games() -> None:
     env.step(np.zeros(2, np.int64))
 
 
-def _screens() -> None:
+def _downscaling() -> None:
     """What Atari games make of two screens."""
     import numpy as np
 
-    from steppe.envs.wrappers.downscale import Shrinking
+    from steppe.envs.wrappers.downscale import AreaDownscaler
 
     screen = np.zeros((210, 160), np.uint8)
-    Shrinking(screen.shape, (84, 84))(screen, screen)
+    AreaDownscaler(screen.shape, (84, 84))(screen, screen)
 
 
-def _worlds() -> None:
+def _pathfinding() -> None:
     """Pathfinding worlds."""
     import numpy as np
 
@@ -165,13 +165,13 @@ def _worlds() -> None:
     worlds.step(np.zeros((1, 2), np.int64))
 
 
-def _updates() -> None:
+def _parameter_server() -> None:
     """What a parameter server does with three workers' updates, private noise included."""
     import numpy as np
 
     from steppe.params.aggregation import METHODS, Aggregation
     from steppe.params.kernels import all_finite, copy_finite, noisy_sum, normal_numbers
-    from steppe.params.optimizers import KINDS, Optimizer, Stepper
+    from steppe.params.optimizers import DEFAULTS, Optimizer, OptimizerState
     from steppe.params.privacy import clip_scales
 
     updates, values = np.zeros((3, 2), np.float32), np.zeros(2, np.float32)
@@ -179,14 +179,20 @@ def _updates() -> None:
         Aggregation(method).combine(updates)
     sent, noise = np.frombuffer(bytes(8), np.float32), np.empty(2)  # from a message, which nobody may write to
     for row in (updates[0], sent):
-        for kind in KINDS:
-            Stepper(Optimizer(kind), 2).step(values, row, np.empty_like(values))
+        for kind in DEFAULTS:
+            OptimizerState(Optimizer(kind), 2).step(values, row, np.empty_like(values))
         copy_finite(row, values)
         all_finite(row)
     normal_numbers(np.frombuffer(bytes(16), np.uint64), 1.0, noise)
     noisy_sum(updates, clip_scales(updates, 1.0), noise, 0, 1.0, values)
 
 
-OTHERS = {"tables": _tables, "games": _games, "screens": _screens, "worlds": _worlds, "parameter server": _updates}
+OTHERS = {
+    "tables": _tables,
+    "games": _games,
+    "screens": _downscaling,
+    "worlds": _pathfinding,
+    "parameter server": _parameter_server,
+}
 # Side by side; what shares kernels is in one lane, or both would compile them. The first has no need of torch.
-LANES = ((*OTHERS, "workers"), tuple(name for name in RUNS if name != "workers"))
+PARALLEL_GROUPS = ((*OTHERS, "workers"), tuple(name for name in RUNS if name != "workers"))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from steppe.control.autoscale.policy import Advice, Autoscaler, Policy, Stretches
-from steppe.control.periodic import Repeating
+from steppe.control.autoscale.policy import Autoscaler, LoadWindows, ScalingDecision, ScalingPolicy
+from steppe.control.periodic import PeriodicTask
 from steppe.control.service import Service
 from steppe.core.contracts.errors import SteppeError
 from steppe.core.contracts.reports import EventReport
@@ -16,25 +16,25 @@ from steppe.core.contracts.transport import EVENTS
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 
-LOOK_S = 5.0
+POLL_INTERVAL_S = 5.0
 NAME = "autoscaler"
 
 
 @dataclass
-class _Tended:
+class _AutoscaledRun:
     view: RunView
     scaler: Autoscaler
-    stretches: Stretches = field(default_factory=Stretches)
+    load_windows: LoadWindows = field(default_factory=LoadWindows)
     said: tuple[int, str] | None = None
 
 
-class Tending(Repeating):
+class AutoscaleLoop(PeriodicTask):
     """Only runs whose number of actors can change are looked after."""
 
-    def __init__(self, service: Service, how: Literal["recommend", "set"], policy: Policy) -> None:
-        super().__init__(NAME, LOOK_S, lambda: self.look(time.time()))
+    def __init__(self, service: Service, how: Literal["recommend", "set"], policy: ScalingPolicy) -> None:
+        super().__init__(NAME, POLL_INTERVAL_S, lambda: self.look(time.time()))
         self._service, self._how, self._policy = service, how, policy
-        self._runs: dict[str, _Tended] = {}
+        self._runs: dict[str, _AutoscaledRun] = {}
         self._refused: dict[str, str] = {}
 
     def look(self, now_s: float) -> None:
@@ -55,7 +55,7 @@ class Tending(Repeating):
             return  # fixed, switched off by hand, or still changing
         tended = self._runs.get(run) or self._begin(run, actors.most)
         tended.view.refresh()
-        load = tended.stretches.next(tended.view, actors.ready)
+        load = tended.load_windows.next(tended.view, actors.ready)
         if load is None:
             return
         advice = tended.scaler.look(load, now_s)
@@ -65,13 +65,13 @@ class Tending(Repeating):
         elif (advice.wanted, advice.reason) != tended.said:
             self._tell(run, tended, advice, "recommended")
 
-    def _begin(self, run: str, most: int) -> _Tended:
+    def _begin(self, run: str, most: int) -> _AutoscaledRun:
         view = RunView(RunDirectory(self._service.root / run))
         policy = replace(self._policy, most=min(self._policy.most, most))
-        self._runs[run] = _Tended(view, Autoscaler(policy))
+        self._runs[run] = _AutoscaledRun(view, Autoscaler(policy))
         return self._runs[run]
 
-    def _tell(self, run: str, tended: _Tended, advice: Advice, what: str) -> None:
+    def _tell(self, run: str, tended: _AutoscaledRun, advice: ScalingDecision, what: str) -> None:
         tended.said = (advice.wanted, advice.reason)
         details = {"actors": advice.actors, "wanted": advice.wanted, "reason": advice.reason, "message": advice.words}
         self._say(run, what, details)

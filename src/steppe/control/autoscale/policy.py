@@ -13,12 +13,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from steppe.records.profiling.diagnosis import percent
+from steppe.records.profiling.diagnosis import format_percent
 from steppe.records.view import RunView
 
 
 @dataclass(frozen=True)
-class Policy:
+class ScalingPolicy:
     """Limits, and how sure it has to be."""
 
     least: int = 1
@@ -28,12 +28,12 @@ class Policy:
     starving: float = 0.25  # learner's share of waiting from which on it lacks experience
     flooded: float = 0.30  # actors' share of being held up from which on there are too many
     dropped: float = 0.05  # share of segments too old to learn from, from which on there are too many
-    aim: float = 0.90  # of its time the slower side is to be busy
-    growth: float = 2.0  # at most, in one step
+    target_utilization: float = 0.90  # of its time the slower side is to be busy
+    max_growth: float = 2.0  # at most, in one step
 
 
 @dataclass(frozen=True)
-class Load:
+class RunLoad:
     """One stretch of a run. Shares are 0 to 1."""
 
     actors: int
@@ -45,7 +45,7 @@ class Load:
     samples_wanted: float | None = None  # what the run asks for
 
     @property
-    def behind(self) -> float:
+    def missing_samples_share(self) -> float:
         """The share of learning that the memory's experience should have had and did not get."""
         if not self.samples_wanted or self.samples_per_insert is None:
             return 0.0
@@ -53,7 +53,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Advice:
+class ScalingDecision:
     """How many actors there should be, and why; `act` once it is sure."""
 
     actors: int
@@ -63,43 +63,49 @@ class Advice:
     act: bool = False
 
 
-def advise(load: Load, policy: Policy) -> Advice:
+def decide_scaling(load: RunLoad, policy: ScalingPolicy) -> ScalingDecision:
     """What one stretch says."""
-    reason, target, why = _target(load, policy)
-    bounded = max(policy.least, min(policy.most, target, math.ceil(load.actors * policy.growth)))
-    words = f"{why}: {_words(load.actors, bounded)}"
+    reason, target, why = _target_actors(load, policy)
+    bounded = max(policy.least, min(policy.most, target, math.ceil(load.actors * policy.max_growth)))
+    words = f"{why}: {_describe_change(load.actors, bounded)}"
     if bounded != target and reason != "balanced":
-        words += (
-            f" ({target} would fit, within {policy.least} to {policy.most} and at most {policy.growth:g} times at once)"
-        )
-    return Advice(load.actors, bounded, reason, words)
+        words += f" ({target} would fit, within {policy.least} to {policy.most} and at most {policy.max_growth:g} times at once)"
+    return ScalingDecision(load.actors, bounded, reason, words)
 
 
-def _target(
-    load: Load, policy: Policy
+def _target_actors(
+    load: RunLoad, policy: ScalingPolicy
 ) -> tuple[Literal["starving", "flooded", "dropped", "behind", "both", "balanced"], int, str]:
     n = max(1, load.actors)
     lag = "" if load.lag is None else f", on average {load.lag:.1f} versions behind"
     if load.dropped >= policy.dropped:
         fewer = max(1, math.floor(n * (1.0 - load.dropped)))
-        return "dropped", fewer, f"{percent(load.dropped)} of the segments are dropped for their age{lag}"
-    if load.behind >= policy.flooded and load.waits < policy.starving:
-        fewer = max(1, math.ceil(n * (1.0 - load.behind)))
+        return "dropped", fewer, f"{format_percent(load.dropped)} of the segments are dropped for their age{lag}"
+    if load.missing_samples_share >= policy.flooded and load.waits < policy.starving:
+        fewer = max(1, math.ceil(n * (1.0 - load.missing_samples_share)))
         return "behind", fewer, f"{load.samples_per_insert:.2f} of {load.samples_wanted:g} samples per insert are drawn"
     starving, flooded = load.waits >= policy.starving, load.blocked >= policy.flooded
     if starving and flooded:
-        why = f"the learner waits {percent(load.waits)} and the actors are held up {percent(load.blocked)}: what is between them"
+        why = f"the learner waits {format_percent(load.waits)} and the actors are held up {format_percent(load.blocked)}: what is between them"
         return "both", n, f"{why} is slow, which neither more nor fewer actors change"
     if starving:
         busy = max(0.02, 1.0 - load.waits)
-        return "starving", math.ceil(n * policy.aim / busy), f"the learner waits {percent(load.waits)} for experience"
+        return (
+            "starving",
+            math.ceil(n * policy.target_utilization / busy),
+            f"the learner waits {format_percent(load.waits)} for experience",
+        )
     if flooded:
-        fewer = max(1, math.ceil(n * (1.0 - load.blocked) / policy.aim))
-        return "flooded", fewer, f"the actors are held up {percent(load.blocked)} by the learner{lag}"
-    return "balanced", n, f"the learner waits {percent(load.waits)}, the actors are held up {percent(load.blocked)}"
+        fewer = max(1, math.ceil(n * (1.0 - load.blocked) / policy.target_utilization))
+        return "flooded", fewer, f"the actors are held up {format_percent(load.blocked)} by the learner{lag}"
+    return (
+        "balanced",
+        n,
+        f"the learner waits {format_percent(load.waits)}, the actors are held up {format_percent(load.blocked)}",
+    )
 
 
-def _words(now: int, then: int) -> str:
+def _describe_change(now: int, then: int) -> str:
     if now == then:
         return f"{now} actors are right"
     return f"{then} actors instead of {now}"
@@ -109,16 +115,16 @@ def _words(now: int, then: int) -> str:
 class Autoscaler:
     """Hysteresis over a run's stretches: nothing changes until several looks agree, nor soon after a change."""
 
-    policy: Policy
-    _recent: deque[Advice] = field(default_factory=deque)
-    _quiet_until_s: float = 0.0
+    policy: ScalingPolicy
+    _recent: deque[ScalingDecision] = field(default_factory=deque)
+    _cooldown_until_s: float = 0.0
 
-    def look(self, load: Load, now_s: float) -> Advice:
+    def look(self, load: RunLoad, now_s: float) -> ScalingDecision:
         """Advice on the newest stretch; with `act` it is to be carried out, at the most cautious of the agreeing numbers."""
-        advice = advise(load, self.policy)
-        if now_s < self._quiet_until_s or (self._recent and self._recent[-1].actors != load.actors):
+        advice = decide_scaling(load, self.policy)
+        if now_s < self._cooldown_until_s or (self._recent and self._recent[-1].actors != load.actors):
             self._recent.clear()
-        if now_s < self._quiet_until_s:
+        if now_s < self._cooldown_until_s:
             return advice
         self._recent.append(advice)
         while len(self._recent) > self.policy.looks:
@@ -128,21 +134,21 @@ class Autoscaler:
             return advice
         cautious = (min if ways == {1} else max)(self._recent, key=lambda one: one.wanted)
         self._recent.clear()
-        self._quiet_until_s = now_s + self.policy.rest_s
-        return Advice(cautious.actors, cautious.wanted, cautious.reason, cautious.words, act=True)
+        self._cooldown_until_s = now_s + self.policy.rest_s
+        return ScalingDecision(cautious.actors, cautious.wanted, cautious.reason, cautious.words, act=True)
 
 
 def _sign(number: int) -> int:
     return (number > 0) - (number < 0)
 
 
-class Stretches:
+class LoadWindows:
     """Cuts a run's ever-growing totals into stretches."""
 
     def __init__(self) -> None:
         self._before: tuple[dict[str, dict[str, float]], int, int, dict[str, float]] | None = None
 
-    def next(self, view: RunView, actors: int, least_s: float = 5.0) -> Load | None:
+    def next(self, view: RunView, actors: int, least_s: float = 5.0) -> RunLoad | None:
         """What happened since the last stretch; None while that is less than `least_s` of the learner's time."""
         if view.training is None:
             return None
@@ -152,18 +158,18 @@ class Stretches:
         if before is None:
             self._before = now
             return None
-        spent = {role: _less(phases, before[0].get(role, {})) for role, phases in now[0].items()}
+        spent = {role: _subtract_phases(phases, before[0].get(role, {})) for role, phases in now[0].items()}
         learner = spent.get("learner", {})
         if sum(learner.values()) < least_s:
             return None
         self._before = now
-        acting = [_share(phases, "blocked") for role, phases in spent.items() if role.startswith("actor-")]
+        acting = [_phase_share(phases, "blocked") for role, phases in spent.items() if role.startswith("actor-")]
         told = [share for share in acting if share is not None]
         arrived = (old - before[1]) + (learned - before[2])
         drawn, came = (now[3].get(key, 0.0) - before[3].get(key, 0.0) for key in ("sampled", "inserted"))
-        return Load(
+        return RunLoad(
             actors=actors,
-            waits=_share(learner, "wait") or 0.0,
+            waits=_phase_share(learner, "wait") or 0.0,
             blocked=sum(told) / len(told) if told else 0.0,
             dropped=(old - before[1]) / arrived if arrived else 0.0,
             lag=view.lag_mean,
@@ -172,10 +178,10 @@ class Stretches:
         )
 
 
-def _less(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+def _subtract_phases(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
     return {phase: max(0.0, seconds - before.get(phase, 0.0)) for phase, seconds in now.items()}
 
 
-def _share(phases: dict[str, float], phase: str) -> float | None:
+def _phase_share(phases: dict[str, float], phase: str) -> float | None:
     total = sum(phases.values())
     return phases.get(phase, 0.0) / total if total > 0 else None

@@ -10,7 +10,7 @@ ROLES = (ACTOR, LEARNER, MANAGER)
 
 
 @dataclass(frozen=True)
-class Seen:
+class RoleStatus:
     """What was last seen of one role, and why some of it is not ready."""
 
     ready: int = 0
@@ -29,7 +29,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Described:
+class RunSpec:
     """The run that is to be trained: its name and settings, and the state of both for whoever changes them."""
 
     run: str
@@ -37,7 +37,7 @@ class Described:
     version: str
 
 
-class Scaler(Protocol):
+class Orchestrator(Protocol):
     """Blocking, for several threads. Unreachable while nobody answers; Conflict where somebody else decides."""
 
     def wanted(self, role: str) -> int:
@@ -46,10 +46,10 @@ class Scaler(Protocol):
     def scale(self, role: str, count: int) -> None:
         """Have so many; whoever goes is asked to, and hands over what it has."""
 
-    def seen(self, role: str, digest: str) -> Seen:
+    def seen(self, role: str, digest: str) -> RoleStatus:
         """As of the last news; `digest` is that of the settings which it should have."""
 
-    def described(self) -> Described:
+    def described(self) -> RunSpec:
         """Which run is to be trained."""
 
     def describe(self, run: str, settings: str, version: str) -> None:

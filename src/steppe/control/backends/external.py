@@ -12,42 +12,52 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from steppe.control import models
-from steppe.control.backends.kafka_mirror import Following, relayed
+from steppe.control.backends.kafka_mirror import KafkaMirror, command_if_reachable
 from steppe.control.database import new_operation
 from steppe.control.service import Bounds, Service, operation
 from steppe.core.config.run import KafkaConfig, unflatten
-from steppe.core.config.tunables import live_fields
+from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.errors import Conflict, RunNotFound, SteppeError, UsageError
 from steppe.core.contracts.reports import TrainingReport
 from steppe.core.contracts.transport import COMMANDS
 from steppe.records.run_directory import RECORD, RunDirectory
-from steppe.records.store import LOST, LOST_AFTER_S, PAUSED, RUNNING, SILENT, STARTING, STOPPED, SUCCEEDED, Status
+from steppe.records.store import (
+    HEARTBEAT_EXPIRED,
+    LOST,
+    LOST_AFTER_S,
+    PAUSED,
+    RUNNING,
+    STARTING,
+    STOPPED,
+    SUCCEEDED,
+    Status,
+)
 from steppe.records.view import ENDED
-from steppe.runtimes.kafka.manifest import Charter, find_charter
+from steppe.runtimes.kafka.manifest import RunManifest, find_manifest
 
 START_S = 600.0  # how long others may take to start a learner
 STOP_S = 120.0  # how long a learner may take for its last checkpoint
-LOOK_S = 1.0
-ASKED = "start_requested"
-SCALING = "actors are started and stopped where they run: docker compose up --scale actor=N --no-recreate"
+POLL_INTERVAL_S = 1.0
+START_REQUESTED = "start_requested"
+SCALING_HINT = "actors are started and stopped where they run: docker compose up --scale actor=N --no-recreate"
 State = tuple[str, str | None, str | None]
 
 
-class FollowedService(Service):
+class ExternalRunService(Service):
     """May be used by several threads. `tend` is to be called about twice a second; until the run has begun there is none."""
 
     def __init__(self, run: str, kafka: KafkaConfig, bounds: Bounds | None = None) -> None:
         """`run` is its name; Unreachable when no broker answers."""
         super().__init__(bounds, kafka)
         self._run, self._brokers = run, kafka
-        self._following: Following | None = None
-        self._charter: Charter | None = None
+        self._kafka_mirror: KafkaMirror | None = None
+        self._manifest: RunManifest | None = None
         self._looked_s = 0.0
         self._look()
 
     def close(self) -> None:
-        if self._following is not None:
-            self._following.stop()
+        if self._kafka_mirror is not None:
+            self._kafka_mirror.stop()
         super().close()
 
     @operation("control")
@@ -68,10 +78,10 @@ class FollowedService(Service):
             record = new_operation("start", run, issuer, deadline_s=START_S)
             with self._sent(directory, record, expected) as command:
                 self.ledger.change(run, "running", expected)
-                directory.store.set_status(STARTING, ASKED, "waits for its roles: docker compose up")
-                self.ledger.keep_operation(record)
+                directory.store.set_status(STARTING, START_REQUESTED, "waits for its roles: docker compose up")
+                self.ledger.save_operation(record)
                 directory.store.post(COMMANDS, {**command, "command": "resume"})
-            return self._settled(record)
+            return self._refreshed_operation(record)
 
     @operation("control")
     def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
@@ -98,14 +108,14 @@ class FollowedService(Service):
     def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
         """Refused: see `SCALING`."""
         self._directory(run)
-        raise UsageError(SCALING)
+        raise UsageError(SCALING_HINT)
 
     @operation("control")
     def set_hyperparameters(
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
     ) -> models.Effects:
         """Change settings with the next update; others are in the file that the learner is started with."""
-        live = live_fields(self._config(self._directory(run)))
+        live = tunable_fields(self._config(self._directory(run)))
         fixed = sorted(set(values) - set(live))
         if fixed:
             raise UsageError(
@@ -122,9 +132,9 @@ class FollowedService(Service):
             source="elsewhere", sources=["elsewhere"], lines=[] if after else [words], next=max(after, 1)
         )
 
-    def tend(self) -> None:
+    def reconcile(self) -> None:
         """Take over what the run says, and finish operations."""
-        if time.monotonic() - self._looked_s < LOOK_S:
+        if time.monotonic() - self._looked_s < POLL_INTERVAL_S:
             return
         with self._lock:
             self._looked_s = time.monotonic()
@@ -132,14 +142,14 @@ class FollowedService(Service):
                 self._look()
             except SteppeError:
                 return  # readiness says so; the next look may find it well again
-            if self._following is not None:
-                self._tell_state(self._following)
-            super().tend()
+            if self._kafka_mirror is not None:
+                self._update_state(self._kafka_mirror)
+            super().reconcile()
 
     def _look(self) -> None:
         """Begin to follow the run, or take over what it has become."""
-        charter = self._following.charter if self._following else find_charter(self._brokers, self._run)
-        if charter is None or charter == self._charter:
+        charter = self._kafka_mirror.manifest if self._kafka_mirror else find_manifest(self._brokers, self._run)
+        if charter is None or charter == self._manifest:
             return
         config = unflatten(charter.order.config).model_copy(update={"name": self._run, "run_dir": None})
         path = self.root / self._run
@@ -151,22 +161,22 @@ class FollowedService(Service):
         directory.settle(config, charter.order.env_spec)
         directory.release()
         self._known.forget(self._run)
-        self._charter = charter
-        if self._following is None:
-            self._following = Following(directory, self._brokers)
-            self._following.start()
+        self._manifest = charter
+        if self._kafka_mirror is None:
+            self._kafka_mirror = KafkaMirror(directory, self._brokers)
+            self._kafka_mirror.start()
 
-    def _tell_state(self, following: Following) -> None:
+    def _update_state(self, following: KafkaMirror) -> None:
         """Keep the run's state in its store what its reports say."""
         store = self._directory(self._run).store
         before = store.status()
-        with self.picture(self._run) as view:
-            state = _state(before, view.training, following.word)
+        with self.run_view(self._run) as view:
+            state = _derive_state(before, view.training, following.word)
         if state is not None and state != (before.state, before.reason, before.message):
             store.set_status(*state)
         store.heartbeat()
 
-    def _settled(self, record: dict[str, Any]) -> models.Operation:
+    def _refreshed_operation(self, record: dict[str, Any]) -> models.Operation:
         """As ever, but for a run that does not stop: there is nothing here to kill."""
         late = time.time() - record["created_s"] > record["details"].get("deadline_s", STOP_S)
         if record["state"] == "pending" and record["kind"] == "stop" and late:
@@ -174,13 +184,13 @@ class FollowedService(Service):
                 ended = self._directory(record["run"]).store.status().state in ENDED
                 verdict = ("succeeded", None) if ended else ("failed", f"it has not stopped within {STOP_S:g} s")
                 record |= {"state": verdict[0], "message": verdict[1], "finished_s": time.time()}
-                self.ledger.keep_operation(record)
-        return super()._settled(record)
+                self.ledger.save_operation(record)
+        return super()._refreshed_operation(record)
 
     def _sent(
         self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
     ) -> AbstractContextManager[dict[str, Any]]:
-        return relayed(self._brokers, record)
+        return command_if_reachable(self._brokers, record)
 
     def _directory(self, run: str) -> RunDirectory:
         if run != self._run:
@@ -188,12 +198,12 @@ class FollowedService(Service):
         return super()._directory(run)
 
 
-def _state(before: Status, report: TrainingReport | None, word: str) -> State | None:
+def _derive_state(before: Status, report: TrainingReport | None, word: str) -> State | None:
     """What the newest report means; None while that is what was known."""
     fresh = report is not None and time.time() - report.time_s < LOST_AFTER_S
     if report is not None and fresh and not report.final:
         return (PAUSED, "pause_requested", None) if word == "pause" else (RUNNING, None, None)
-    if before.reason == ASKED:
+    if before.reason == START_REQUESTED:
         return None  # whoever starts it may take his time
     if report is None:
         return STARTING, None, "waits for its learner"
@@ -202,5 +212,5 @@ def _state(before: Status, report: TrainingReport | None, word: str) -> State | 
     if report.final:
         return STOPPED, "stopped", "its learner has ended, with a checkpoint"
     if before.state not in ENDED:
-        return LOST, SILENT, f"its learner has been silent for more than {LOST_AFTER_S:g} s"
+        return LOST, HEARTBEAT_EXPIRED, f"its learner has been silent for more than {LOST_AFTER_S:g} s"
     return None

@@ -8,52 +8,54 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from steppe.control.periodic import Repeating
-from steppe.control.service import REACH_S, command_of
+from steppe.control.periodic import PeriodicTask
+from steppe.control.service import BROKER_TIMEOUT_S, to_command
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 from steppe.core.io.atomic_files import read_json, write_json
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.kafka.manifest import CHARTER, EXPIRY_S, Charter, find_charter, newest_word
+from steppe.runtimes.kafka.manifest import COMMAND_TTL_S, MANIFEST, RunManifest, find_manifest, newest_control_command
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection, Message
-from steppe.transport.kafka.dead_letters import DeadLetters
+from steppe.transport.kafka.client import KafkaConnection, Message
+from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
-LOOK_S = 1.0
-TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)
+POLL_INTERVAL_S = 1.0
+MIRRORED_TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)
 BATCH = 2_000  # records of a topic that are copied at once
-CURSORS = "followed.json"  # how far each topic has been copied: a service that is started again goes on there
+CURSOR_FILE = "followed.json"  # how far each topic has been copied: a service that is started again goes on there
 ROLE = "service"
 
 
 @contextlib.contextmanager
-def relayed(config: KafkaConfig, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def command_if_reachable(config: KafkaConfig, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The command of an operation, which `Following` sends to the roles; Unreachable, and nothing is sent, without brokers."""
-    Connection(config, "").reach(REACH_S)
-    yield command_of(record)
+    KafkaConnection(config, "").fetch_metadata(BROKER_TIMEOUT_S)
+    yield to_command(record)
 
 
-class Following(Repeating):
+class KafkaMirror(PeriodicTask):
     """Between `start` and `stop`. While no broker answers, or the run has not begun, it waits."""
 
     def __init__(self, directory: RunDirectory, config: KafkaConfig) -> None:
-        super().__init__("following", LOOK_S, self.look)
+        super().__init__("following", POLL_INTERVAL_S, self.look)
         self.run = directory.id
-        self.charter: Charter | None = None
-        self.word = CHARTER  # the newest that everybody was told
-        self._store, self._path, self._config = directory.store, directory.path / CURSORS, config
-        self._cursors = dict.fromkeys((*TOPICS, COMMANDS), 0)
+        self.manifest: RunManifest | None = None
+        self.word = MANIFEST  # the newest that everybody was told
+        self._store, self._path, self._config = directory.store, directory.path / CURSOR_FILE, config
+        self._cursors = dict.fromkeys((*MIRRORED_TOPICS, COMMANDS), 0)
         with contextlib.suppress(DamagedFile, FileNotFoundError):
             self._cursors |= read_json(self._path)
-        back = BATCH * len(TOPICS)
-        self._beyond = {  # what a service that was killed may have copied without saying so
-            topic: {_text(record) for _, record in self._store.read(topic, max(0, self._store.newest(topic) - back))}
-            for topic in TOPICS
+        back = BATCH * len(MIRRORED_TOPICS)
+        self._possibly_copied = {  # what a service that was killed may have copied without saying so
+            topic: {
+                _record_key(record) for _, record in self._store.read(topic, max(0, self._store.newest(topic) - back))
+            }
+            for topic in MIRRORED_TOPICS
         }
         self._board: KafkaBoard | None = None
-        self._letters: DeadLetters | None = None
+        self._dead_letters: DeadLetterQueue | None = None
         self._commands = 0  # the end of commands.control when it was looked at last
 
     def stop(self) -> None:
@@ -62,60 +64,60 @@ class Following(Repeating):
 
     def look(self) -> None:
         """Copy what is new; Unreachable while no broker answers."""
-        board = self._board = self._renewed(self._board) if self._board is not None else self._joined()
+        board = self._board = self._refresh_board(self._board) if self._board is not None else self._joined()
         if board is None:
             return
         before = dict(self._cursors)
         self._ask(board)
-        for topic in TOPICS:
+        for topic in MIRRORED_TOPICS:
             self._copy(board, topic)
         if self._cursors != before:
             write_json(self._path, self._cursors)
-        if self._letters is not None:
-            self._letters.progress()
+        if self._dead_letters is not None:
+            self._dead_letters.progress()
 
-    def _joined(self, charter: Charter | None = None) -> KafkaBoard | None:
+    def _joined(self, charter: RunManifest | None = None) -> KafkaBoard | None:
         """The run as its newest charter has it: one that was begun anew is another one on Kafka."""
         self._leave()
-        self.charter = charter or find_charter(self._config, self.run)
-        if self.charter is None:
+        self.manifest = charter or find_manifest(self._config, self.run)
+        if self.manifest is None:
             return None
-        connection = self.charter.connection(self._config)
-        self._letters = DeadLetters(connection, ROLE, self._note)
-        num_actors = self.charter.order.plan().num_writers
+        connection = self.manifest.connection(self._config)
+        self._dead_letters = DeadLetterQueue(connection, ROLE, self._note)
+        num_actors = self.manifest.order.plan().num_writers
         board = KafkaBoard(connection, ROLE, self._refuse, num_actors)
         self._commands = board.end(COMMANDS)
-        self.word = newest_word(connection) or CHARTER
+        self.word = newest_control_command(connection) or MANIFEST
         return board
 
-    def _renewed(self, board: KafkaBoard) -> KafkaBoard | None:
+    def _refresh_board(self, board: KafkaBoard) -> KafkaBoard | None:
         """The same board, or that of a run that was begun anew since; what everybody was told meanwhile is known then."""
         end, since = board.end(COMMANDS), self._commands
         if end == since:
             return board
         since = since if since < end else 0  # beyond its end: the topic was made anew
-        newer = find_charter(self._config, self.run, since)
+        newer = find_manifest(self._config, self.run, since)
         if newer is not None:
             return self._joined(newer)
-        assert self.charter is not None
-        self.word = newest_word(self.charter.connection(self._config), since) or self.word
+        assert self.manifest is not None
+        self.word = newest_control_command(self.manifest.connection(self._config), since) or self.word
         self._commands = end
         return board
 
     def _ask(self, board: KafkaBoard) -> None:
         """Asked twice by a service that was killed in between, a command is carried out once: it has an id."""
         for number, command in self._store.read(COMMANDS, self._cursors[COMMANDS]):
-            assert self.charter is not None
-            about = {"run": self.run, "generation": self.charter.generation}
-            board.post(COMMANDS, {"expires_s": command["time_s"] + EXPIRY_S, **command, **about})
+            assert self.manifest is not None
+            about = {"run": self.run, "generation": self.manifest.generation}
+            board.post(COMMANDS, {"expires_s": command["time_s"] + COMMAND_TTL_S, **command, **about})
             self._cursors[COMMANDS] = number
 
     def _copy(self, board: KafkaBoard, topic: str) -> None:
-        end, known = board.end(topic), self._beyond.pop(topic, set())
+        end, known = board.end(topic), self._possibly_copied.pop(topic, set())
         found = board.read(topic, self._cursors[topic], limit=BATCH)
         for _, record in found:
             told_here = topic == EVENTS and record.get("role") == ROLE
-            if _text(record) not in known and not told_here:
+            if _record_key(record) not in known and not told_here:
                 self._store.post(topic, record)
         last = found[-1][0] if found else 0
         # Behind the last, what other runs said: it is passed over once and not again.
@@ -123,21 +125,21 @@ class Following(Repeating):
 
     def _refuse(self, message: Message, reason: str) -> None:
         """Records of commands.control are the learner's to park."""
-        if self._letters is not None and message.topic() != self._config.prefix + COMMANDS:
-            self._letters.refuse(message, reason)
+        if self._dead_letters is not None and message.topic() != self._config.prefix + COMMANDS:
+            self._dead_letters.refuse(message, reason)
 
     def _note(self, details: dict[str, Any]) -> None:
         event = EventReport(run=self.run, kind="warning", role=ROLE, details=details)
         self._store.post(EVENTS, event.record())
 
     def _leave(self) -> None:
-        if self._letters is not None:
-            self._letters.close(0.0)
-            self._letters = None
+        if self._dead_letters is not None:
+            self._dead_letters.close(0.0)
+            self._dead_letters = None
         if self._board is not None:
             self._board.close(0.0)
             self._board = None
 
 
-def _text(record: dict[str, Any]) -> str:
+def _record_key(record: dict[str, Any]) -> str:
     return json.dumps(record, sort_keys=True)

@@ -19,25 +19,25 @@ import aiohttp
 from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
-from steppe.control.backends.base import ROLES, Described, Seen
+from steppe.control.backends.base import ROLES, RoleStatus, RunSpec
 from steppe.core.contracts.errors import ConfigError, Conflict, Unreachable, UsageError
 
-NAMES = {role: f"steppe-{role}" for role in ROLES}
-RUN = "steppe-run"  # the ConfigMap that says which run the namespace trains
-ROLE, DIGEST = "steppe.dev/role", "steppe.dev/settings"  # label, annotation
-OWNER = "steppe"  # the name under which fields are ours
-COMPLETE = "complete"  # what a learner leaves as its last word when the run has come to its end
-NOBODY = "before-first-apply"  # what the API server calls the owner of what nobody has said yet
+DEPLOYMENT_NAMES = {role: f"steppe-{role}" for role in ROLES}
+RUN_CONFIG_MAP = "steppe-run"  # the ConfigMap that says which run the namespace trains
+ROLE_LABEL, DIGEST_ANNOTATION = "steppe.dev/role", "steppe.dev/settings"  # label, annotation
+FIELD_MANAGER = "steppe"  # the name under which fields are ours
+COMPLETE_MESSAGE = "complete"  # what a learner leaves as its last word when the run has come to its end
+UNSET_FIELD_MANAGER = "before-first-apply"  # what the API server calls the owner of what nobody has said yet
 CALL_S = 20.0
 WATCH_S = 60  # a watch is begun anew after so long: a connection that died silently is noticed
-AGAIN_S = (0.2, 5.0)  # between attempts, at first and at most
+RETRY_BACKOFF_S = (0.2, 5.0)  # between attempts, at first and at most
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
 Result = TypeVar("Result")
 
 
-class Namespace:
+class KubernetesClient:
     """May be used by several threads until `close`. Needs what deploy/k8s/base/rbac.yaml allows, and no more."""
 
     def __init__(self, namespace: str) -> None:
@@ -45,7 +45,7 @@ class Namespace:
         self.name = namespace
         self.lost: str | None = "the watch has not begun"
         self._pods: dict[str, Any] = {}
-        self._exits: dict[str, int] = {}
+        self._exit_codes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes", daemon=True)
@@ -73,10 +73,10 @@ class Namespace:
     def close(self) -> None:
         """End the watch and let go of the connection."""
         with contextlib.suppress(Unreachable):
-            self._wait(self._shut())
+            self._wait(self._close_client())
         self._end()
 
-    async def _shut(self) -> None:
+    async def _close_client(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
         # Before the watch ends: one that ends by itself says goodbye, and nobody knows how long that takes.
@@ -91,83 +91,85 @@ class Namespace:
         self._loop.close()
 
     def wanted(self, role: str) -> int:
-        return int(self._call(self._apps.read_namespaced_deployment_scale, NAMES[role]).spec.replicas or 0)
+        return int(self._call(self._apps.read_namespaced_deployment_scale, DEPLOYMENT_NAMES[role]).spec.replicas or 0)
 
     def scale(self, role: str, count: int) -> None:
-        about = {"name": NAMES[role], "namespace": self.name}
+        about = {"name": DEPLOYMENT_NAMES[role], "namespace": self.name}
         body = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": about, "spec": {"replicas": count}}
         try:
             self._apply_scale(role, body, force=False)
         except Conflict as error:
-            if set(re.findall(r'conflict with "([^"]+)"', str(error))) != {NOBODY}:
-                raise Conflict(f"somebody else decides how many {NAMES[role]} there are: {error}") from None
+            if set(re.findall(r'conflict with "([^"]+)"', str(error))) != {UNSET_FIELD_MANAGER}:
+                raise Conflict(f"somebody else decides how many {DEPLOYMENT_NAMES[role]} there are: {error}") from None
             self._apply_scale(role, body, force=True)
 
     def _apply_scale(self, role: str, body: dict[str, Any], *, force: bool) -> None:
         patch = self._apps.patch_namespaced_deployment_scale
-        self._call(patch, NAMES[role], body, field_manager=OWNER, force=force, _content_type=APPLY)
+        self._call(patch, DEPLOYMENT_NAMES[role], body, field_manager=FIELD_MANAGER, force=force, _content_type=APPLY)
 
-    def described(self) -> Described:
-        found = self._call(self._core.read_namespaced_config_map, RUN)
+    def described(self) -> RunSpec:
+        found = self._call(self._core.read_namespaced_config_map, RUN_CONFIG_MAP)
         data = found.data or {}
         for key in ("run", "run.toml"):
             if not data.get(key):
-                raise ConfigError(f"the ConfigMap {RUN} in {self.name} has no {key!r}: apply deploy/k8s anew")
-        return Described(data["run"], data["run.toml"], found.metadata.resource_version)
+                raise ConfigError(
+                    f"the ConfigMap {RUN_CONFIG_MAP} in {self.name} has no {key!r}: apply deploy/k8s anew"
+                )
+        return RunSpec(data["run"], data["run.toml"], found.metadata.resource_version)
 
     def describe(self, run: str, settings: str, version: str) -> None:
         body = {"metadata": {"resourceVersion": version}, "data": {"run": run, "run.toml": settings}}
         patch = self._core.patch_namespaced_config_map
         try:
-            self._call(patch, RUN, body, field_manager=OWNER, _content_type=MERGE)
+            self._call(patch, RUN_CONFIG_MAP, body, field_manager=FIELD_MANAGER, _content_type=MERGE)
         except Conflict:
             raise Conflict(
-                f"somebody else has changed the ConfigMap {RUN} just now: look at it, and ask again"
+                f"somebody else has changed the ConfigMap {RUN_CONFIG_MAP} just now: look at it, and ask again"
             ) from None
 
     def roll(self, role: str, digest: str) -> None:
-        body = {"spec": {"template": {"metadata": {"annotations": {DIGEST: digest}}}}}
+        body = {"spec": {"template": {"metadata": {"annotations": {DIGEST_ANNOTATION: digest}}}}}
         patch = self._apps.patch_namespaced_deployment
-        self._call(patch, NAMES[role], body, field_manager=OWNER, _content_type=MERGE)
+        self._call(patch, DEPLOYMENT_NAMES[role], body, field_manager=FIELD_MANAGER, _content_type=MERGE)
 
-    def seen(self, role: str, digest: str) -> Seen:
+    def seen(self, role: str, digest: str) -> RoleStatus:
         with self._lock:
-            pods = [pod for pod in self._pods.values() if (pod.metadata.labels or {}).get(ROLE) == role]
-            exit_code = self._exits.get(role)
+            pods = [pod for pod in self._pods.values() if (pod.metadata.labels or {}).get(ROLE_LABEL) == role]
+            exit_code = self._exit_codes.get(role)
         ending = [pod for pod in pods if pod.metadata.deletion_timestamp is not None]
         staying = [pod for pod in pods if pod.metadata.deletion_timestamp is None and pod.status.phase != "Failed"]
-        ready = [pod for pod in staying if _condition(pod, "Ready") == "True"]
-        troubles = sorted({words for pod in staying if pod not in ready and (words := _trouble(pod))})
-        return Seen(
+        ready = [pod for pod in staying if _pod_condition(pod, "Ready") == "True"]
+        troubles = sorted({words for pod in staying if pod not in ready and (words := _not_ready_reason(pod))})
+        return RoleStatus(
             ready=len(ready),
             starting=len(staying) - len(ready),
             ending=len(ending),
-            old=sum((pod.metadata.annotations or {}).get(DIGEST, "") != digest for pod in staying),
-            restarts=sum(_restarts(pod) for pod in staying),
+            old=sum((pod.metadata.annotations or {}).get(DIGEST_ANNOTATION, "") != digest for pod in staying),
+            restarts=sum(_count_restarts(pod) for pod in staying),
             trouble="; ".join(troubles) or None,
             exit_code=exit_code,
-            complete=any(end.message == COMPLETE for pod in staying for end in _ends(pod)),
+            complete=any(end.message == COMPLETE_MESSAGE for pod in staying for end in _terminated_states(pod)),
         )
 
     async def _watch(self) -> None:
         """Keep `_pods` what the cluster says. After any loss everything is listed anew: nothing is missed, nothing kept."""
-        pause_s = AGAIN_S[0]
+        pause_s = RETRY_BACKOFF_S[0]
         while True:
             try:
                 await self._follow()
-                pause_s = AGAIN_S[0]
+                pause_s = RETRY_BACKOFF_S[0]
             except (TimeoutError, ApiException, aiohttp.ClientError, OSError) as error:
-                self.lost = _words(error)
+                self.lost = _error_message(error)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, AGAIN_S[1])
+                pause_s = min(2 * pause_s, RETRY_BACKOFF_S[1])
 
     async def _follow(self) -> None:
-        selected = {"namespace": self.name, "label_selector": ROLE}
+        selected = {"namespace": self.name, "label_selector": ROLE_LABEL}
         listed = await self._core.list_namespaced_pod(**selected, _request_timeout=CALL_S)
         with self._lock:
             known, self._pods = self._pods, {}
             for pod in listed.items:
-                self._meet(pod, new=pod.metadata.name not in known)
+                self._track_pod(pod, new=pod.metadata.name not in known)
         self.lost = None
         version = listed.metadata.resource_version
         while True:
@@ -179,7 +181,7 @@ class Namespace:
                 allow_watch_bookmarks=True,
                 _request_timeout=WATCH_S + CALL_S,
             )
-            async with contextlib.aclosing(_events(stream)) as events:
+            async with contextlib.aclosing(_watch_events(stream)) as events:
                 async for kind, pod in events:
                     version = self._take(kind, pod)
 
@@ -187,18 +189,18 @@ class Namespace:
         if kind == "BOOKMARK":
             return str(pod["metadata"]["resourceVersion"])
         with self._lock:
-            self._meet(pod, new=pod.metadata.name not in self._pods)
+            self._track_pod(pod, new=pod.metadata.name not in self._pods)
             if kind == "DELETED":
                 del self._pods[pod.metadata.name]
         return str(pod.metadata.resource_version)
 
-    def _meet(self, pod: Any, *, new: bool) -> None:
+    def _track_pod(self, pod: Any, *, new: bool) -> None:
         """How one before it ended says nothing of a new pod, whose own end may never be seen."""
-        self._pods[pod.metadata.name], role = pod, pod.metadata.labels[ROLE]
+        self._pods[pod.metadata.name], role = pod, pod.metadata.labels[ROLE_LABEL]
         if new:
-            self._exits.pop(role, None)
-        for end in _ends(pod):
-            self._exits[role] = int(end.exit_code)
+            self._exit_codes.pop(role, None)
+        for end in _terminated_states(pod):
+            self._exit_codes[role] = int(end.exit_code)
 
     def _call(self, method: Callable[..., Awaitable[Any]], name: str, *arguments: Any, **options: Any) -> Any:
         async def called() -> Any:
@@ -207,15 +209,15 @@ class Namespace:
         try:
             return self._wait(called())
         except ApiException as error:
-            raise _refusal(error, name, self.name) from None
+            raise _to_steppe_error(error, name, self.name) from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"the cluster does not answer: {_words(error)}") from None
+            raise Unreachable(f"the cluster does not answer: {_error_message(error)}") from None
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * CALL_S)
 
 
-async def _events(stream: Any) -> Any:
+async def _watch_events(stream: Any) -> Any:
     """What a watch says, with its connection closed behind it."""
     try:
         async for event in stream:
@@ -224,11 +226,11 @@ async def _events(stream: Any) -> Any:
         await stream.close()
 
 
-def _condition(pod: Any, kind: str) -> str | None:
+def _pod_condition(pod: Any, kind: str) -> str | None:
     return next((one.status for one in pod.status.conditions or () if one.type == kind), None)
 
 
-def _ends(pod: Any) -> list[Any]:
+def _terminated_states(pod: Any) -> list[Any]:
     """How the pod's containers ended last, of those that have."""
     found = [
         status.state.terminated or (status.last_state and status.last_state.terminated)
@@ -237,11 +239,11 @@ def _ends(pod: Any) -> list[Any]:
     return [end for end in found if end]
 
 
-def _restarts(pod: Any) -> int:
+def _count_restarts(pod: Any) -> int:
     return sum(status.restart_count for status in pod.status.container_statuses or ())
 
 
-def _trouble(pod: Any) -> str | None:
+def _not_ready_reason(pod: Any) -> str | None:
     """Why a pod is not ready, where the cluster says so."""
     for status in pod.status.container_statuses or ():
         waiting, before = status.state.waiting, status.last_state and status.last_state.terminated
@@ -254,8 +256,8 @@ def _trouble(pod: Any) -> str | None:
     return None
 
 
-def _refusal(error: ApiException, name: str, namespace: str) -> Exception:
-    message = _words(error)
+def _to_steppe_error(error: ApiException, name: str, namespace: str) -> Exception:
+    message = _error_message(error)
     if error.status == 404:
         return UsageError(f"{namespace} has no {name}: apply deploy/k8s there first")
     if error.status == 403:
@@ -267,7 +269,7 @@ def _refusal(error: ApiException, name: str, namespace: str) -> Exception:
     return Unreachable(f"the cluster does not answer as it should: {message}")
 
 
-def _words(error: BaseException) -> str:
+def _error_message(error: BaseException) -> str:
     if isinstance(error, ApiException):
         with contextlib.suppress(ValueError, TypeError, KeyError):
             return str(json.loads(error.body)["message"])

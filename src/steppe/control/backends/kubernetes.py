@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from steppe.control import models, presenters
-from steppe.control.backends.base import ACTOR, LEARNER, ROLES, Described, Scaler, Seen
+from steppe.control.backends.base import ACTOR, LEARNER, ROLES, Orchestrator, RoleStatus, RunSpec
 from steppe.control.database import new_operation
-from steppe.control.service import Bounds, Service, command_of, operation
-from steppe.core.config.run import Resolved, flat_keys, flatten, resolve
-from steppe.core.config.tunables import checked_changes, live_fields, needs_spec
+from steppe.control.service import Bounds, Service, operation, to_command
+from steppe.core.config.run import ResolvedConfig, flat_keys, flatten, resolve_config
+from steppe.core.config.tunables import needs_spec, tunable_fields, validate_changes
 from steppe.core.contracts.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.specs import EnvSpec
@@ -28,7 +28,7 @@ from steppe.core.contracts.transport import COMMANDS, EVENTS, SCALE, SET
 from steppe.records.run_directory import RECORD, RunDirectory
 from steppe.records.store import (
     HEARTBEAT_S,
-    NOBODY,
+    NO_OWNER,
     PAUSED,
     PENDING,
     RUNNING,
@@ -40,20 +40,20 @@ from steppe.records.store import (
 )
 
 if TYPE_CHECKING:
-    from steppe.control.backends.kafka_mirror import Following
+    from steppe.control.backends.kafka_mirror import KafkaMirror
     from steppe.core.config.run import KafkaConfig
 
-ROLL_S = 600.0  # how long pods may take to come and go
-CLUSTER = "cluster"  # who settles an operation whose outcome is seen in pods (model.Operation.settled_by)
-Verdict = tuple[str, str | None] | None
+ROLLOUT_TIMEOUT_S = 600.0  # how long pods may take to come and go
+SETTLED_BY_CLUSTER = "cluster"  # who settles an operation whose outcome is seen in pods (model.Operation.settled_by)
+OperationOutcome = tuple[str, str | None] | None
 
 
 @dataclass(frozen=True)
-class Current:
+class CurrentRun:
     """The run that the cluster trains now."""
 
-    described: Described
-    resolved: Resolved
+    described: RunSpec
+    resolved: ResolvedConfig
     digest: str
 
     @property
@@ -61,22 +61,22 @@ class Current:
         return self.described.run
 
 
-class ClusterService(Service):
+class KubernetesService(Service):
     """May be used by several threads. `tend` is to be called about twice a second."""
 
-    def __init__(self, scaler: Scaler, bounds: Bounds | None = None, kafka: KafkaConfig | None = None) -> None:
+    def __init__(self, scaler: Orchestrator, bounds: Bounds | None = None, kafka: KafkaConfig | None = None) -> None:
         """With `kafka`, what the roles report there is read too."""
         super().__init__(bounds)
         self._scaler, self._kafka = scaler, kafka
-        self._following: Following | None = None
-        self._current: Current | None = None
+        self._kafka_mirror: KafkaMirror | None = None
+        self._current: CurrentRun | None = None
         self._looked_s = 0.0
         self._wanted = dict.fromkeys((ACTOR, LEARNER), 0)
         self._look()
 
     def close(self) -> None:
-        if self._following is not None:
-            self._following.stop()
+        if self._kafka_mirror is not None:
+            self._kafka_mirror.stop()
         super().close()
         self._scaler.close()
 
@@ -90,7 +90,7 @@ class ClusterService(Service):
     @operation("control")
     def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
         """Let the cluster train another run: its settings go there, and everybody reads them anew."""
-        settings = _settings_of(self._configured(request)[0], models.settings_of(request))
+        settings = _requested_settings(self._resolve_request(request)[0], models.to_settings(request))
         with self._lock:
             current = self._look()
             if self._scaler.wanted(LEARNER):
@@ -98,7 +98,7 @@ class ClusterService(Service):
             run = settings.pop("name", None) or f"{request.env.rpartition('/')[2]}-{int(time.time()):x}".lower()
             if (self.root / run / RECORD).exists():
                 raise Conflict(f"there is a run {run} already: choose another name")
-            made = self._describe(current, run, settings, ROLES)
+            made = self._write_run_spec(current, run, settings, ROLES)
             self._note("settings", issuer, f"{run}: {request.env}; actors and manager are replaced", made)
             if request.start:
                 self.start_run(run, issuer)
@@ -108,8 +108,8 @@ class ClusterService(Service):
     def start_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Have a learner, which goes on from the newest checkpoint."""
         done = self._scaled("start", run, LEARNER, 1, issuer, expected, desired="running")
-        if self._following is not None and self._following.word == "pause":  # the learner would find that again
-            resume = command_of(new_operation("resume", run, issuer, deadline_s=ROLL_S))
+        if self._kafka_mirror is not None and self._kafka_mirror.word == "pause":  # the learner would find that again
+            resume = to_command(new_operation("resume", run, issuer, deadline_s=ROLLOUT_TIMEOUT_S))
             self._directory(run).store.post(COMMANDS, resume)
         return done
 
@@ -122,13 +122,13 @@ class ClusterService(Service):
     def pause_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let actors and learner rest, which hear of it over Kafka."""
         self._require_brokers(run)
-        return self._command(run, "pause", issuer, expected, desired="paused", of=(RUNNING,))
+        return self._command(run, "pause", issuer, expected, desired="paused", allowed_states=(RUNNING,))
 
     @operation("control")
     def resume_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
         """Let a paused run go on."""
         self._require_brokers(run)
-        return self._command(run, "resume", issuer, expected, desired="running", of=(PAUSED,))
+        return self._command(run, "resume", issuer, expected, desired="running", allowed_states=(PAUSED,))
 
     @operation("admin")
     def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
@@ -148,8 +148,8 @@ class ClusterService(Service):
         if not self._is_current(run):
             return super().get_actors(run)
         wanted, seen = self._scaler.wanted(ACTOR), self._seen(ACTOR)
-        with self.picture(run) as view:
-            told = presenters.actors(view).actors
+        with self.run_view(run) as view:
+            told = presenters.present_actors(view).actors
         return models.Actors(desired=wanted, ready=seen.ready, most=self._most(), actors=told)
 
     @operation("control")
@@ -166,7 +166,7 @@ class ClusterService(Service):
             return super().get_learner(run)
         wanted, seen = self._scaler.wanted(LEARNER), self._seen(LEARNER)
         counts = {"desired": min(1, wanted), "ready": min(1, seen.ready)}
-        with self.picture(run) as view:
+        with self.run_view(run) as view:
             return models.Learner(**counts, version=view.version, updates=view.updates)
 
     @operation("control")
@@ -181,12 +181,12 @@ class ClusterService(Service):
             current = self._look()
             agent = current.resolved.config.agent
             spec = self._spec()
-            changed = checked_changes(agent, values, spec)
+            changed = validate_changes(agent, values, spec)
             if spec is None:
                 self._require_independent(run, needs_spec(agent, changed))
             live = self._live(current)
             live = live if set(changed) <= set(live) else ()
-            effects = presenters.effects(agent.model_dump(mode="json"), changed, live)
+            effects = presenters.present_effects(agent.model_dump(mode="json"), changed, live)
             if dry_run:
                 return models.Effects(effects=effects, operation=None)
             words = ", ".join(f"{effect.name} {effect.before} → {effect.after}" for effect in effects)
@@ -201,36 +201,36 @@ class ClusterService(Service):
         words = "the cluster keeps them: kubectl logs --selector steppe.dev/role=learner (or actor, manager) --follow"
         return models.Logs(source="cluster", sources=["cluster"], lines=[] if after else [words], next=max(after, 1))
 
-    def tend(self) -> None:
+    def reconcile(self) -> None:
         """Take over what the cluster says, and finish operations."""
         if time.monotonic() - self._looked_s < HEARTBEAT_S / 2:
             return
         try:
             with self._lock:
                 current = self._look()
-                self._tell_state(current)
-                super().tend()
+                self._update_state(current)
+                super().reconcile()
         except (Unreachable, Conflict, UsageError):
             return  # readiness says so; the next look may find it well again
 
-    def _look(self) -> Current:
+    def _look(self) -> CurrentRun:
         """The run as the cluster has it now, with a directory here."""
         with self._lock:
             described = self._scaler.described()
             if self._current is None or self._current.described != described:
-                self._current = _read(described)
+                self._current = _parse_run_spec(described)
                 self._adopt(self._current)
             for role in self._wanted:
                 self._wanted[role] = self._scaler.wanted(role)
             self._looked_s = time.monotonic()
             return self._current
 
-    def _adopt(self, current: Current) -> None:
+    def _adopt(self, current: CurrentRun) -> None:
         path = self.root / current.run
         config = current.resolved.config.model_copy(update={"name": current.run, "run_dir": None})
         if not (path / RECORD).exists():
             directory = RunDirectory.create(config, current.resolved.sources)
-            directory.store.set_status(PENDING, "created", "waits for its learner", owner=NOBODY)
+            directory.store.set_status(PENDING, "created", "waits for its learner", owner=NO_OWNER)
         else:
             directory = RunDirectory(path)
             directory.acquire()
@@ -240,19 +240,21 @@ class ClusterService(Service):
         self._follow(directory)
 
     def _follow(self, directory: RunDirectory) -> None:
-        if self._kafka is None or (self._following is not None and self._following.run == directory.id):
+        if self._kafka is None or (self._kafka_mirror is not None and self._kafka_mirror.run == directory.id):
             return
-        from steppe.control.backends.kafka_mirror import Following
+        from steppe.control.backends.kafka_mirror import KafkaMirror
 
-        if self._following is not None:
-            self._following.stop()
-        self._following = Following(directory, self._kafka)
-        self._following.start()
+        if self._kafka_mirror is not None:
+            self._kafka_mirror.stop()
+        self._kafka_mirror = KafkaMirror(directory, self._kafka)
+        self._kafka_mirror.start()
 
-    def _describe(self, current: Current, run: str, settings: dict[str, Any], roles: tuple[str, ...]) -> Current:
+    def _write_run_spec(
+        self, current: CurrentRun, run: str, settings: dict[str, Any], roles: tuple[str, ...]
+    ) -> CurrentRun:
         """Write settings down in the cluster and replace who has read the old ones."""
-        text = _written(settings)
-        _read(Described(run, text, ""))  # what cannot be read must not be written
+        text = _to_toml(settings)
+        _parse_run_spec(RunSpec(run, text, ""))  # what cannot be read must not be written
         self._scaler.describe(run, text, current.described.version)
         made = self._look()
         for role in roles:
@@ -261,82 +263,86 @@ class ClusterService(Service):
 
     def _spec(self) -> EnvSpec | None:
         """The environment's spec as the learner has told it over Kafka; None before, or without brokers."""
-        charter = None if self._following is None else self._following.charter
+        charter = None if self._kafka_mirror is None else self._kafka_mirror.manifest
         return None if charter is None else charter.order.env_spec
 
-    def _live(self, current: Current) -> tuple[str, ...]:
+    def _live(self, current: CurrentRun) -> tuple[str, ...]:
         """The hyperparameters that the learner can be told of now."""
         state = self._directory(current.run).store.status().state
         told = self._kafka is not None and state in (RUNNING, PAUSED)
-        return tuple(live_fields(current.resolved.config)) if told else ()
+        return tuple(tunable_fields(current.resolved.config)) if told else ()
 
     def _set_live(
-        self, current: Current, changed: dict[str, Any], issuer: str, expected: int | None
+        self, current: CurrentRun, changed: dict[str, Any], issuer: str, expected: int | None
     ) -> models.Operation:
         """Tell the learner; one that takes its place reads the same in the cluster."""
         directory = self._directory(current.run)
         record = new_operation(SET, current.run, issuer, values=changed, live=sorted(changed))
         self.ledger.require(current.run, expected)
         with self._sent(directory, record, expected) as command:
-            self._describe(current, current.run, _changed(current, changed), ())
+            self._write_run_spec(current, current.run, _with_hyperparameters(current, changed), ())
             self.ledger.change(current.run, None, expected)
-            self.ledger.keep_operation(record)
+            self.ledger.save_operation(record)
             record["details"]["number"] = directory.store.post(COMMANDS, command)
-            self.ledger.keep_operation(record)
-        return self._settled(record)
+            self.ledger.save_operation(record)
+        return self._refreshed_operation(record)
 
     def _replace_learner(
-        self, current: Current, changed: dict[str, Any], issuer: str, expected: int | None
+        self, current: CurrentRun, changed: dict[str, Any], issuer: str, expected: int | None
     ) -> models.Operation:
-        record = new_operation(SET, current.run, issuer, settled_by=CLUSTER, deadline_s=ROLL_S, values=changed)
+        record = new_operation(
+            SET, current.run, issuer, settled_by=SETTLED_BY_CLUSTER, deadline_s=ROLLOUT_TIMEOUT_S, values=changed
+        )
         with self._published(self._directory(current.run), record, expected):
             self.ledger.change(current.run, None, expected)
-            made = self._describe(current, current.run, _changed(current, changed), (LEARNER,))
+            made = self._write_run_spec(current, current.run, _with_hyperparameters(current, changed), (LEARNER,))
             record["details"]["digest"] = made.digest
-            self.ledger.keep_operation(record)
-        return self._settled(record)
+            self.ledger.save_operation(record)
+        return self._refreshed_operation(record)
 
     def _sent(
         self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
     ) -> AbstractContextManager[dict[str, Any]]:
-        from steppe.control.backends.kafka_mirror import relayed
+        from steppe.control.backends.kafka_mirror import command_if_reachable
 
         assert self._kafka is not None
-        return relayed(self._kafka, record)
+        return command_if_reachable(self._kafka, record)
 
     def _scaled(
         self, kind: str, run: str, role: str, count: int, issuer: str, expected: int | None, desired: str | None = None
     ) -> models.Operation:
         self._require_current(run)
         with self._lock:
-            details = {"deadline_s": ROLL_S, "role": role, role if role == LEARNER else "actors": count}
-            record = new_operation(kind, run, issuer, settled_by=CLUSTER, **details)
+            details = {"deadline_s": ROLLOUT_TIMEOUT_S, "role": role, role if role == LEARNER else "actors": count}
+            record = new_operation(kind, run, issuer, settled_by=SETTLED_BY_CLUSTER, **details)
             with self._published(self._directory(run), record, expected):
                 self.ledger.change(run, desired, expected)
                 self._scaler.scale(role, count)
                 self._wanted[role] = count
-                self.ledger.keep_operation(record)
-            return self._settled(record)
+                self.ledger.save_operation(record)
+            return self._refreshed_operation(record)
 
-    def _settled(self, record: dict[str, Any]) -> models.Operation:
-        by_cluster = record.get("settled_by") == CLUSTER
+    def _refreshed_operation(self, record: dict[str, Any]) -> models.Operation:
+        by_cluster = record.get("settled_by") == SETTLED_BY_CLUSTER
         if record["state"] != "pending" or not by_cluster or not self._is_current(record["run"]):
-            return super()._settled(record)
+            return super()._refreshed_operation(record)
         with self._lock:
-            verdict = self._verdict(record)
-            if verdict is None and time.time() - record["created_s"] > record["details"].get("deadline_s", ROLL_S):
+            verdict = self._operation_outcome(record)
+            if verdict is None and time.time() - record["created_s"] > record["details"].get(
+                "deadline_s", ROLLOUT_TIMEOUT_S
+            ):
                 trouble = self._seen(record["details"].get("role", LEARNER)).trouble
-                verdict = "failed", f"not within {ROLL_S:g} s{f': {trouble}' if trouble else ''}"
+                verdict = "failed", f"not within {ROLLOUT_TIMEOUT_S:g} s{f': {trouble}' if trouble else ''}"
             if verdict is not None:
                 record |= {"state": verdict[0], "message": verdict[1], "finished_s": time.time()}
-                self.ledger.keep_operation(record)
+                self.ledger.save_operation(record)
         return models.Operation(**record)
 
-    def _verdict(self, record: dict[str, Any]) -> Verdict:
+    def _operation_outcome(self, record: dict[str, Any]) -> OperationOutcome:
         if self._scaler.lost is not None:
             return None  # what is known may be old
         if record["kind"] == SET:
-            return self._rolled(record["details"]["digest"])
+            return self._rollout_outcome(record["details"]["digest"])
         role = record["details"]["role"]
         count = record["details"][LEARNER if role == LEARNER else "actors"]
         if self._wanted[role] != count:
@@ -344,9 +350,9 @@ class ClusterService(Service):
         seen = self._seen(role)
         if seen.ready != count or seen.there != count:
             return None
-        return "succeeded", _farewell(seen) if role == LEARNER and not count else None
+        return "succeeded", _exit_message(seen) if role == LEARNER and not count else None
 
-    def _rolled(self, digest: str) -> Verdict:
+    def _rollout_outcome(self, digest: str) -> OperationOutcome:
         if self._current is None or self._current.digest != digest:
             return "failed", "other settings were asked for before these were read"
         seen = self._seen(LEARNER)
@@ -355,33 +361,33 @@ class ClusterService(Service):
         done = seen.ready == seen.there == self._wanted[LEARNER] and not seen.old
         return ("succeeded", "the learner has been replaced") if done else None
 
-    def _tell_state(self, current: Current) -> None:
+    def _update_state(self, current: CurrentRun) -> None:
         """Keep the run's state in its store what the cluster's is."""
         store = self._directory(current.run).store
         before, wanted, seen = store.status(), self._wanted[LEARNER], self._seen(LEARNER)
         if self._scaler.lost is not None:
             store.heartbeat()
             return
-        paused = self._following is not None and self._following.word == "pause"
-        state, reason, message = _state(before, wanted, seen, paused=paused)
+        paused = self._kafka_mirror is not None and self._kafka_mirror.word == "pause"
+        state, reason, message = _derive_state(before, wanted, seen, paused=paused)
         if state == SUCCEEDED and wanted:
             self._finish(current)
         if (state, reason, message) != (before.state, before.reason, before.message):
             store.set_status(state, reason, message)
         store.heartbeat()
 
-    def _finish(self, current: Current) -> None:
+    def _finish(self, current: CurrentRun) -> None:
         """A Deployment would start a run that has come to its end again and again."""
         for role in (LEARNER, ACTOR):
             self._scaler.scale(role, 0)
         self._note("scale", "steppe", "the run has come to its end: no learner and no actors any more", current)
 
-    def _note(self, kind: str, issuer: str, words: str, current: Current) -> None:
+    def _note(self, kind: str, issuer: str, words: str, current: CurrentRun) -> None:
         details = {"what": kind, "issuer": issuer, "message": words, "digest": current.digest}
         event = EventReport(run=current.run, kind="note", role="cluster", details=details)
         self._directory(current.run).board.post(EVENTS, event.record())
 
-    def _seen(self, role: str) -> Seen:
+    def _seen(self, role: str) -> RoleStatus:
         return self._scaler.seen(role, self._current.digest if self._current else "")
 
     def _most(self) -> int:
@@ -424,25 +430,25 @@ class ClusterService(Service):
         return super()._config(directory)
 
 
-def _read(described: Described) -> Current:
+def _parse_run_spec(described: RunSpec) -> CurrentRun:
     try:
-        resolved = resolve(("cluster", _flat(described)))
+        resolved = resolve_config(("cluster", _flat_settings(described)))
     except (tomllib.TOMLDecodeError, SteppeError) as error:
         raise ConfigError(f"the cluster's settings of {described.run} cannot be read: {error}") from None
     text = json.dumps([described.run, described.settings])
-    return Current(described, resolved, hashlib.sha256(text.encode()).hexdigest()[:16])
+    return CurrentRun(described, resolved, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _flat(described: Described) -> dict[str, Any]:
+def _flat_settings(described: RunSpec) -> dict[str, Any]:
     return {"name": described.run, "runtime": "kafka"} | flat_keys(tomllib.loads(described.settings))
 
 
-def _changed(current: Current, agent: Mapping[str, Any]) -> dict[str, Any]:
+def _with_hyperparameters(current: CurrentRun, agent: Mapping[str, Any]) -> dict[str, Any]:
     """The cluster's settings with other hyperparameters."""
-    return _flat(current.described) | {f"agent.{name}": value for name, value in agent.items()}
+    return _flat_settings(current.described) | {f"agent.{name}": value for name, value in agent.items()}
 
 
-def _settings_of(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _requested_settings(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for, as a learner over Kafka takes it: places for as many actors as there may be."""
     if config.mode not in ("async", "sync"):
         raise ConfigError(f"mode={config.mode!r}: a cluster trains in mode 'async' or 'sync'")
@@ -450,7 +456,7 @@ def _settings_of(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {key: flat[key] for key in asked if key in flat and key not in ("runtime", "flow.max_actors")}
 
 
-def _written(settings: Mapping[str, Any]) -> str:
+def _to_toml(settings: Mapping[str, Any]) -> str:
     """Flat dotted keys as TOML; JSON's words for strings, numbers, booleans and lists are TOML's too."""
     kept = {
         key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir", "runtime")
@@ -458,13 +464,13 @@ def _written(settings: Mapping[str, Any]) -> str:
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in kept.items())
 
 
-def _state(before: Status, wanted: int, seen: Seen, *, paused: bool) -> tuple[str, str | None, str | None]:
+def _derive_state(before: Status, wanted: int, seen: RoleStatus, *, paused: bool) -> tuple[str, str | None, str | None]:
     if not wanted:
         if before.state == SUCCEEDED or (before.state == PENDING and not seen.there):
             return before.state, before.reason, before.message
         if seen.there:
             return STOPPING, "stop_requested", "its learner makes a checkpoint and goes"
-        return STOPPED, "stop_requested", _farewell(seen)
+        return STOPPED, "stop_requested", _exit_message(seen)
     if seen.complete:
         return SUCCEEDED, "completed", None
     if seen.ready:
@@ -472,7 +478,7 @@ def _state(before: Status, wanted: int, seen: Seen, *, paused: bool) -> tuple[st
     return STARTING, "waiting", seen.trouble or "its learner is starting"
 
 
-def _farewell(seen: Seen) -> str | None:
+def _exit_message(seen: RoleStatus) -> str | None:
     if seen.exit_code is None:
         return "the learner is gone, and how it ended was not seen: its newest checkpoint may be older"
     if seen.exit_code == 0:

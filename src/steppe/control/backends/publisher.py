@@ -15,71 +15,71 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steppe.control.database import Due
-from steppe.control.periodic import Repeating
-from steppe.control.service import REACH_S, Service
+from steppe.control.database import PendingAnswer
+from steppe.control.periodic import PeriodicTask
+from steppe.control.service import BROKER_TIMEOUT_S, Service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import DamagedFile, RunFailed, RunNotFound, Unreachable
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.kafka.launch import SERVICE, SUPERVISOR
-from steppe.runtimes.kafka.manifest import PUBLISHED, answer, find_charter, wire_name
+from steppe.runtimes.kafka.manifest import PUBLISHED_ORIGIN, command_result, find_manifest, wire_name
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection
+from steppe.transport.kafka.client import KafkaConnection
 
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 ENDING = ("stop", "kill")  # a run can be ended without brokers: what was asked is published when one answers
 NOT_BEGUN = "it was not carried out"
 
 
-class CommandPublisher(Repeating):
+class CommandPublisher(PeriodicTask):
     """Publishes when asked to; between `start` and `stop` it also gives the answers that are due."""
 
     def __init__(
         self, service: Service, config: KafkaConfig, wire_name: Callable[[RunDirectory], str] = wire_name
     ) -> None:
         """`wire_name` returns what the messages of a run are found by: its name, with or without its key."""
-        super().__init__("publisher", LOOK_S, self.look)
+        super().__init__("publisher", POLL_INTERVAL_S, self.look)
         self._service, self._ledger, self._config = service, service.ledger, config
         self._wire_name = wire_name
 
     def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
         """Write a command down on Kafka. Unreachable, and no answer is due, while that cannot be done."""
-        due = Due(str(command["id"]), str(command["id"]), directory.path.name, dict(command))
-        self._ledger.keep_due(due)  # before it is sent: whoever is killed in between still has to answer
+        due = PendingAnswer(str(command["id"]), str(command["id"]), directory.path.name, dict(command))
+        self._ledger.save_pending_answer(due)  # before it is sent: whoever is killed in between still has to answer
         try:
             self._send(directory, due)
         except (Unreachable, RunFailed) as error:
             word = due.command["command"]
             if word in ENDING:
-                self._ledger.keep_due(due._replace(waits=True))
+                self._ledger.save_pending_answer(due._replace(waits=True))
                 return
-            self._ledger.drop_due(due.id)
+            self._ledger.delete_pending_answer(due.id)
             raise Unreachable(f"{word} was not published, and nothing has changed: {error}") from None
 
     def refuse(self, directory: RunDirectory, command: Mapping[str, Any], reason: str) -> None:
         """Answer a published command that could not be begun; where no broker answers, with less detail later."""
         with contextlib.suppress(Unreachable, RunFailed):
-            tell(self._connection(directory)[0], directory, command, reason)
-            self._ledger.drop_due(str(command["id"]))
+            publish_result(self._connection(directory)[0], directory, command, reason)
+            self._ledger.delete_pending_answer(str(command["id"]))
 
     def look(self) -> None:
         """Publish what waits, and answer what is finished; Unreachable while no broker answers."""
-        for due in self._ledger.dues():
+        for due in self._ledger.pending_answers():
             try:
                 self._look_at(due)
             except (RunNotFound, DamagedFile):  # of a run that cannot be read nobody can say what came of it
-                self._ledger.drop_due(due.id)
+                self._ledger.delete_pending_answer(due.id)
 
-    def _look_at(self, due: Due) -> None:
+    def _look_at(self, due: PendingAnswer) -> None:
         directory = RunDirectory.open(self._service.root / due.run)
         if due.waits:
             self._send(directory, due)
-            self._ledger.keep_due(due._replace(waits=False))
+            self._ledger.save_pending_answer(due._replace(waits=False))
         self._answer_if_finished(directory, due)
 
-    def _answer_if_finished(self, directory: RunDirectory, due: Due) -> None:
+    def _answer_if_finished(self, directory: RunDirectory, due: PendingAnswer) -> None:
         try:
             found = self._service.get_operation(due.operation)
         except RunNotFound:
@@ -90,35 +90,41 @@ class CommandPublisher(Repeating):
         if found.state != "pending":
             self._answer(directory, due, None if found.state == "succeeded" else found.message or "it failed")
 
-    def _answer(self, directory: RunDirectory, due: Due, reason: str | None) -> None:
+    def _answer(self, directory: RunDirectory, due: PendingAnswer, reason: str | None) -> None:
         """Answer unless the run has: what it said in its store is copied to Kafka by its supervisor, or came from there."""
         if not directory.store.is_answered(str(due.command["id"])):
-            tell(self._connection(directory)[0], directory, due.command, reason)
-        self._ledger.drop_due(due.id)
+            publish_result(self._connection(directory)[0], directory, due.command, reason)
+        self._ledger.delete_pending_answer(due.id)
 
-    def _send(self, directory: RunDirectory, due: Due) -> None:
+    def _send(self, directory: RunDirectory, due: PendingAnswer) -> None:
         connection, generation = self._connection(directory)
         record = {**due.command, "run": directory.id, "generation": generation}
-        _post(connection, PUBLISHED, COMMANDS, record)
+        _post(connection, PUBLISHED_ORIGIN, COMMANDS, record)
 
-    def _connection(self, directory: RunDirectory) -> tuple[Connection, int]:
+    def _connection(self, directory: RunDirectory) -> tuple[KafkaConnection, int]:
         """Where the run's messages go, and its generation there: 0 for a run that was never begun."""
         name = self._wire_name(directory)
-        Connection(self._config, name).reach(REACH_S)  # which answers sooner than what follows where nobody is there
-        charter = find_charter(self._config, name)
+        KafkaConnection(self._config, name).fetch_metadata(
+            BROKER_TIMEOUT_S
+        )  # which answers sooner than what follows where nobody is there
+        charter = find_manifest(self._config, name)
         if charter is None:
-            return Connection(self._config, name), 0
+            return KafkaConnection(self._config, name), 0
         return charter.connection(self._config), charter.generation
 
 
-def tell(connection: Connection, directory: RunDirectory, command: Mapping[str, Any], reason: str | None) -> None:
+def publish_result(
+    connection: KafkaConnection, directory: RunDirectory, command: Mapping[str, Any], reason: str | None
+) -> None:
     """Write what came of a command on Kafka, and then into the run's event log; Unreachable where no broker answers."""
-    event = EventReport(run=directory.id, kind="command", role=SERVICE, details=answer(command, reason)).record()
+    event = EventReport(
+        run=directory.id, kind="command", role=SERVICE, details=command_result(command, reason)
+    ).record()
     _post(connection, SUPERVISOR, EVENTS, event)
     directory.board.post(EVENTS, event)
 
 
-def _post(connection: Connection, origin: str, topic: str, record: dict[str, Any]) -> None:
+def _post(connection: KafkaConnection, origin: str, topic: str, record: dict[str, Any]) -> None:
     """Unreachable unless the record is written down; one that was given up is not sent later."""
     board = KafkaBoard(connection, origin)
     try:

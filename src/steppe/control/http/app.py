@@ -21,35 +21,35 @@ from starlette.routing import BaseRoute
 from starlette.routing import Match as RouteMatch
 
 from steppe.control import models
-from steppe.control.errors import explain
-from steppe.control.http.auth import Caller, Gate, Refused
+from steppe.control.errors import to_problem
+from steppe.control.http.auth import AccessControl, Caller, RequestRefused
 from steppe.control.http.connections import Connections
-from steppe.control.http.middleware import Gatekeeper, problem, set_cookie_header
-from steppe.control.http.prometheus import exposition
+from steppe.control.http.middleware import AccessMiddleware, problem_document, set_cookie_header
+from steppe.control.http.prometheus import render_metrics
 from steppe.control.http.static import add_page
-from steppe.control.http.stream import STUCK_S, Hub, Watcher, snapshot
+from steppe.control.http.stream import SEND_TIMEOUT_S, Hub, RunWatcher, snapshot
 from steppe.control.http.ws_frames import FRAMES
-from steppe.control.mcp.resources import tell_changes
-from steppe.control.mcp.tools import Mcp
-from steppe.control.pagination import paged
-from steppe.control.periodic import Repeating
+from steppe.control.mcp.resources import notify_changes
+from steppe.control.mcp.tools import McpAdapter
+from steppe.control.pagination import paginate
+from steppe.control.periodic import PeriodicTask
 from steppe.control.service import Service, operations
 from steppe.core.contracts.errors import RunNotFound, SteppeError
 
 PREFIX = "/api/v1"
 THREADS = 4  # each keeps a connection to the store of every run that it looked at
 FOLLOW_S = 20.0
-MOST_ERRORS = 50  # of one request that are told
-SESSION_LOOK_S = 2.0  # how long a stream may outlive its session
+MAX_ERRORS = 50  # of one request that are told
+SESSION_CHECK_INTERVAL_S = 2.0  # how long a stream may outlive its session
 
 RunId = Annotated[str, Path(pattern=models.RUN_ID, description="A run's id.")]
 OperationId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Cursor = Annotated[int, Query(ge=0, lt=2**62, description="What the last answer said is `next`; 0 at first.")]
-Most = Annotated[int, Query(ge=1, le=1_000)]
+PageLimit = Annotated[int, Query(ge=1, le=1_000)]
 PageCursor = Annotated[
     str | None, Query(max_length=300, description="What the last answer said is `next`; absent at first.")
 ]
-Key = Annotated[
+IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
@@ -58,7 +58,7 @@ Key = Annotated[
         description="The same key with the same request gets the same answer, carried out once.",
     ),
 ]
-Match = Annotated[
+IfMatch = Annotated[
     str | None,
     Header(
         alias="If-Match",
@@ -66,26 +66,26 @@ Match = Annotated[
         description="Only if the run is at this generation: its ETag, in quotes, or the bare number; * is any.",
     ),
 ]
-Answer = TypeVar("Answer", bound=BaseModel | None)
+AnswerT = TypeVar("AnswerT", bound=BaseModel | None)
 
 
-def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+def _problem_responses(*codes: int) -> dict[int | str, dict[str, Any]]:
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {code: {"description": problem(code, "", "")["title"], "content": content} for code in codes}
+    return {code: {"description": problem_document(code, "", "")["title"], "content": content} for code in codes}
 
 
-_READING = (400, 401, 403, 404, 405, 422, 429, 503)
-_CHANGING = (*_READING, 409, 412, 413)
+_READ_STATUSES = (400, 401, 403, 404, 405, 422, 429, 503)
+_WRITE_STATUSES = (*_READ_STATUSES, 409, 412, 413)
 
 
-class Doors:
+class Routes:
     """The routes over one service."""
 
-    def __init__(self, service: Service, hub: Hub, gate: Gate) -> None:
+    def __init__(self, service: Service, hub: Hub, gate: AccessControl) -> None:
         self.service, self.hub, self.gate = service, hub, gate
         self.router = APIRouter(prefix=PREFIX)
         self._reading()
-        self._changing()
+        self._add_write_routes()
         self.router.add_api_websocket_route("/stream", self.stream)
 
     def _get(self, path: str, name: str, answer: type[BaseModel]) -> Callable[..., Any]:
@@ -93,24 +93,24 @@ class Doors:
             path,
             operation_id=name,
             response_model=answer,
-            responses=_problems(*_READING),
-            dependencies=[self._may(name)],
-            summary=_said(name),
+            responses=_problem_responses(*_READ_STATUSES),
+            dependencies=[self._require_scope(name)],
+            summary=_summary_line(name),
         )
 
-    def _change(self, method: str, path: str, name: str, answer: Any, status: int = 202) -> Callable[..., Any]:
+    def _write_route(self, method: str, path: str, name: str, answer: Any, status: int = 202) -> Callable[..., Any]:
         return self.router.api_route(
             path,
             methods=[method],
             operation_id=name,
             response_model=answer,
             status_code=status,
-            responses=_problems(*_CHANGING),
-            dependencies=[self._may(name)],
-            summary=_said(name),
+            responses=_problem_responses(*_WRITE_STATUSES),
+            dependencies=[self._require_scope(name)],
+            summary=_summary_line(name),
         )
 
-    def _may(self, name: str) -> Any:
+    def _require_scope(self, name: str) -> Any:
         """The caller, if his scope is that of the operation; whoever tries more is in the audit."""
         scope, ledger = operations()[name], self.service.ledger
 
@@ -119,7 +119,7 @@ class Doors:
             if not caller.may(scope):
                 words = f"{name} needs the scope {scope}; this token has {caller.scope}"
                 ledger.audit(caller.name, caller.scope, name, request.path_params.get("run"), f"refused: {words}")
-                raise Refused(403, "scope", words)
+                raise RequestRefused(403, "scope", words)
             request.scope["steppe.operation"] = name
             return caller
 
@@ -127,17 +127,17 @@ class Doors:
 
     def _reading(self) -> None:
         service = self.service
-        self._get("/environments", "list_environments", models.Environments)(_listed(service.list_environments))
-        self._get("/algorithms", "list_algorithms", models.Algorithms)(_listed(service.list_algorithms))
+        self._get("/environments", "list_environments", models.Environments)(_list_route(service.list_environments))
+        self._get("/algorithms", "list_algorithms", models.Algorithms)(_list_route(service.list_algorithms))
         self._get("/version", "get_version", models.Version)(lambda: service.get_version())
         self._get("/health", "get_health", models.Health)(lambda: service.get_health())
         self._get("/readiness", "get_readiness", models.Health)(lambda: service.get_readiness())
-        self._get("/runs", "list_runs", models.Runs)(_listed(service.list_runs))
+        self._get("/runs", "list_runs", models.Runs)(_list_route(service.list_runs))
 
         @self._get("/operations", "list_operations", models.Operations)
         def list_operations(
             run: Annotated[str | None, Query(pattern=models.RUN_ID)] = None,
-            limit: Most = 100,
+            limit: PageLimit = 100,
             cursor: PageCursor = None,
         ) -> models.Operations:
             return service.list_operations(run, limit, cursor)
@@ -147,12 +147,12 @@ class Doors:
             return service.get_operation(operation)
 
         @self._get("/audit", "get_audit", models.Audit)
-        def get_audit(limit: Most = 100, cursor: PageCursor = None) -> models.Audit:
+        def get_audit(limit: PageLimit = 100, cursor: PageCursor = None) -> models.Audit:
             return service.get_audit(limit, cursor)
 
-        self._reading_a_run()
+        self._add_run_read_routes()
 
-    def _reading_a_run(self) -> None:
+    def _add_run_read_routes(self) -> None:
         service = self.service
         plain: dict[str, tuple[str, type[BaseModel]]] = {
             "/actors": ("get_actors", models.Actors),
@@ -160,7 +160,7 @@ class Doors:
             "/hyperparameters": ("get_hyperparameters", models.Hyperparameters),
         }
         for path, (name, answer) in plain.items():
-            self._get(f"/runs/{{run}}{path}", name, answer)(_of_run(getattr(service, name)))
+            self._get(f"/runs/{{run}}{path}", name, answer)(_run_route(getattr(service, name)))
 
         @self._get("/runs/{run}", "get_run", models.RunDetail)
         def get_run(run: RunId, response: Response) -> models.RunDetail:
@@ -169,7 +169,7 @@ class Doors:
             return found
 
         @self._get("/runs/{run}/checkpoints", "list_checkpoints", models.CheckpointList)
-        def list_checkpoints(run: RunId, limit: Most = 1_000, cursor: PageCursor = None) -> models.CheckpointList:
+        def list_checkpoints(run: RunId, limit: PageLimit = 1_000, cursor: PageCursor = None) -> models.CheckpointList:
             return service.list_checkpoints(run, limit, cursor)
 
         @self._get("/runs/{run}/diagnosis", "diagnose_run", models.Finding)
@@ -206,18 +206,20 @@ class Doors:
                 await asyncio.sleep(0.25)
 
         @self._get("/runs/{run}/events", "get_events", models.Events)
-        def get_events(run: RunId, after: Cursor = 0, limit: Most = 200) -> models.Events:
+        def get_events(run: RunId, after: Cursor = 0, limit: PageLimit = 200) -> models.Events:
             return service.get_events(run, after, limit)
 
         @self._get("/runs/{run}/evaluations", "list_evaluations", models.Evaluations)
-        def list_evaluations(run: RunId, after: Cursor = 0, limit: Most = 200) -> models.Evaluations:
+        def list_evaluations(run: RunId, after: Cursor = 0, limit: PageLimit = 200) -> models.Evaluations:
             return service.list_evaluations(run, after, limit)
 
-    def _changing(self) -> None:
+    def _add_write_routes(self) -> None:
         service = self.service
 
-        @self._change("POST", "/runs", "create_run", models.RunDetail, 201)
-        def create_run(body: models.RunRequest, request: Request, response: Response, key: Key = None) -> Any:
+        @self._write_route("POST", "/runs", "create_run", models.RunDetail, 201)
+        def create_run(
+            body: models.RunRequest, request: Request, response: Response, key: IdempotencyKey = None
+        ) -> Any:
             made = self._once(request, key, body, None, lambda issuer: service.create_run(body, issuer))
             response.headers["location"] = f"{PREFIX}/runs/{made['id']}"
             response.headers["etag"] = _etag(made["generation"])
@@ -225,67 +227,69 @@ class Doors:
 
         for word in ("start", "pause", "resume", "stop", "kill"):
             name = f"{word}_run"
-            self._change("POST", f"/runs/{{run}}/{word}", name, models.Operation)(self._asking(name))
+            self._write_route("POST", f"/runs/{{run}}/{word}", name, models.Operation)(self._asking(name))
 
-        @self._change("DELETE", "/runs/{run}", "delete_run", None, 204)
-        def delete_run(run: RunId, request: Request, key: Key = None, match: Match = None) -> Response:
-            self._once(request, key, None, run, lambda issuer: service.delete_run(run, issuer, _generation(match)))
+        @self._write_route("DELETE", "/runs/{run}", "delete_run", None, 204)
+        def delete_run(run: RunId, request: Request, key: IdempotencyKey = None, match: IfMatch = None) -> Response:
+            self._once(request, key, None, run, lambda issuer: service.delete_run(run, issuer, _parse_if_match(match)))
             return Response(status_code=204)
 
-        @self._change("PUT", "/runs/{run}/actors", "scale_actors", models.Operation)
+        @self._write_route("PUT", "/runs/{run}/actors", "scale_actors", models.Operation)
         def scale_actors(
             run: RunId,
             body: models.ActorCount,
             request: Request,
-            key: Key = None,
-            match: Match = None,
+            key: IdempotencyKey = None,
+            match: IfMatch = None,
         ) -> Any:
             return self._once(
                 request,
                 key,
                 body,
                 run,
-                lambda issuer: service.scale_actors(run, body.actors, issuer, _generation(match)),
+                lambda issuer: service.scale_actors(run, body.actors, issuer, _parse_if_match(match)),
             )
 
-        @self._change("PUT", "/runs/{run}/learner", "scale_learner", models.Operation)
+        @self._write_route("PUT", "/runs/{run}/learner", "scale_learner", models.Operation)
         def scale_learner(
             run: RunId,
             body: models.LearnerCount,
             request: Request,
-            key: Key = None,
-            match: Match = None,
+            key: IdempotencyKey = None,
+            match: IfMatch = None,
         ) -> Any:
             return self._once(
                 request,
                 key,
                 body,
                 run,
-                lambda issuer: service.scale_learner(run, body.learner, issuer, _generation(match)),
+                lambda issuer: service.scale_learner(run, body.learner, issuer, _parse_if_match(match)),
             )
 
-        @self._change("PATCH", "/runs/{run}/hyperparameters", "set_hyperparameters", models.Effects)
+        @self._write_route("PATCH", "/runs/{run}/hyperparameters", "set_hyperparameters", models.Effects)
         def set_hyperparameters(
             run: RunId,
             body: models.HyperparameterChange,
             request: Request,
-            key: Key = None,
-            match: Match = None,
+            key: IdempotencyKey = None,
+            match: IfMatch = None,
         ) -> Any:
             def change(issuer: str) -> models.Effects:
-                return service.set_hyperparameters(run, body.values, issuer, _generation(match), dry_run=body.dry_run)
+                return service.set_hyperparameters(
+                    run, body.values, issuer, _parse_if_match(match), dry_run=body.dry_run
+                )
 
             return self._once(request, key, body, run, change)
 
     def _asking(self, name: str) -> Callable[..., Any]:
-        def ask(run: RunId, request: Request, key: Key = None, match: Match = None) -> Any:
+        def ask(run: RunId, request: Request, key: IdempotencyKey = None, match: IfMatch = None) -> Any:
             operation = getattr(self.service, name)
-            return self._once(request, key, None, run, lambda issuer: operation(run, issuer, _generation(match)))
+            return self._once(request, key, None, run, lambda issuer: operation(run, issuer, _parse_if_match(match)))
 
         return ask
 
     def _once(
-        self, request: Request, key: str | None, body: BaseModel | None, run: str | None, call: Callable[[str], Answer]
+        self, request: Request, key: str | None, body: BaseModel | None, run: str | None, call: Callable[[str], AnswerT]
     ) -> Any:
         """Carry a change out, or give the answer that the same request got before; written into the audit either way."""
         caller: Caller = request.scope["steppe.caller"]
@@ -294,7 +298,7 @@ class Doors:
         mine = None if key is None else f"{caller.scope}:{key}"
         if mine is not None:
             text = json.dumps([request.method, request.url.path, body.model_dump(mode="json") if body else None])
-            before = ledger.begin_answer(mine, hashlib.sha256(text.encode()).hexdigest())
+            before = ledger.claim_idempotency_key(mine, hashlib.sha256(text.encode()).hexdigest())
             if before is not None:
                 ledger.audit(*about, "repeated")
                 return before
@@ -303,11 +307,11 @@ class Doors:
         except BaseException as error:
             ledger.audit(*about, f"refused: {error}")
             if mine is not None:
-                ledger.keep_answer(mine, None)
+                ledger.save_answer(mine, None)
             raise
         told = answer.model_dump(mode="json", by_alias=True) if answer is not None else {}
         if mine is not None:
-            ledger.keep_answer(mine, told)
+            ledger.save_answer(mine, told)
         ledger.audit(*about, "done")
         return told
 
@@ -315,15 +319,17 @@ class Doors:
         """`?resume=EPOCH:NUMBER` goes on after that message, where it is still known; otherwise a snapshot comes first."""
         await socket.accept()
         self.hub.clients += 1
-        gone = asyncio.ensure_future(_until_gone(socket))
+        gone = asyncio.ensure_future(_wait_for_disconnect(socket))
         try:
             number = await self._begin(socket, resume)
-            with self.hub.listening(socket.scope["extensions"][FRAMES], number) as listener:
+            with self.hub.subscribe(socket.scope["extensions"][FRAMES], number) as listener:
                 signed_in = await self._listen(socket.scope.get("steppe.caller"), gone, listener.dropped)
             if not signed_in:
                 await socket.close(1008, "signed out")
             elif not gone.done():
-                await _say(socket, json.dumps({"type": "dropped", "detail": "too slow: connect again for a snapshot"}))
+                await _send_text(
+                    socket, json.dumps({"type": "dropped", "detail": "too slow: connect again for a snapshot"})
+                )
                 await socket.close(1013, "too slow")
         except (WebSocketDisconnect, RuntimeError, TimeoutError):
             return  # the client has gone, or does not read
@@ -337,7 +343,7 @@ class Doors:
         while not any(end.done() for end in ends):
             if session is not None and not self.gate.keys.sessions.is_live(session):
                 return False
-            await asyncio.wait(ends, timeout=SESSION_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=SESSION_CHECK_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         return True
 
     async def _begin(self, socket: WebSocket, resume: str | None) -> int:
@@ -346,16 +352,16 @@ class Doors:
         if epoch == self.hub.epoch and number.isdigit() and self.hub.after(int(number)) is not None:
             return int(number)
         begun, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
-        await _say(socket, text)
+        await _send_text(socket, text)
         return begun
 
 
-async def _say(socket: WebSocket, text: str) -> None:
-    async with asyncio.timeout(STUCK_S):
+async def _send_text(socket: WebSocket, text: str) -> None:
+    async with asyncio.timeout(SEND_TIMEOUT_S):
         await socket.send_text(text)
 
 
-async def _until_gone(socket: WebSocket) -> None:
+async def _wait_for_disconnect(socket: WebSocket) -> None:
     """Clients have nothing to say; reading is how their end is noticed."""
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
         while True:
@@ -366,38 +372,38 @@ def _etag(generation: int) -> str:
     return f'"{generation}"'
 
 
-def _generation(match: str | None) -> int | None:
+def _parse_if_match(match: str | None) -> int | None:
     """What an If-Match header asks for."""
     return None if match in (None, "*") else int(str(match).strip('"'))
 
 
-def _listed(operation: Callable[[int, str | None], Any]) -> Callable[..., Any]:
-    def read(limit: Most = 1_000, cursor: PageCursor = None) -> Any:
+def _list_route(operation: Callable[[int, str | None], Any]) -> Callable[..., Any]:
+    def read(limit: PageLimit = 1_000, cursor: PageCursor = None) -> Any:
         return operation(limit, cursor)
 
     return read
 
 
-def _of_run(operation: Callable[[str], Any]) -> Callable[[str], Any]:
+def _run_route(operation: Callable[[str], Any]) -> Callable[[str], Any]:
     def read(run: RunId) -> Any:
         return operation(run)
 
     return read
 
 
-def _said(name: str) -> str:
+def _summary_line(name: str) -> str:
     return (getattr(Service, name).__doc__ or name).strip().splitlines()[0]
 
 
 def make_app(
-    service: Service, gate: Gate, beside: Iterable[Repeating] = (), connections: Connections | None = None
+    service: Service, gate: AccessControl, beside: Iterable[PeriodicTask] = (), connections: Connections | None = None
 ) -> FastAPI:
     """The application: routes, problem documents, the gate around it all, and the life of the watcher and of what else is done
     beside answering. `connections` are those of the server, where their number is bounded."""
     hub = Hub()
-    watcher = Watcher(service, hub)
+    watcher = RunWatcher(service, hub)
     works = (watcher, *beside)
-    mcp = Mcp(service)
+    mcp = McpAdapter(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -405,7 +411,7 @@ def make_app(
         hub.serve_on(asyncio.get_running_loop())
         for work in works:
             work.start()
-        telling = asyncio.gather(hub.deliver(), tell_changes(hub, mcp.bus))
+        telling = asyncio.gather(hub.deliver(), notify_changes(hub, mcp.bus))
         try:
             async with mcp.server.session_manager.run():
                 yield
@@ -424,19 +430,19 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    router = Doors(service, hub, gate).router
+    router = Routes(service, hub, gate).router
     app.include_router(router)
-    _add_outside(app, service, hub, works)
+    _add_probe_routes(app, service, hub, works)
     _add_sessions(app, service, gate)
     app.router.routes += mcp.routes(gate)
     add_page(app, service, PREFIX)
-    _speak_problems(app, [*router.routes, *app.routes])
-    _describe(app)
-    app.add_middleware(Gatekeeper, gate=gate, connections=connections)
+    _add_exception_handlers(app, [*router.routes, *app.routes])
+    _customize_openapi(app)
+    app.add_middleware(AccessMiddleware, gate=gate, connections=connections)
     return app
 
 
-def _add_outside(app: FastAPI, service: Service, hub: Hub, works: Sequence[Repeating]) -> None:
+def _add_probe_routes(app: FastAPI, service: Service, hub: Hub, works: Sequence[PeriodicTask]) -> None:
     """What is not an operation: probes, Prometheus."""
 
     @app.get("/healthz", include_in_schema=False)
@@ -446,7 +452,7 @@ def _add_outside(app: FastAPI, service: Service, hub: Hub, works: Sequence[Repea
     @app.get("/readyz", include_in_schema=False)
     def readyz() -> JSONResponse:
         found = service.get_readiness()
-        deaf = next((work.trouble for work in works if work.needed and work.trouble is not None), None)
+        deaf = next((work.trouble for work in works if work.required_for_readiness and work.trouble is not None), None)
         if found.status == "ok" and deaf is not None:
             found = models.Health(status="unavailable", detail=f"commands on Kafka cannot be heard: {deaf}"[:500])
         return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
@@ -457,11 +463,11 @@ def _add_outside(app: FastAPI, service: Service, hub: Hub, works: Sequence[Repea
 
     @app.get("/metrics", include_in_schema=False)
     def metrics() -> PlainTextResponse:
-        text = exposition(service, clients=hub.clients, failures=works[0].failures)
+        text = render_metrics(service, clients=hub.clients, failures=works[0].failures)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-def _add_sessions(app: FastAPI, service: Service, gate: Gate) -> None:
+def _add_sessions(app: FastAPI, service: Service, gate: AccessControl) -> None:
     """The session of the page, and those of all browsers that are signed in."""
     sessions = gate.keys.sessions
 
@@ -475,15 +481,17 @@ def _add_sessions(app: FastAPI, service: Service, gate: Gate) -> None:
     def sign_out(request: Request) -> Response:
         caller: Caller = request.scope["steppe.caller"]
         if caller.session is None:
-            raise Refused(409, "session", "this caller has a token, not a session: there is nothing to sign out of")
+            raise RequestRefused(
+                409, "session", "this caller has a token, not a session: there is nothing to sign out of"
+            )
         end(caller, caller.session, "sign_out")
         over = set_cookie_header(gate, request.scope, request.headers, "", 0)
         return Response(status_code=204, headers={"set-cookie": over})
 
     @app.get(f"{PREFIX}/sessions", include_in_schema=False)
-    def list_sessions(request: Request, limit: Most = 100, cursor: PageCursor = None) -> dict[str, Any]:
+    def list_sessions(request: Request, limit: PageLimit = 100, cursor: PageCursor = None) -> dict[str, Any]:
         caller = admin(request, "list_sessions")
-        page, following = paged(sessions.list(), lambda one: one.id, limit, cursor)
+        page, following = paginate(sessions.list(), lambda one: one.id, limit, cursor)
         return {"sessions": [asdict(one) | {"current": one.id == caller.session} for one in page], "next": following}
 
     @app.delete(f"{PREFIX}/sessions/{{identity}}", include_in_schema=False)
@@ -494,7 +502,7 @@ def _add_sessions(app: FastAPI, service: Service, gate: Gate) -> None:
     def admin(request: Request, name: str) -> Caller:
         caller: Caller = request.scope["steppe.caller"]
         if not caller.may("admin"):
-            raise Refused(403, "scope", f"{name} needs the scope admin; this token has {caller.scope}")
+            raise RequestRefused(403, "scope", f"{name} needs the scope admin; this token has {caller.scope}")
         return caller
 
     def end(caller: Caller, identity: str, name: str) -> None:
@@ -503,19 +511,19 @@ def _add_sessions(app: FastAPI, service: Service, gate: Gate) -> None:
         service.ledger.audit(caller.name, caller.scope, name, None, f"done: session:{identity}")
 
 
-def _speak_problems(app: FastAPI, routes: list[BaseRoute]) -> None:
+def _add_exception_handlers(app: FastAPI, routes: list[BaseRoute]) -> None:
     def told(status: int, code: str, detail: str) -> JSONResponse:
-        return JSONResponse(problem(status, code, detail), status, media_type="application/problem+json")
+        return JSONResponse(problem_document(status, code, detail), status, media_type="application/problem+json")
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
+    @app.exception_handler(RequestRefused)
+    async def refused(request: Request, error: RequestRefused) -> JSONResponse:
         return told(error.status, error.code, error.detail)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         found = [(".".join(str(part) for part in one["loc"])[:200], one["msg"][:300]) for one in error.errors()]
-        answer = problem(422, "invalid", "; ".join(f"{where}: {words}" for where, words in found)[:2_000])
-        answer["errors"] = [{"field": where, "detail": words} for where, words in found[:MOST_ERRORS]]
+        answer = problem_document(422, "invalid", "; ".join(f"{where}: {words}" for where, words in found)[:2_000])
+        answer["errors"] = [{"field": where, "detail": words} for where, words in found[:MAX_ERRORS]]
         return JSONResponse(answer, 422, media_type="application/problem+json")
 
     @app.exception_handler(HTTPException)
@@ -523,21 +531,21 @@ def _speak_problems(app: FastAPI, routes: list[BaseRoute]) -> None:
         answer = told(error.status_code, "http", str(error.detail))
         answer.headers.update(error.headers or {})
         if error.status_code == 405:
-            answer.headers["allow"] = ", ".join(_allowed(routes, request))
+            answer.headers["allow"] = ", ".join(_allowed_methods(routes, request))
         return answer
 
     @app.exception_handler(SteppeError)
     async def ours(request: Request, error: SteppeError) -> JSONResponse:
-        return told(*explain(error))
+        return told(*to_problem(error))
 
 
-def _allowed(routes: list[BaseRoute], request: Request) -> list[str]:
+def _allowed_methods(routes: list[BaseRoute], request: Request) -> list[str]:
     """The methods of a path, of which each may have a route of its own."""
     matching = (route for route in routes if route.matches(request.scope)[0] is not RouteMatch.NONE)
     return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
-def _describe(app: FastAPI) -> None:
+def _customize_openapi(app: FastAPI) -> None:
     """OpenAPI with our problem documents in place of FastAPI's own, and how one signs in."""
     made = app.openapi
 
@@ -552,14 +560,14 @@ def _describe(app: FastAPI) -> None:
                 parts.pop(name, None)
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]
-            _link(schema["paths"])
+            _add_openapi_links(schema["paths"])
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _link(paths: dict[str, Any]) -> None:
+def _add_openapi_links(paths: dict[str, Any]) -> None:
     """Say which answers name what other requests are about: a new run, and an operation under way."""
     every = {method["operationId"]: method for path in paths.values() for method in path.values()}
     mine = [method["operationId"] for path, methods in paths.items() if "{run}" in path for method in methods.values()]

@@ -27,10 +27,10 @@ from steppe.core.io.atomic_files import write_atomic
 SCOPES = ("read", "control", "admin")  # each may do what those before it may
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COOKIE = "steppe_session"
-CSRF = "x-csrf-token"
+CSRF_HEADER = "x-csrf-token"
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to listen on, and those to reach them by
-SAFE = ("GET", "HEAD", "OPTIONS")
-HEADERS = {
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -42,7 +42,7 @@ HEADERS = {
 }
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The gate stays shut; the words go to the caller."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
@@ -63,7 +63,7 @@ class Caller:
 
 
 @dataclass
-class Bucket:
+class TokenBucket:
     """So many at once, and so many per second after that."""
 
     size: float
@@ -88,18 +88,18 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Per caller: requests at once and per second; wrong tokens per address; bytes of a body and seconds to send it in."""
 
     burst: float = 200.0
     per_s: float = 50.0
-    guesses: float = 10.0
-    guesses_per_s: float = 0.1
+    failed_attempts: float = 10.0
+    failed_attempts_per_s: float = 0.1
     body_bytes: int = 64 << 10
     body_s: float = 20.0
 
 
-class Keys:
+class TokenStore:
     """The tokens by scope, and what sessions are signed with."""
 
     def __init__(self, path: Path) -> None:
@@ -118,25 +118,25 @@ class Keys:
             raise DamagedFile(f"{path} has a token that is too short: remove it, and new ones are made")
         self.sessions = Sessions(path.parent)
 
-    def of_token(self, token: str) -> Caller | None:
+    def authenticate_token(self, token: str) -> Caller | None:
         """Compares with every token, each in constant time."""
         same = [hmac.compare_digest(token.encode(), known.encode()) for known in self.tokens.values()]
         scope = next((scope for scope, equal in zip(self.tokens, same, strict=True) if equal), None)
         return None if scope is None else Caller(f"token:{scope}", scope)
 
-    def new_link(self) -> str:
+    def new_sign_in_link(self) -> str:
         """A code that signs in once, within 15 minutes."""
-        return self.sessions.new_link()
+        return self.sessions.new_sign_in_link()
 
     def sign_in(self, code: str, address: str = "", browser: str = "") -> str | None:
         """The cookie's value for a code that has not been used; None for any other."""
-        if not self.sessions.use_link(code):
+        if not self.sessions.use_sign_in_link(code):
             return None
         session = self.sessions.begin(address, browser)
         body = f"{session.id}.{int(session.until_s)}"
         return f"{body}.{self._sign('session', body)}"
 
-    def of_cookie(self, value: str) -> Caller | None:
+    def authenticate_cookie(self, value: str) -> Caller | None:
         body, _, signature = value.rpartition(".")
         identity, _, until = body.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign("session", body).encode()):
@@ -153,34 +153,40 @@ class Keys:
         return hmac.new(self._signing, f"{purpose}:{text}".encode(), hashlib.sha256).hexdigest()
 
 
-class Gate:
+class AccessControl:
     """Decides on a request by its address and headers alone (names in lower case)."""
 
     def __init__(
-        self, keys: Keys, hosts: tuple[str, ...] = (), limits: Limits | None = None, port: int | None = None
+        self,
+        keys: TokenStore,
+        hosts: tuple[str, ...] = (),
+        limits: RequestLimits | None = None,
+        port: int | None = None,
     ) -> None:
         """`port` is the one that the service listens on: browsers share cookies between the ports of a host."""
-        self.keys, self.limits = keys, limits or Limits()
+        self.keys, self.limits = keys, limits or RequestLimits()
         self.cookie = COOKIE if port is None else f"{COOKIE}_{port}"
         self.hosts = frozenset(host.lower() for host in (*LOOPBACK, *hosts))
-        self._requests: dict[str, Bucket] = {}
-        self._guesses: dict[str, Bucket] = {}
+        self._requests: dict[str, TokenBucket] = {}
+        self._failed_attempts: dict[str, TokenBucket] = {}
 
-    def check_address(self, headers: Mapping[str, str], *, entering: bool = False) -> None:
+    def check_address(self, headers: Mapping[str, str], *, navigating: bool = False) -> None:
         """Refuse names that are not ours (DNS rebinding) and pages that are not ours (cross-site).
 
         A person may be `entering` by a link on another page.
         """
         name = _hostname(headers.get("host", ""))
         if name not in self.hosts:
-            raise Refused(403, "host", "this service does not answer to that host name: see steppe serve --allow-host")
+            raise RequestRefused(
+                403, "host", "this service does not answer to that host name: see steppe serve --allow-host"
+            )
         origin = headers.get("origin")
         if origin is not None and not self._own(origin, headers.get("host", "")):
-            raise Refused(403, "origin", "requests from pages of other origins are refused")
-        if not entering and from_elsewhere(headers):
-            raise Refused(403, "origin", "requests from pages of other origins are refused")
+            raise RequestRefused(403, "origin", "requests from pages of other origins are refused")
+        if not navigating and is_cross_site(headers):
+            raise RequestRefused(403, "origin", "requests from pages of other origins are refused")
 
-    def admit(self, address: str, method: str, headers: Mapping[str, str]) -> Caller:
+    def authenticate(self, address: str, method: str, headers: Mapping[str, str]) -> Caller:
         """Who this is; raises Refused. A cookie needs the page's own token for whatever is not safe.
 
         The right token is always let in, however many wrong ones came from the same address before.
@@ -188,30 +194,36 @@ class Gate:
         caller = self._known(headers)
         if caller is None:
             if "authorization" in headers or "cookie" in headers:
-                self.guessed(address)
-            raise Refused(
+                self.count_failed_attempt(address)
+            raise RequestRefused(
                 401, "token", "a token is needed: Authorization: Bearer …, from the file that steppe serve names"
             )
-        if caller.session is not None and method not in SAFE:
-            sent = headers.get(CSRF, "")
+        if caller.session is not None and method not in SAFE_METHODS:
+            sent = headers.get(CSRF_HEADER, "")
             if not hmac.compare_digest(sent.encode(), self.keys.csrf(caller.session).encode()):
-                raise Refused(403, "csrf", f"a change by a signed-in page needs the header {CSRF} from /api/v1/session")
+                raise RequestRefused(
+                    403, "csrf", f"a change by a signed-in page needs the header {CSRF_HEADER} from /api/v1/session"
+                )
         if not _bucket(self._requests, caller.name, self.limits.burst, self.limits.per_s).take():
-            raise Refused(429, "rate", "too many requests: slow down")
+            raise RequestRefused(429, "rate", "too many requests: slow down")
         return caller
 
-    def guessed(self, address: str) -> None:
+    def count_failed_attempt(self, address: str) -> None:
         """Count a wrong token or sign-in code."""
-        if not _bucket(self._guesses, address, self.limits.guesses, self.limits.guesses_per_s).take():
-            raise Refused(429, "too_many_guesses", "too many wrong tokens or codes from this address: wait a while")
+        if not _bucket(
+            self._failed_attempts, address, self.limits.failed_attempts, self.limits.failed_attempts_per_s
+        ).take():
+            raise RequestRefused(
+                429, "too_many_guesses", "too many wrong tokens or codes from this address: wait a while"
+            )
 
     def _known(self, headers: Mapping[str, str]) -> Caller | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
-            return self.keys.of_token(token.strip()) if kind.lower() == "bearer" else None
+            return self.keys.authenticate_token(token.strip()) if kind.lower() == "bearer" else None
         for pair in headers.get("cookie", "").split(";"):
             name, _, value = pair.strip().partition("=")
-            if name == self.cookie and (caller := self.keys.of_cookie(value)) is not None:
+            if name == self.cookie and (caller := self.keys.authenticate_cookie(value)) is not None:
                 return caller
         return None
 
@@ -238,7 +250,7 @@ def public_names(host: str, allowed: tuple[str, ...]) -> list[str]:
     return [host] if host in (*LOOPBACK, *allowed) else list(allowed)
 
 
-def from_elsewhere(headers: Mapping[str, str]) -> bool:
+def is_cross_site(headers: Mapping[str, str]) -> bool:
     """Whether the browser says that a page of another origin caused the request."""
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
@@ -256,10 +268,10 @@ def _hostname(host: str) -> str:
         return ""
 
 
-def _bucket(buckets: dict[str, Bucket], key: str, size: float, per_s: float) -> Bucket:
+def _bucket(buckets: dict[str, TokenBucket], key: str, size: float, per_s: float) -> TokenBucket:
     while len(buckets) > 10_000 and key not in buckets:
         del buckets[next(iter(buckets))]
-    return buckets.setdefault(key, Bucket(size, per_s))
+    return buckets.setdefault(key, TokenBucket(size, per_s))
 
 
 def header_map(scope: Mapping[str, Any]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 4_096
+MAX_CONNECTIONS = 4_096
 RESERVE = 32
 HEADERS_S = 10.0  # from the first byte of a request, or from connecting, to the end of its headers
 WRITE_S = 30.0  # how long a client may leave an answer unread
@@ -34,7 +34,7 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 
 def capacity() -> int:
     """How many connections there may be under this process's descriptor limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST if soft == resource.RLIM_INFINITY else max(2 * RESERVE, min(MOST, soft // 2))
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2 * RESERVE, min(MAX_CONNECTIONS, soft // 2))
 
 
 class Connections:
@@ -49,7 +49,7 @@ class Connections:
         self._waiting: dict[BoundedHttp, None] = {}  # without a request under way, longest first
 
     @property
-    def crowded(self) -> bool:
+    def only_reserve_left(self) -> bool:
         """Whether only the reserve is left: as many connections are at work as ordinary requests may occupy."""
         return len(self._open) - len(self._waiting) > self.most - RESERVE
 
@@ -77,7 +77,7 @@ class Connections:
         or closed."""
         return len(self._open) > self.most or (len(self._open) == self.most and len(self._new) > 0)
 
-    def make_room(self) -> bool:
+    def evict_idle(self) -> bool:
         """Close the connection that has waited longest if there is one too many; False when all are at work."""
         if len(self._open) < self.most:
             return True
@@ -92,7 +92,7 @@ class Connections:
         self._open.add(connection)
         self._new[connection.fileno()] = connection
 
-    def set_up(self, descriptor: int) -> None:
+    def protocol_attached(self, descriptor: int) -> None:
         """A connection has got its protocol, or is closed before it got one."""
         self._new.pop(descriptor, None)
 
@@ -108,7 +108,7 @@ class Connections:
         self._waiting.pop(protocol, None)
 
 
-class Accepted(socket.socket):
+class CountedSocket(socket.socket):
     """One connection's socket, which is counted while it is open."""
 
     connections: Connections | None = None
@@ -117,7 +117,7 @@ class Accepted(socket.socket):
         descriptor = self.fileno()
         super().close()
         if self.connections is not None:
-            self.connections.set_up(descriptor)
+            self.connections.protocol_attached(descriptor)
             self.connections.closed(self)
 
 
@@ -133,16 +133,16 @@ class BoundedListener(socket.socket):
         if self._connections.unsettled:
             raise BlockingIOError
         descriptor, address = self._accept()  # type: ignore[attr-defined]
-        connection = Accepted(self.family, self.type, self.proto, fileno=descriptor)
-        if not self._connections.make_room():
-            _turn_away(connection)
+        connection = CountedSocket(self.family, self.type, self.proto, fileno=descriptor)
+        if not self._connections.evict_idle():
+            _reject(connection)
             raise BlockingIOError
         self._connections.opened(connection)
         connection.connections = self._connections
         return connection, address
 
 
-def _turn_away(connection: socket.socket) -> None:
+def _reject(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(_BUSY)
@@ -157,11 +157,11 @@ class BoundedHttp(H11Protocol):
         self._connections = connections
         self._upgraded = False  # to a WebSocket, which has a protocol of its own
         self._deadline: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._connections.set_up(transport.get_extra_info("socket").fileno())
+        self._connections.protocol_attached(transport.get_extra_info("socket").fileno())
         self._connections.waits(self)
         self._set_deadline()
 
@@ -172,14 +172,14 @@ class BoundedHttp(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._answering:
+        if self._is_responding:
             self._work()
         elif self._deadline is None and not (self._upgraded or self.transport.is_closing()):
             self._set_deadline()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # sets the deadline for idle connections, and begins with a pipelined request
-        if not self._answering and not self.transport.is_closing():
+        if not self._is_responding and not self.transport.is_closing():
             self._connections.waits(self)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
@@ -189,16 +189,16 @@ class BoundedHttp(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self._unread or self.loop.call_later(WRITE_S, self.transport.abort)
+        self._write_deadline = self._write_deadline or self.loop.call_later(WRITE_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
     @property
-    def _answering(self) -> bool:
+    def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _set_deadline(self) -> None:
@@ -211,7 +211,7 @@ class BoundedHttp(H11Protocol):
             self._deadline = None
 
 
-def prepare_error_path() -> None:
+def preload_traceback_modules() -> None:
     """Import and cache now what printing a traceback needs: without descriptors, nothing can be imported any more."""
     try:
         raise OSError(24, "rehearsal")

@@ -8,7 +8,14 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from steppe.control.http.auth import HEADERS, SAFE, Gate, Refused, from_elsewhere, header_map
+from steppe.control.http.auth import (
+    SAFE_METHODS,
+    SECURITY_HEADERS,
+    AccessControl,
+    RequestRefused,
+    header_map,
+    is_cross_site,
+)
 from steppe.control.http.connections import Connections
 from steppe.control.http.sessions import SESSION_S
 
@@ -17,17 +24,17 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-OPEN = ("/healthz", "/readyz")  # what a probe asks, without a token; the Host must be ours all the same
+PUBLIC_PATHS = ("/healthz", "/readyz")  # what a probe asks, without a token; the Host must be ours all the same
 SIGN_IN = "/sign-in"
-_TO_SIGN_IN = """<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
+_NOT_SIGNED_IN_PAGE = """<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
 <title>Sign in · Steppe</title><h1>You are not signed in</h1>
 <p>Open the link that <code>steppe serve</code> printed when it started. It works once, within 15 minutes;
 <code>steppe serve --sign-in</code> prints a new one while the service runs.</p></html>"""
-_ENTER = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url=/">
+_REFRESH_PAGE = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url=/">
 <title>Steppe</title><a href="/">Open Steppe</a></html>"""
 
 
-def problem(status: int, code: str, detail: str) -> dict[str, Any]:
+def problem_document(status: int, code: str, detail: str) -> dict[str, Any]:
     """An RFC 9457 document."""
     titles = {
         400: "Bad request", 401: "Not signed in", 403: "Refused", 404: "Not found", 405: "Method not allowed",
@@ -39,10 +46,10 @@ def problem(status: int, code: str, detail: str) -> dict[str, Any]:
     return {"type": kind, "title": titles.get(status, "Error"), "status": status, "detail": detail, "code": code}
 
 
-class Gatekeeper:
+class AccessMiddleware:
     """ASGI middleware."""
 
-    def __init__(self, app: Application, gate: Gate, connections: Connections | None = None) -> None:
+    def __init__(self, app: Application, gate: AccessControl, connections: Connections | None = None) -> None:
         self.app, self.gate, self.connections = app, gate, connections
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -50,34 +57,34 @@ class Gatekeeper:
             return await self.app(scope, receive, send)
         headers = header_map(scope)
         try:
-            entering = _is_entering(scope, headers)
-            self.gate.check_address(headers, entering=entering)
+            entering = _is_navigation(scope, headers)
+            self.gate.check_address(headers, navigating=entering)
             self._require_room(scope)
             if scope["type"] == "http" and scope["path"] == SIGN_IN:
                 return await self._sign_in(scope, headers, send)
-            if entering and from_elsewhere(headers):
-                return await _enter(send, {})
+            if entering and is_cross_site(headers):
+                return await _send_refresh_page(send, {})
             self._admit(scope, headers)
             body = receive
             if scope["type"] == "http":
-                body = _nothing if scope["path"] in OPEN else await self._body(headers, receive)
-        except Refused as refusal:
-            return await refuse(scope, send, refusal)
-        return await self.app(scope, body, _with_headers(send))
+                body = _receive_empty_body if scope["path"] in PUBLIC_PATHS else await self._body(headers, receive)
+        except RequestRefused as refusal:
+            return await send_refusal(scope, send, refusal)
+        return await self.app(scope, body, _add_security_headers(send))
 
     def _require_room(self, scope: MutableMapping[str, Any]) -> None:
         """The last free connections are for probes and for changes: a crowd of readers must not keep a `stop` out."""
-        if self.connections is None or not self.connections.crowded:
+        if self.connections is None or not self.connections.only_reserve_left:
             return
-        reads = scope["type"] == "websocket" or scope["method"] in SAFE
-        if reads and scope["path"] not in OPEN:
-            raise Refused(503, "crowded", "too many connections are at work: try again in a moment")
+        reads = scope["type"] == "websocket" or scope["method"] in SAFE_METHODS
+        if reads and scope["path"] not in PUBLIC_PATHS:
+            raise RequestRefused(503, "crowded", "too many connections are at work: try again in a moment")
 
     def _admit(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> None:
-        if scope["path"] in OPEN and scope["type"] == "http":
+        if scope["path"] in PUBLIC_PATHS and scope["type"] == "http":
             return
         address = (scope.get("client") or ("unknown", 0))[0]
-        scope["steppe.caller"] = self.gate.admit(address, scope.get("method", "GET"), headers)
+        scope["steppe.caller"] = self.gate.authenticate(address, scope.get("method", "GET"), headers)
 
     async def _sign_in(self, scope: MutableMapping[str, Any], headers: dict[str, str], send: Send) -> None:
         """Trade a one-time code for a session, and go to the page; a code in an address is of no use twice."""
@@ -86,27 +93,29 @@ class Gatekeeper:
         code = query.get("code", [""])[0] if scope["method"] == "GET" else ""
         cookie = self.gate.keys.sign_in(code, address, headers.get("user-agent", ""))
         if cookie is None:
-            self.gate.guessed(address)
-            raise Refused(401, "link", "this link has been used or is too old: steppe serve --sign-in prints a new one")
+            self.gate.count_failed_attempt(address)
+            raise RequestRefused(
+                401, "link", "this link has been used or is too old: steppe serve --sign-in prints a new one"
+            )
         extra = {"set-cookie": set_cookie_header(self.gate, scope, headers, cookie, SESSION_S)}
-        if from_elsewhere(headers):
-            return await _enter(send, extra)
-        return await _answer(send, 303, b"", {"location": "/", **extra})
+        if is_cross_site(headers):
+            return await _send_refresh_page(send, extra)
+        return await _send_response(send, 303, b"", {"location": "/", **extra})
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> Receive:
         """The body read whole, up to the limit."""
         limit = self.gate.limits.body_bytes
-        too_large = Refused(413, "too_large", f"a body may have {limit} bytes")
+        too_large = RequestRefused(413, "too_large", f"a body may have {limit} bytes")
         length = headers.get("content-length", "0")
         if not length.isdigit():
-            raise Refused(400, "length", "Content-Length is not a number")
+            raise RequestRefused(400, "length", "Content-Length is not a number")
         if int(length) > limit:
             raise too_large
         try:
             async with asyncio.timeout(self.gate.limits.body_s):
-                body = await _read(receive, limit)
+                body = await _read_body(receive, limit)
         except TimeoutError:
-            raise Refused(408, "slow", f"a body has to be sent within {self.gate.limits.body_s:g} s") from None
+            raise RequestRefused(408, "slow", f"a body has to be sent within {self.gate.limits.body_s:g} s") from None
         if body is None:
             raise too_large
         waiting = [{"type": "http.request", "body": body, "more_body": False}]
@@ -118,7 +127,7 @@ class Gatekeeper:
 
 
 def set_cookie_header(
-    gate: Gate, scope: Mapping[str, Any], headers: Mapping[str, str], value: str, seconds: float
+    gate: AccessControl, scope: Mapping[str, Any], headers: Mapping[str, str], value: str, seconds: float
 ) -> str:
     """Set-Cookie for a session; Secure where the browser speaks TLS, with us or with a proxy before us."""
     tls = scope.get("scheme") == "https" or headers.get("x-forwarded-proto", "").lower() == "https"
@@ -126,23 +135,23 @@ def set_cookie_header(
     return f"{gate.cookie}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds:.0f}{secure}"
 
 
-def _is_entering(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+def _is_navigation(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Whether a person follows a link to the page or to sign in; that link may be on any page."""
     opens = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return opens and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in ("/", SIGN_IN)
 
 
-async def _enter(send: Send, headers: dict[str, str]) -> None:
+async def _send_refresh_page(send: Send, headers: dict[str, str]) -> None:
     """Let the browser come again by itself: on a redirect from another page's link it would not send a strict cookie."""
-    await _answer(send, 200, _ENTER.encode(), {"content-type": "text/html; charset=utf-8", **headers})
+    await _send_response(send, 200, _REFRESH_PAGE.encode(), {"content-type": "text/html; charset=utf-8", **headers})
 
 
-async def _nothing() -> Message:
+async def _receive_empty_body() -> Message:
     """The body of a probe, which nobody waits for."""
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def _read(receive: Receive, limit: int) -> bytes | None:
+async def _read_body(receive: Receive, limit: int) -> bytes | None:
     """A body; None when it is longer than the limit."""
     parts, size, more = list[bytes](), 0, True
     while more:
@@ -157,31 +166,41 @@ async def _read(receive: Receive, limit: int) -> bytes | None:
     return b"".join(parts)
 
 
-async def refuse(scope: MutableMapping[str, Any], send: Send, refusal: Refused) -> None:
+async def send_refusal(scope: MutableMapping[str, Any], send: Send, refusal: RequestRefused) -> None:
     """A problem document, or the end of a WebSocket before it began."""
     if scope["type"] == "websocket":
         return await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
     extra = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
     extra |= {"retry-after": "10"} if refusal.status in (429, 503) else {}
     extra |= {"connection": "close"} if refusal.status == 408 else {}
-    body, kind = json.dumps(problem(refusal.status, refusal.code, refusal.detail)).encode(), "application/problem+json"
+    body, kind = (
+        json.dumps(problem_document(refusal.status, refusal.code, refusal.detail)).encode(),
+        "application/problem+json",
+    )
     if refusal.status == 401 and scope["path"] in ("/", SIGN_IN) and "text/html" in header_map(scope).get("accept", ""):
-        body, kind = _TO_SIGN_IN.encode(), "text/html; charset=utf-8"  # a person, who is no reader of problem documents
-    return await _answer(send, refusal.status, body, {"content-type": kind, **extra})
+        body, kind = (
+            _NOT_SIGNED_IN_PAGE.encode(),
+            "text/html; charset=utf-8",
+        )  # a person, who is no reader of problem documents
+    return await _send_response(send, refusal.status, body, {"content-type": kind, **extra})
 
 
-async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
-    every = {**HEADERS, **headers, "content-length": str(len(body))}
+async def _send_response(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+    every = {**SECURITY_HEADERS, **headers, "content-length": str(len(body))}
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
 
 
-def _with_headers(send: Send) -> Send:
+def _add_security_headers(send: Send) -> Send:
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
             known = {name for name, _ in message["headers"]}
-            extra = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in known]
+            extra = [
+                (name.encode(), value.encode())
+                for name, value in SECURITY_HEADERS.items()
+                if name.encode() not in known
+            ]
             message = {**message, "headers": [*message["headers"], *extra]}
         await send(message)
 

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 
 from steppe.control.service import Service
 from steppe.records.store import STATES
-from steppe.records.telemetry.prometheus import Sample, of_actor, of_evaluation, of_learner, text
+from steppe.records.telemetry.prometheus import (
+    MetricSample,
+    actor_samples,
+    evaluation_samples,
+    format_samples,
+    learner_samples,
+)
 
 
-def exposition(service: Service, *, clients: int, failures: int) -> str:
+def render_metrics(service: Service, *, clients: int, failures: int) -> str:
     """Text format 0.0.4."""
     return "\n".join([*_lines(service, clients, failures), ""])
 
@@ -40,14 +46,14 @@ def _lines(service: Service, clients: int, failures: int) -> Iterator[str]:
             value = getattr(run.progress, field)
             if value is not None:
                 yield f'steppe_run_{field}{{run="{run.id}"}} {value}'
-    yield from text(sample for run in live for sample in _roles(service, run.id))
+    yield from format_samples(sample for run in live for sample in _roles(service, run.id))
 
 
-def _roles(service: Service, run: str) -> list[Sample]:
-    with service.picture(run) as view:
-        found = [*of_learner(view.training)] if view.training else []
-        found += [sample for report in view.actors.values() for sample in of_actor(report)]
-        return found + ([*of_evaluation(view.last_evaluation)] if view.last_evaluation else [])
+def _roles(service: Service, run: str) -> list[MetricSample]:
+    with service.run_view(run) as view:
+        found = [*learner_samples(view.training)] if view.training else []
+        found += [sample for report in view.actors.values() for sample in actor_samples(report)]
+        return found + ([*evaluation_samples(view.last_evaluation)] if view.last_evaluation else [])
 
 
 def _head(name: str, kind: str, words: str) -> Iterator[str]:

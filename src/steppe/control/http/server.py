@@ -10,26 +10,26 @@ from typing import Literal, cast
 import anyio
 import uvicorn
 
-from steppe.control.autoscale.loop import Tending
-from steppe.control.autoscale.policy import Policy
+from steppe.control.autoscale.loop import AutoscaleLoop
+from steppe.control.autoscale.policy import ScalingPolicy
 from steppe.control.http.app import make_app
-from steppe.control.http.auth import WILDCARDS, Caller, Gate, Keys, public_names, require_safe_bind
-from steppe.control.http.connections import Connections, prepare_error_path
-from steppe.control.http.static import MISSING, is_complete
-from steppe.control.http.stream import Hub, Watcher
+from steppe.control.http.auth import WILDCARDS, AccessControl, Caller, TokenStore, public_names, require_safe_bind
+from steppe.control.http.connections import Connections, preload_traceback_modules
+from steppe.control.http.static import MISSING, is_page_complete
+from steppe.control.http.stream import Hub, RunWatcher
 from steppe.control.http.ws_frames import FrameSocket
-from steppe.control.mcp.resources import tell_changes
-from steppe.control.mcp.tools import Mcp
-from steppe.control.periodic import Repeating
+from steppe.control.mcp.resources import notify_changes
+from steppe.control.mcp.tools import McpAdapter
+from steppe.control.periodic import PeriodicTask
 from steppe.control.service import PRIVATE, Bounds, Service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import DamagedFile, MissingExtra, Unreachable, UsageError
 from steppe.core.io.atomic_files import read_json, write_json
 from steppe.records.run_directory import runs_root
-from steppe.transport.kafka.client import library
+from steppe.transport.kafka.client import import_kafka
 
-KEYS = "tokens.json"
-SERVING = "serving.json"  # where the service was last started, for `steppe serve --sign-in`
+TOKENS_FILE = "tokens.json"
+ADDRESS_FILE = "serving.json"  # where the service was last started, for `steppe serve --sign-in`
 
 
 def serve(
@@ -48,25 +48,25 @@ def serve(
     With `kafka`, runs of this machine that go through those brokers, or the brokers where the roles of the others report.
     """
     require_safe_bind(host, allowed)
-    _require_fit(namespace, run, kafka, autoscale)
+    _require_compatible(namespace, run, kafka, autoscale)
     connections = Connections()
-    listener = bind(host, port, connections)
-    prepare_error_path()
-    service = _service(namespace, run, bounds, kafka)
-    service.ledger.drop_unanswered()
-    keys = Keys(service.private / KEYS)
+    listener = bind_listener(host, port, connections)
+    preload_traceback_modules()
+    service = _make_service(namespace, run, bounds, kafka)
+    service.ledger.delete_unfinished_answers()
+    keys = TokenStore(service.private / TOKENS_FILE)
     own_port = listener.getsockname()[1]
-    gate = Gate(keys, allowed, port=own_port)
-    app = make_app(service, gate, _beside(service, bounds, autoscale, kafka), connections)
+    gate = AccessControl(keys, allowed, port=own_port)
+    app = make_app(service, gate, _background_tasks(service, bounds, autoscale, kafka), connections)
     addresses = _addresses(host, own_port, allowed)
     found = {"addresses": addresses, "host": WILDCARDS.get(host, host), "port": own_port}
-    write_json(service.private / SERVING, found)
+    write_json(service.private / ADDRESS_FILE, found)
     print(f"steppe serves {service.root} at {addresses[0]}", flush=True)
     _print_links(addresses, keys)
     print(f"tokens:        {keys.path}", flush=True)
     if kafka is not None:
         print(f"kafka:         {kafka.address}", flush=True)
-    if not is_complete():
+    if not is_page_complete():
         print(f"note:          {MISSING}", flush=True)
     config = uvicorn.Config(
         app,
@@ -88,11 +88,11 @@ def sign_in() -> None:
     """Print a new link for the service of these runs, which must be up; Unreachable when it is not."""
     private = runs_root().resolve() / PRIVATE
     try:
-        found = read_json(private / SERVING)
+        found = read_json(private / ADDRESS_FILE)
         socket.create_connection((found["host"], found["port"]), timeout=5.0).close()
     except (DamagedFile, OSError):
         raise Unreachable(f"no service is running for {private.parent}: start it with steppe serve") from None
-    _print_links(found["addresses"], Keys(private / KEYS))
+    _print_links(found["addresses"], TokenStore(private / TOKENS_FILE))
 
 
 def _addresses(host: str, port: int, allowed: tuple[str, ...]) -> list[str]:
@@ -100,33 +100,33 @@ def _addresses(host: str, port: int, allowed: tuple[str, ...]) -> list[str]:
     return [f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in public_names(host, allowed)]
 
 
-def _print_links(addresses: list[str], keys: Keys) -> None:
-    code = keys.new_link()
+def _print_links(addresses: list[str], keys: TokenStore) -> None:
+    code = keys.new_sign_in_link()
     for words, address in zip(("sign in once:", *("or:" for _ in addresses[1:])), addresses, strict=True):
         print(f"{words:14} {address}/sign-in?code={code}", flush=True)
 
 
-def _beside(
+def _background_tasks(
     service: Service, bounds: Bounds, autoscale: Literal["off", "recommend", "set"], kafka: KafkaConfig | None
-) -> Iterator[Repeating]:
+) -> Iterator[PeriodicTask]:
     """What is done beside answering."""
     yield from _publisher(service, kafka)
     if autoscale != "off":
-        yield Tending(service, autoscale, Policy(most=bounds.actors))
+        yield AutoscaleLoop(service, autoscale, ScalingPolicy(most=bounds.actors))
     if service.kafka is not None and type(service) is Service:  # which starts runs itself
-        from steppe.control.backends.kafka_listener import Hearing
+        from steppe.control.backends.kafka_listener import StartCommandListener
 
-        yield Hearing(service, service.kafka)
+        yield StartCommandListener(service, service.kafka)
 
 
-def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[Repeating]:
+def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[PeriodicTask]:
     """What publishes commands, from now on; a service that follows one run sends all of them over Kafka anyway."""
     if kafka is None:
         return
-    from steppe.control.backends.external import FollowedService
+    from steppe.control.backends.external import ExternalRunService
     from steppe.control.backends.publisher import CommandPublisher
 
-    if isinstance(service, FollowedService):
+    if isinstance(service, ExternalRunService):
         return
     if type(service) is Service:
         publisher = CommandPublisher(service, kafka)
@@ -136,7 +136,7 @@ def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[Repeatin
     yield publisher
 
 
-def _require_fit(namespace: str | None, run: str | None, kafka: KafkaConfig | None, autoscale: str) -> None:
+def _require_compatible(namespace: str | None, run: str | None, kafka: KafkaConfig | None, autoscale: str) -> None:
     where = "say where their Kafka is, --kafka HOST:PORT or STEPPE_KAFKA__ADDRESS"
     if run is not None and namespace is not None:
         raise UsageError("--run is for roles that others start, --kubernetes for those of a cluster: give one of them")
@@ -148,45 +148,45 @@ def _require_fit(namespace: str | None, run: str | None, kafka: KafkaConfig | No
         raise UsageError(f"--autoscale goes by what roles report: {where}")
 
 
-def _service(namespace: str | None, run: str | None, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
+def _make_service(namespace: str | None, run: str | None, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
     if kafka is not None:
-        library()  # a client that is missing is said now
+        import_kafka()  # a client that is missing is said now
     if namespace is not None:
-        return _clustered(namespace, bounds, kafka)
+        return _make_kubernetes_service(namespace, bounds, kafka)
     if run is None or kafka is None:
         return Service(bounds, kafka)
-    from steppe.control.backends.external import FollowedService
+    from steppe.control.backends.external import ExternalRunService
 
-    return FollowedService(run, kafka, bounds)
+    return ExternalRunService(run, kafka, bounds)
 
 
-def _clustered(namespace: str, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
-    from steppe.control.backends.kubernetes import ClusterService
+def _make_kubernetes_service(namespace: str, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
+    from steppe.control.backends.kubernetes import KubernetesService
 
     try:
-        from steppe.control.backends.kube_client import Namespace
+        from steppe.control.backends.kube_client import KubernetesClient
     except ImportError as error:
         if error.name not in ("kubernetes", "aiohttp"):
             raise
         raise MissingExtra("steppe serve --kubernetes", "kube") from None
-    scaler = Namespace(namespace)
+    scaler = KubernetesClient(namespace)
     try:
-        return ClusterService(scaler, bounds, kafka)
+        return KubernetesService(scaler, bounds, kafka)
     except BaseException:
         scaler.close()
         raise
 
 
-def speak(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
+def serve_mcp_stdio(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
     """MCP over standard input and output, until the input ends; runs go on. Whoever started the process has the scope."""
     service, hub = Service(bounds, kafka), Hub()
-    watcher = Watcher(service, hub)
-    mcp = Mcp(service, Caller(f"stdio:{scope}", scope))
+    watcher = RunWatcher(service, hub)
+    mcp = McpAdapter(service, Caller(f"stdio:{scope}", scope))
 
     async def live() -> None:
         hub.serve_on(asyncio.get_running_loop())
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tell_changes, hub, mcp.bus)
+            tasks.start_soon(notify_changes, hub, mcp.bus)
             await mcp.server.run_stdio_async()
             tasks.cancel_scope.cancel()
 
@@ -201,7 +201,7 @@ def speak(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
         service.close()
 
 
-def bind(host: str, port: int, connections: Connections | None = None) -> socket.socket:
+def bind_listener(host: str, port: int, connections: Connections | None = None) -> socket.socket:
     """A socket that listens there; UsageError where that cannot be."""
     try:
         return (connections or Connections()).listen(host, port)

@@ -20,7 +20,7 @@ from steppe.core.io.atomic_files import write_atomic
 
 SESSION_S = 12 * 3600.0
 LINK_S = 15 * 60.0
-MOST = 200  # sessions; the oldest one ends when there is one more
+MAX_SESSIONS = 200  # sessions; the oldest one ends when there is one more
 _ID = re.compile("[0-9a-f]{16}")
 _TEXT = 200
 
@@ -44,14 +44,14 @@ class Sessions:
         for made in (self._links, self._sessions):
             made.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def new_link(self) -> str:
+    def new_sign_in_link(self) -> str:
         """A code that signs in once, within LINK_S."""
         self._sweep()
         code = secrets.token_urlsafe(24)
         _write(self._links / _digest(code), {"until_s": time.time() + LINK_S})
         return code
 
-    def use_link(self, code: str) -> bool:
+    def use_sign_in_link(self, code: str) -> bool:
         """Whether the code was good; it is not any more."""
         path = self._links / _digest(code)
         try:
@@ -66,7 +66,7 @@ class Sessions:
         now = time.time()
         made = Session(secrets.token_hex(8), now, now + SESSION_S, address[:_TEXT], browser[:_TEXT])
         _write(self._sessions / made.id, asdict(made))
-        for oldest in self.list()[MOST:]:
+        for oldest in self.list()[MAX_SESSIONS:]:
             self.end(oldest.id)
         return made
 

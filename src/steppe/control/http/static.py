@@ -33,7 +33,7 @@ RunId = Annotated[str, InPath(pattern=models.RUN_ID)]
 Number = Annotated[int, InPath(ge=1, lt=2**62)]
 
 
-def is_complete() -> bool:
+def is_page_complete() -> bool:
     """Whether the parts that are not ours are in place."""
     return all((FOLDER / name).is_file() for name in PARTS)
 
@@ -42,7 +42,7 @@ def add_page(app: FastAPI, service: Service, prefix: str) -> None:
     """The routes of the page."""
     files = {str(path.relative_to(FOLDER)): path.read_bytes() for path in FOLDER.rglob("*") if path.suffix in _TYPES}
     tags = {name: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for name, content in files.items()}
-    complete = is_complete()
+    complete = is_page_complete()
 
     def told(request: Request, name: str) -> Response:
         headers = {"ETag": tags[name], "Cache-Control": "no-cache"}
@@ -62,10 +62,10 @@ def add_page(app: FastAPI, service: Service, prefix: str) -> None:
 
     @app.get(f"{prefix}/runs/{{run}}/evaluations/{{number}}/recording", include_in_schema=False)
     def recording(run: RunId, number: Number) -> Response:
-        return Response(_recorded(service, run, number), media_type="image/gif")
+        return Response(_read_recording(service, run, number), media_type="image/gif")
 
 
-def _recorded(service: Service, run: str, number: int) -> bytes:
+def _read_recording(service: Service, run: str, number: int) -> bytes:
     judged = service.list_evaluations(run, number - 1, 1).evaluations
     name = judged[0].recording if judged and judged[0].number == number else None
     path = service.root / run / "recordings" / Path(name or "none").name

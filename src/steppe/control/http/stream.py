@@ -22,13 +22,13 @@ import msgspec
 
 from steppe.control.http.ws_frames import FrameSocket, text_frame
 from steppe.control.models import Run
-from steppe.control.periodic import Repeating
+from steppe.control.periodic import PeriodicTask
 from steppe.control.service import Service
 from steppe.records.view import ENDED
 
-EVERY_S = 0.1
-BEAT_S = 2.0
-STUCK_S = 10.0  # who takes nothing for so long is dropped
+POLL_INTERVAL_S = 0.1
+HEARTBEAT_INTERVAL_S = 2.0
+SEND_TIMEOUT_S = 10.0  # who takes nothing for so long is dropped
 RING = 4_096  # messages that are kept for those who fell behind
 RING_BYTES = 32 << 20
 FRAME_BYTES = 1 << 18  # no message is added to a frame that has as much
@@ -43,12 +43,12 @@ class Hub:
         self.clients = 0
         self._ring: deque[tuple[int, bytes]] = deque()
         self._size, self._size_bytes, self._bytes = size, size_bytes, 0
-        self._number = self._woken = 0
+        self._number = self._notified_number = 0
         self._frame = (0, 0, b"")  # the last one: after which number, up to which, and the frame
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
-        self._listeners: set[Listener] = set()
+        self._message_event = asyncio.Event()
+        self._subscribers: set[Subscriber] = set()
 
     def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -71,9 +71,9 @@ class Hub:
 
     def wake(self) -> None:
         """Let those who wait for news know of all that was put since the last time."""
-        if self._woken == self._number or self._loop is None or self._loop.is_closed():
+        if self._notified_number == self._number or self._loop is None or self._loop.is_closed():
             return
-        self._woken = self._number
+        self._notified_number = self._number
         self._loop.call_soon_threadsafe(self._wake)
 
     def after(self, number: int) -> list[tuple[int, bytes]] | None:
@@ -108,48 +108,48 @@ class Hub:
         """Wait for a message, or so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._message_event.wait()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._message_event.set()
+        self._message_event = asyncio.Event()
 
     @contextlib.contextmanager
-    def listening(self, socket: FrameSocket, number: int) -> Iterator[Listener]:
+    def subscribe(self, socket: FrameSocket, number: int) -> Iterator[Subscriber]:
         """A client that has heard everything up to a number; it is told the rest while this lasts."""
-        listener = Listener(self, socket, number)
-        self._listeners.add(listener)
+        listener = Subscriber(self, socket, number)
+        self._subscribers.add(listener)
         socket.when_ready = listener.tell
         try:
             listener.tell()
             yield listener
         finally:
             socket.when_ready = None
-            self._listeners.discard(listener)
+            self._subscribers.discard(listener)
 
     async def deliver(self) -> None:
         """Tell the clients what is new as soon as there is something, until cancelled."""
         while True:
-            await self.news(BEAT_S / 4)
-            for listener in [*self._listeners]:
+            await self.news(HEARTBEAT_INTERVAL_S / 4)
+            for listener in [*self._subscribers]:
                 listener.tell()
-            self._beat(time.monotonic() - BEAT_S)
+            self._beat(time.monotonic() - HEARTBEAT_INTERVAL_S)
 
     def _beat(self, silent_since: float) -> None:
         """Show life to those who have heard nothing for a while."""
-        silent = [listener for listener in self._listeners if listener.told_s <= silent_since]
+        silent = [listener for listener in self._subscribers if listener.last_sent_s <= silent_since]
         if silent:
             message = {"type": "heartbeat", "number": self._number, "time_s": time.time()}
             beat = text_frame(msgspec.json.encode(message))
             for listener in silent:
-                listener.beat(beat)
+                listener.heartbeat(beat)
 
 
-class Listener:
+class Subscriber:
     """What one client has heard. `dropped` is done when it was too slow."""
 
     def __init__(self, hub: Hub, socket: FrameSocket, number: int) -> None:
-        self.number, self.told_s = number, time.monotonic()
+        self.number, self.last_sent_s = number, time.monotonic()
         self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hub, self._socket = hub, socket
 
@@ -159,23 +159,23 @@ class Listener:
         while news is not None and news[0] > self.number and self._socket.ready:
             self.number = news[0]
             self._socket.write_frame(news[1])
-            self.told_s = time.monotonic()
+            self.last_sent_s = time.monotonic()
             news = self._hub.frame(self.number)
-        stuck = not self._socket.ready and time.monotonic() - self.told_s > STUCK_S
+        stuck = not self._socket.ready and time.monotonic() - self.last_sent_s > SEND_TIMEOUT_S
         if (news is None or stuck) and not self.dropped.done():
             self.dropped.set_result(None)
 
-    def beat(self, frame: bytes) -> None:
+    def heartbeat(self, frame: bytes) -> None:
         if self._socket.ready and self.number == self._hub.number:
             self._socket.write_frame(frame)
-            self.told_s = time.monotonic()
+            self.last_sent_s = time.monotonic()
 
 
-class Watcher(Repeating):
+class RunWatcher(PeriodicTask):
     """Looks at the runs again and again while the service is up, and looks after its operations."""
 
-    def __init__(self, service: Service, hub: Hub, every_s: float = EVERY_S) -> None:
-        super().__init__("steppe-watcher", every_s, service.tend, self.look, hub.wake)
+    def __init__(self, service: Service, hub: Hub, every_s: float = POLL_INTERVAL_S) -> None:
+        super().__init__("steppe-watcher", every_s, service.reconcile, self.look, hub.wake)
         self.service, self.hub = service, hub
         self._known: dict[str, tuple[Run, Run]] = {}  # as it is, and without its heartbeat, which alone is no news
         self._cursors: dict[str, int] = {}

@@ -18,14 +18,14 @@ from steppe.core.algorithms.kinds import (
     Count,
     Duration,
     Fraction,
-    Frozen,
+    FrozenConfig,
     Positive,
     PositiveDuration,
     PositiveFloat,
     RoleCount,
-    describe,
-    fitting_cell,
-    state_column,
+    default_cell_size,
+    describe_action_space,
+    hidden_state_field,
 )
 from steppe.core.algorithms.replay import (
     DHCConfig,
@@ -45,7 +45,7 @@ from steppe.core.algorithms.tabular import (
     TabularConfig,
 )
 from steppe.core.config import references
-from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 __all__ = [
     "ALGORITHMS",
@@ -63,7 +63,7 @@ __all__ = [
     "Duration",
     "ExpectedSarsaConfig",
     "Fraction",
-    "Frozen",
+    "FrozenConfig",
     "NStepQConfig",
     "PPOConfig",
     "Positive",
@@ -77,11 +77,11 @@ __all__ = [
     "SarsaConfig",
     "SequenceConfig",
     "TabularConfig",
+    "agent_class",
     "config_class",
-    "describe",
-    "fitting_cell",
-    "implementation",
-    "state_column",
+    "default_cell_size",
+    "describe_action_space",
+    "hidden_state_field",
 ]
 
 ALGORITHMS: dict[str, type[AgentConfig]] = {
@@ -106,19 +106,19 @@ def config_class(algo: str) -> type[AgentConfig]:
         return ALGORITHMS[algo]
     if not references.is_reference(algo):
         raise ConfigError(
-            f"there is no algorithm {algo!r}; there are: {', '.join(ALGORITHMS)}.{nearest(algo, ALGORITHMS)}"
+            f"there is no algorithm {algo!r}; there are: {', '.join(ALGORITHMS)}.{did_you_mean(algo, ALGORITHMS)}"
         )
-    config = getattr(references.resolve(algo), "Config", None)
+    config = getattr(references.resolve_reference(algo), "Config", None)
     if not (isinstance(config, type) and issubclass(config, AgentConfig)):
         raise ConfigError(f"{algo} has no inner class `Config` that extends steppe.AgentConfig")
     return config
 
 
-def implementation(algo: str) -> type:
+def agent_class(algo: str) -> type:
     """The agent's class; imports what it needs (torch, mostly)."""
     text = config_class(algo).implementation if algo in ALGORITHMS else algo
     module, _, name = text.partition(":")
     if algo in ALGORITHMS:
         found: type = getattr(importlib.import_module(module), name)
         return found
-    return references.resolve(text)  # type: ignore[no-any-return]
+    return references.resolve_reference(text)  # type: ignore[no-any-return]

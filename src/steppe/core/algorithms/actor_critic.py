@@ -7,7 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms.kinds import AgentConfig, Coefficient, Fraction, Rows, Width, fitting_cell, state_column
+from steppe.core.algorithms.kinds import (
+    AgentConfig,
+    Coefficient,
+    Fraction,
+    Rows,
+    Width,
+    default_cell_size,
+    hidden_state_field,
+)
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec, FieldSpec
 
@@ -52,18 +60,18 @@ class ActorCriticConfig(AgentConfig):
         noted = (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
         if not self.recurrent:
             return noted
-        return (*noted, state_column(self.cell or "lstm", self.cell_size or fitting_cell(spec), once=True))
+        return (*noted, hidden_state_field(self.cell or "lstm", self.cell_size or default_cell_size(spec), once=True))
 
     def require(self, spec: EnvSpec, name: str) -> None:
         super().require(spec, name)
         if self.bounds_coef and spec.action.kind != "box":
             raise ConfigError(f"bounds_coef is for continuous actions, and {spec.id} has others: leave it out")
 
-    def _layers(self, spec: EnvSpec) -> dict[str, object]:
+    def _default_layers(self, spec: EnvSpec) -> dict[str, object]:
         """What is chosen of the network: two layers, or one before the cell."""
         if not self.recurrent:
             return {"hidden": (64, 64)}
-        return {"hidden": (64,), "cell": "lstm", "cell_size": fitting_cell(spec)}
+        return {"hidden": (64,), "cell": "lstm", "cell_size": default_cell_size(spec)}
 
 
 class PPOConfig(ActorCriticConfig):
@@ -93,7 +101,7 @@ class PPOConfig(ActorCriticConfig):
                 "recurrent=true learns from: raise it, or lower segment_steps"
             )
 
-    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+    def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), large
         minibatches and 2 epochs. Others: 8 per actor, 128 steps, 4 epochs. A rollout makes 8 minibatches of 64 to 512
         rows. The step size grows with the root of the minibatch, 1e-3 at 64 rows to 2.5e-3 at 400 and more; 2.5e-4 for
@@ -117,7 +125,7 @@ class PPOConfig(ActorCriticConfig):
             normalize_obs=continuous,
             normalize_reward=continuous,
             bounds_coef=0.0,
-            **self._layers(spec),
+            **self._default_layers(spec),
         )
         return fitted, envs
 
@@ -137,7 +145,7 @@ class A2CConfig(ActorCriticConfig):
     implementation = "steppe.algorithms.a2c.a2c:A2C"
     in_rounds = True
 
-    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+    def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """Environments that step as a vector are cheap: 64 over all actors, 8 per actor elsewhere; 16 steps between updates.
         A rollout is used once, so the step size is larger than PPO's: 3e-3, 7e-4 for images. Rewards and observations of
         worlds with continuous actions are normalized, but where agents mostly are workers: each would know only its own.
@@ -152,7 +160,7 @@ class A2CConfig(ActorCriticConfig):
             normalize_obs=continuous,
             normalize_reward=continuous,
             bounds_coef=0.1 if spec.action.kind == "box" else 0.0,
-            **self._layers(spec),
+            **self._default_layers(spec),
         )
         return fitted, num_envs or (max(1, 64 // num_actors) if cheap else 8)
 

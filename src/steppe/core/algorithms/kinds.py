@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.core.system.typecheck import plain_number
+from steppe.core.system.typecheck import to_python_number
 
 # Every number has an upper bound: beyond it a value is a mistake, and some would overflow or fill the memory.
 Positive = Annotated[int, Field(gt=0, le=10**15)]
@@ -26,11 +26,11 @@ RoleCount = Annotated[int, Field(ge=0, le=100_000)]  # actors, workers or nodes 
 SCHEDULE_STEPS = 100_000  # what schedules run over where a run has no fixed number of steps
 
 
-def _plain(value: Any) -> Any:
-    return [plain_number(item) for item in value] if isinstance(value, list) else plain_number(value)
+def _to_python_numbers(value: Any) -> Any:
+    return [to_python_number(item) for item in value] if isinstance(value, list) else to_python_number(value)
 
 
-class Frozen(BaseModel):
+class FrozenConfig(BaseModel):
     """Configuration never changes after it is made, and an unknown key is an error."""
 
     model_config = ConfigDict(
@@ -41,10 +41,12 @@ class Frozen(BaseModel):
     @classmethod
     def _plain_numbers(cls, values: Any) -> Any:
         """Take NumPy's and torch's numbers for numbers."""
-        return {name: _plain(value) for name, value in values.items()} if isinstance(values, dict) else values
+        return (
+            {name: _to_python_numbers(value) for name, value in values.items()} if isinstance(values, dict) else values
+        )
 
 
-class AgentConfig(Frozen):
+class AgentConfig(FrozenConfig):
     """What every algorithm has. Subclass it as `Config` inside a class of your own to add fields."""
 
     implementation: ClassVar[str] = ""  # "module:Class" of the agent
@@ -97,7 +99,7 @@ class AgentConfig(Frozen):
         """What `act` writes into a segment besides the action."""
         return ()
 
-    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+    def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """This configuration with every absent choice made for a world, and the environments per actor.
 
         Choices already made stay, so fitting twice changes nothing.
@@ -116,7 +118,7 @@ class AgentConfig(Frozen):
         if self.policies != "shared":
             self._require_groups(spec, name)
         elif spec.members:
-            raise WorldError(_differing(spec))
+            raise WorldError(_describe_difference(spec))
         if (spec.num_states is None) == (self.observations == "index"):
             raise ConfigError(f"{name} takes environment.observations={self.observations!r}: leave that key out")
         if spec.action.kind not in self.actions:
@@ -124,7 +126,7 @@ class AgentConfig(Frozen):
 
             able = [other for other, kind in ALGORITHMS.items() if spec.action.kind in kind.actions]
             raise WorldError(
-                f"{name} cannot choose {describe(spec.action)} actions, which {spec.id} has; these can: {', '.join(able)}"
+                f"{name} cannot choose {describe_action_space(spec.action)} actions, which {spec.id} has; these can: {', '.join(able)}"
             )
 
     def groups(self, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
@@ -157,26 +159,26 @@ class AgentConfig(Frozen):
         for policy, members in self.groups(spec).items():
             if len({spec.members[index] for index in members} if spec.members else ()) > 1:
                 raise ConfigError(
-                    f"the policy {policy!r} is for agents that are not alike: {_differing(spec, members)}"
+                    f"the policy {policy!r} is for agents that are not alike: {_describe_difference(spec, members)}"
                 )
 
 
-def fitting_cell(spec: EnvSpec) -> int:
+def default_cell_size(spec: EnvSpec) -> int:
     """The size of a recurrent cell that suits a world."""
     return 512 if spec.is_image else 64
 
 
-def state_column(cell: str, size: int, *, once: bool = False) -> FieldSpec:
+def hidden_state_field(cell: str, size: int, *, once: bool = False) -> FieldSpec:
     """The column of what a recurrent policy remembers; an LSTM also remembers what it does not put out."""
     return FieldSpec("hidden", (2 * size if cell == "lstm" else size,), "float32", once=once)
 
 
-def describe(action: ActionSpec) -> str:
+def describe_action_space(action: ActionSpec) -> str:
     """An action space in words."""
     return {"discrete": "discrete", "multi_discrete": "multi-discrete", "box": "continuous"}[action.kind]
 
 
-def _differing(spec: EnvSpec, members: tuple[int, ...] | None = None) -> str:
+def _describe_difference(spec: EnvSpec, members: tuple[int, ...] | None = None) -> str:
     """Which two agents differ, and in what."""
     among = range(spec.num_agents) if members is None else members
     first = spec.members[among[0]]
@@ -184,7 +186,7 @@ def _differing(spec: EnvSpec, members: tuple[int, ...] | None = None) -> str:
 
     def words(index: int) -> str:
         member = spec.members[index]
-        return f"{spec.agents[index]} observes {list(member.obs.shape)} and has {describe(member.action)} actions {list(member.action.sizes)}"
+        return f"{spec.agents[index]} observes {list(member.obs.shape)} and has {describe_action_space(member.action)} actions {list(member.action.sizes)}"
 
     told = f"{words(among[0])}, {words(other)}"
     if members is not None:

@@ -15,15 +15,15 @@ from steppe.core.algorithms.kinds import (
     Positive,
     PositiveFloat,
     Width,
-    fitting_cell,
-    state_column,
+    default_cell_size,
+    hidden_state_field,
 )
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.specs import EnvSpec, FieldSpec
-from steppe.core.guidance import advises
+from steppe.core.guidance import has_expert_planes
 
-Batch = Annotated[int, Field(gt=0, le=10**6)]
-Window = Annotated[int, Field(gt=0, le=10_000)]  # consecutive steps that are learned from together
+BatchSize = Annotated[int, Field(gt=0, le=10**6)]
+SequenceLength = Annotated[int, Field(gt=0, le=10_000)]  # consecutive steps that are learned from together
 
 
 class ReplayConfig(AgentConfig):
@@ -35,7 +35,7 @@ class ReplayConfig(AgentConfig):
     fixed = (*AgentConfig.fixed, "dueling", "buffer_size", "buffer_storage", "n_step", "prioritized", "alpha")
 
     max_grad_norm: PositiveFloat = Field(10.0, description="Gradients longer than this are scaled back to it.")
-    batch_size: Batch = Field(64, description="Transitions per update.")
+    batch_size: BatchSize = Field(64, description="Transitions per update.")
     buffer_size: Positive = Field(100_000, description="Transitions kept.")
     buffer_storage: Literal["memory", "disk"] = Field(
         "memory", description="Where transitions lie; disk: in the run's directory, for more of them than memory holds."
@@ -49,7 +49,7 @@ class ReplayConfig(AgentConfig):
     )
     double: bool = Field(True, description="Choose with the online network, judge with the target network.")
     dueling: bool = Field(False, description="Separate value and advantage streams.")
-    n_step: Window = Field(3, description="Rewards summed before bootstrapping.")
+    n_step: SequenceLength = Field(3, description="Rewards summed before bootstrapping.")
     prioritized: bool = Field(False, description="Draw transitions in proportion to their error.")
     alpha: Fraction = Field(0.6, description="How strongly errors shape the draw (prioritized).")
     beta: Fraction = Field(
@@ -78,7 +78,7 @@ class DQNConfig(ReplayConfig):
             return self.exploration_fraction * total
         return min(0.16 * total, 250_000 if spec.is_image else 8_000)
 
-    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+    def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """32 environments per actor where they step as a vector, 8 elsewhere; segments so short that all actors together
         bring 256 steps before the next block of updates. One target network per block: with more of them CartPole was
         not learned. Vectors: two layers of 64 and a step size of 2e-3; images: 1e-4.
@@ -103,14 +103,14 @@ class SequenceConfig(ReplayConfig):
     memory = "sequences"
     normalize_reward: ClassVar[bool | None] = False  # type: ignore[misc]  # rewards are kept as they were
 
-    batch_size: Batch = Field(32, description="Sequences per update.")
+    batch_size: BatchSize = Field(32, description="Sequences per update.")
     buffer_size: Positive = Field(100_000, description="Steps kept.")
     learning_starts: Count = Field(1_000, description="Steps to gather before the first update.")
     samples_per_insert: Annotated[float, Field(gt=0, le=1e6)] = Field(
         16.0, description="Steps learned from per step gathered: batch_size × sequence_length × updates per step."
     )
-    sequence_length: Window = Field(16, description="Steps of a sequence that are learned from.")
-    sequence_stride: Window | None = Field(
+    sequence_length: SequenceLength = Field(16, description="Steps of a sequence that are learned from.")
+    sequence_stride: SequenceLength | None = Field(
         None, description="Steps from the start of one sequence to the next, which overlap; half a sequence if absent."
     )
     burn_in: Annotated[int, Field(ge=0, le=10_000)] = Field(
@@ -143,10 +143,10 @@ class R2D2Config(SequenceConfig):
     cell_size: Width | None = Field(None, description="Numbers that the cell puts out; chosen to fit if absent.")
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        hidden = state_column(self.cell, self.cell_size or fitting_cell(spec))
+        hidden = hidden_state_field(self.cell, self.cell_size or default_cell_size(spec))
         return hidden, FieldSpec("q_val", spec.action.sizes, "float32")
 
-    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+    def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """16 environments per actor where they step as a vector, 8 elsewhere; segments so short that all actors together
         bring 256 steps before the next block of updates. Vectors: one layer of 64, a cell of 64 and a step size of 2e-3;
         images: 512 and 512, 1e-4.
@@ -159,7 +159,7 @@ class R2D2Config(SequenceConfig):
             target_every=2_500 if spec.is_image else 500,
             sequence_stride=max(1, self.sequence_length // 2),
             hidden=(64,),
-            cell_size=fitting_cell(spec),
+            cell_size=default_cell_size(spec),
         )
         return fitted, envs
 
@@ -181,14 +181,14 @@ class DHCConfig(SequenceConfig):
         32, description="Width of the convolutions; all else is in proportion. 128: the published network."
     )
     max_grad_norm: PositiveFloat = Field(40.0, description="Gradients longer than this are scaled back to it.")
-    batch_size: Batch = Field(16, description="Sequences per update, each of all agents of an environment.")
+    batch_size: BatchSize = Field(16, description="Sequences per update, each of all agents of an environment.")
     samples_per_insert: Annotated[float, Field(gt=0, le=1e6)] = Field(
         4.0, description="Steps learned from per step gathered: batch_size × sequence_length × updates per step."
     )
     burn_in: Annotated[int, Field(ge=0, le=10_000)] = Field(
         4, description="Steps before a sequence that only bring the stored state up to date."
     )
-    n_step: Window = Field(2, description="Rewards summed before bootstrapping.")
+    n_step: SequenceLength = Field(2, description="Rewards summed before bootstrapping.")
     target_every: Positive | None = Field(500, description="Updates between copies into the target network.")
     halve_at: tuple[Positive, ...] = Field(
         (200_000, 400_000), description="Updates after which the learning rate is halved."
@@ -235,14 +235,14 @@ class DHCConfig(SequenceConfig):
                 f"{name} sees planes (channels, height, width) of at least 3 × 3 cells, and {spec.id} has observations of "
                 f"the shape {spec.obs.shape}"
             )
-        if self.advice and not advises(spec):
+        if self.advice and not has_expert_planes(spec):
             raise ConfigError(
                 f"advice={self.advice}: observations of {spec.id} do not say which moves lead nearer; leave it out"
             )
         for key in ("lesson_agents", "lesson_sizes"):
-            self._require_lessons(spec, key, getattr(self, key))
+            self._require_curriculum_stages(spec, key, getattr(self, key))
 
-    def _require_lessons(self, spec: EnvSpec, key: str, lessons: tuple[int, ...] | None) -> None:
+    def _require_curriculum_stages(self, spec: EnvSpec, key: str, lessons: tuple[int, ...] | None) -> None:
         """Lessons rise, and the world can give them."""
         if not lessons:
             return
@@ -252,7 +252,7 @@ class DHCConfig(SequenceConfig):
         if list(lessons) != sorted(set(lessons)) or lessons[-1] > most:
             raise ConfigError(f"{key}={list(lessons)}: must rise, up to the {most} that {spec.id} was made with")
 
-    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+    def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """16 environments per actor, segments of 16 steps, a step size of 3e-4, or 1e-4 for the published network's size.
 
         Lessons go from one agent on 10 × 10 cells to what the world was made with, by one agent and by 5 cells.

@@ -45,7 +45,7 @@ class TabularConfig(AgentConfig):
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         return (FieldSpec("mask", spec.action.sizes, "bool"),)
 
-    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+    def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """A thousand environments where compiled code steps them, 8 elsewhere; segments of 32 steps."""
         envs = num_envs or (1024 if spec.native_vector else 8)
         return self._chosen(spec, segment_steps=32, learning_rate=0.1), envs

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from steppe.core.algorithms import Duration, Frozen, Positive, PositiveDuration, PositiveFloat, RoleCount
-from steppe.core.config.validation import read_toml, validated
-from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.algorithms import Duration, FrozenConfig, Positive, PositiveDuration, PositiveFloat, RoleCount
+from steppe.core.config.validation import read_toml, validate_config
+from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 AUTO = "auto"  # the Ray cluster that this machine is part of
-RUN = "run"  # the table of a cluster's file that says what is trained
+RUN_TABLE = "run"  # the table of a cluster's file that says what is trained
 _NAME = Annotated[str, Field(min_length=1, max_length=128)]
-Method = Literal["federated", "average", "sum", "weighted", "median", "trimmed_mean", "krum", "multi_krum"]
+AggregationMethod = Literal["federated", "average", "sum", "weighted", "median", "trimmed_mean", "krum", "multi_krum"]
 
 
-class TlsConfig(Frozen):
+class TlsConfig(FrozenConfig):
     """PEM files. The server has a certificate and its key, the nodes have who signed it."""
 
     ca: Path | None = Field(
@@ -30,7 +30,7 @@ class TlsConfig(Frozen):
     key: Path | None = Field(None, description="The server's key, on its machine.")
 
 
-class ServerConfig(Frozen):
+class ServerConfig(FrozenConfig):
     """How `steppe params serve` keeps the parameters."""
 
     listen: str | None = Field(None, description="Address to listen on; the host of parameter_server if absent.")
@@ -41,7 +41,7 @@ class ServerConfig(Frozen):
     )
 
 
-class PrivacyConfig(Frozen):
+class PrivacyConfig(FrozenConfig):
     """What is promised to each node about its deltas (docs/parameter-server.md)."""
 
     ledger: Path = Field(description="Where every release is written down, on the server's machine.")
@@ -53,7 +53,7 @@ class PrivacyConfig(Frozen):
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="The share of nodes drawn each round.")
 
 
-class ClusterConfig(Frozen):
+class ClusterConfig(FrozenConfig):
     """Which machines there are, where they meet, and what they exchange how often."""
 
     backend: Literal["grpc", "ray", "mpi"] = Field(
@@ -72,7 +72,7 @@ class ClusterConfig(Frozen):
         description="deltas: every node trains on its own and what it changed is combined every sync_every learning "
         "steps. gradients: every optimizer step is one of all nodes together, as of one learner with their joint batch.",
     )
-    aggregation: Method | None = Field(
+    aggregation: AggregationMethod | None = Field(
         None, description="How updates become one; federated for deltas and weighted, by rows, for gradients if absent."
     )
     byzantine: RoleCount | None = Field(
@@ -114,7 +114,7 @@ class ClusterConfig(Frozen):
             twice = next(name for name in self.nodes if self.nodes.count(name) > 1)
             raise ConfigError(f"cluster: there are two nodes {twice!r}: names are unique")
         if self.node_id is not None and self.nodes and self.node_id not in self.nodes:
-            near = nearest(self.node_id, self.nodes)
+            near = did_you_mean(self.node_id, self.nodes)
             raise ConfigError(f"there is no node {self.node_id!r} in this cluster of {', '.join(self.nodes)}.{near}")
         if self.aggregation is None:
             usual = "federated" if self.exchange == "deltas" else "weighted"
@@ -188,7 +188,7 @@ class ClusterConfig(Frozen):
         return f"{'grpc' if self.tls is None else 'grpcs'}://{':'.join(map(str, self.address))}"
 
     @property
-    def seed_shift(self) -> int:
+    def seed_offset(self) -> int:
         """What this node's seed is beyond the run's, so that no two see the same: its rank, or by its name."""
         return self.rank if self.rank is not None else zlib.crc32((self.node_id or "").encode())
 
@@ -203,21 +203,21 @@ def read_cluster(given: Mapping[str, Any] | ClusterConfig, whose: str = "cluster
     if isinstance(given, ClusterConfig):
         return given
     _require_known(given, ClusterConfig, "", whose)
-    found: ClusterConfig = validated(ClusterConfig, given, "cluster.")
+    found: ClusterConfig = validate_config(ClusterConfig, given, "cluster.")
     return found
 
 
 def read_cluster_file(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
     """The cluster of a TOML file, and what its table [run] says; files that it names are looked for beside it."""
     tree = read_toml(path)
-    run = tree.pop(RUN, {})
+    run = tree.pop(RUN_TABLE, {})
     if not isinstance(run, dict):
-        raise ConfigError(f"{path}: [{RUN}] is a table of the run's keys, not {run!r}")
-    cluster = read_cluster(_beside(tree, path.resolve().parent), str(path))
+        raise ConfigError(f"{path}: [{RUN_TABLE}] is a table of the run's keys, not {run!r}")
+    cluster = read_cluster(_resolve_paths(tree, path.resolve().parent), str(path))
     return cluster, run
 
 
-def _beside(tree: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _resolve_paths(tree: dict[str, Any], directory: Path) -> dict[str, Any]:
     """The same with every file name made absolute."""
     files = {"tls": ("ca", "certificate", "key"), "server": ("checkpoint", "tokens"), "privacy": ("ledger",)}
     for table, keys in files.items():
@@ -228,11 +228,11 @@ def _beside(tree: dict[str, Any], directory: Path) -> dict[str, Any]:
     return tree
 
 
-def _require_known(given: Mapping[str, Any], kind: type[Frozen], prefix: str, whose: str) -> None:
+def _require_known(given: Mapping[str, Any], kind: type[FrozenConfig], prefix: str, whose: str) -> None:
     for key, value in given.items():
         if key not in kind.model_fields:
-            names = [*kind.model_fields, *([RUN] if not prefix and whose != "cluster_config" else [])]
-            raise ConfigError(f"unknown key {prefix + str(key)!r} in {whose}.{nearest(str(key), names)}")
+            names = [*kind.model_fields, *([RUN_TABLE] if not prefix and whose != "cluster_config" else [])]
+            raise ConfigError(f"unknown key {prefix + str(key)!r} in {whose}.{did_you_mean(str(key), names)}")
         annotation = kind.model_fields[key].annotation
         inner = next((part for part in (annotation, *get_args(annotation)) if _is_table(part)), None)
         if inner is not None and isinstance(value, Mapping):
@@ -240,4 +240,4 @@ def _require_known(given: Mapping[str, Any], kind: type[Frozen], prefix: str, wh
 
 
 def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Frozen)
+    return isinstance(kind, type) and issubclass(kind, FrozenConfig)

@@ -6,13 +6,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms import AgentConfig, Coefficient, Count, Frozen, Positive, PositiveFloat, RoleCount
+from steppe.core.algorithms import AgentConfig, Coefficient, Count, FrozenConfig, Positive, PositiveFloat, RoleCount
 from steppe.core.contracts.errors import ConfigError
 
-_FACTORS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("beta1",), "adam": ("beta1", "beta2", "eps")}
+_OPTIMIZER_OPTIONS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("beta1",), "adam": ("beta1", "beta2", "eps")}
 
 
-class ParamsConfig(Frozen):
+class ParamsConfig(FrozenConfig):
     """How the gradients of workers become weights."""
 
     in_rounds: bool | None = Field(
@@ -100,5 +100,5 @@ class ParamsConfig(Frozen):
                 "use more --actors in rounds, or params.update_every"
             )
         for name in ("beta1", "beta2", "eps"):
-            if getattr(self, name) is not None and name not in _FACTORS[self.optimizer]:
+            if getattr(self, name) is not None and name not in _OPTIMIZER_OPTIONS[self.optimizer]:
                 raise ConfigError(f"params.{name} means nothing to the optimizer {self.optimizer!r}: leave it out")

@@ -27,11 +27,11 @@ _script: Script | None = None  # the user's, where this process is not the one t
 _loading_main = False
 
 
-class MainReached(BaseException):
+class TrainingCallReached(BaseException):
     """Raised by a training call while the user's script is only being imported for its definitions."""
 
 
-def reference(thing: Callable[..., Any] | str) -> str:
+def make_reference(thing: Callable[..., Any] | str) -> str:
     """The text by which `thing` can be found again."""
     if isinstance(thing, str):
         return thing
@@ -52,7 +52,7 @@ def is_reference(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (module + "." + name).split(".") if not part.isdigit())
 
 
-def resolve(text: str) -> Any:
+def resolve_reference(text: str) -> Any:
     """The object that `reference` named."""
     module, _, name = text.partition(":")
     if module == "local":
@@ -61,7 +61,7 @@ def resolve(text: str) -> Any:
         return _local[text]
     module = current_module(module)
     try:
-        found = _lookup(module, name) if module != "__main__" else _find(_main(), name)
+        found = _lookup(module, name) if module != "__main__" else _find(_load_main(), name)
     except ImportError as error:
         raise FactoryError(f"cannot import {module!r} for {text!r}: {error}") from error
     if found is None:
@@ -98,7 +98,7 @@ def main_script() -> Script | None:
     return (os.path.abspath(path), getattr(main, "__package__", None) or "") if path else None
 
 
-def adopt_main(script: Script | None) -> None:
+def set_main_script(script: Script | None) -> None:
     """Look for `__main__:name` in the script of the process that started this one."""
     global _script
     _script = script
@@ -107,7 +107,7 @@ def adopt_main(script: Script | None) -> None:
 def stop_if_loading_main() -> None:
     """Every training call begins with this: see MainReached."""
     if _loading_main:
-        raise MainReached
+        raise TrainingCallReached
 
 
 def _find(module: Any, name: str) -> Any:
@@ -123,7 +123,7 @@ def _lookup(module: str, name: str) -> Any:
     return _find(sys.modules[module], name)
 
 
-def _main() -> Any:
+def _load_main() -> Any:
     """The user's script: this process's own, or imported for its definitions where this is another process."""
     if _script is None:
         return sys.modules["__main__"]
@@ -147,7 +147,7 @@ def _run_definitions(module: types.ModuleType, loader: importlib.abc.Loader) -> 
     _loading_main = True
     try:
         loader.exec_module(module)
-    except MainReached:
+    except TrainingCallReached:
         pass
     except BaseException:
         del sys.modules[module.__name__]

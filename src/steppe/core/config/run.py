@@ -22,7 +22,7 @@ from steppe.core.algorithms import (
     Coefficient,
     Count,
     Duration,
-    Frozen,
+    FrozenConfig,
     Positive,
     PositiveDuration,
     PositiveFloat,
@@ -33,20 +33,20 @@ from steppe.core.algorithms import (
 from steppe.core.config import references
 from steppe.core.config.cluster import ClusterConfig
 from steppe.core.config.params import ParamsConfig
-from steppe.core.config.validation import read_toml, validated
-from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.config.validation import read_toml, validate_config
+from steppe.core.contracts.errors import ConfigError, did_you_mean
 
-PREFIX = "STEPPE_"
+ENV_PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
 RUNTIMES = ("inline", "processes", "mpi", "ray", "kafka")
 # Where things are kept, and secrets: no part of a run's configuration.
-RESERVED = {
+RESERVED_ENV_VARS = {
     *("STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"),
     *("STEPPE_KAFKA_PASSWORD", "STEPPE_KAFKA_KEY_PASSWORD", "STEPPE_KAFKA_HOME"),
 }
 
 
-def known_device(value: str) -> str:
+def validate_device(value: str) -> str:
     """The word for a device if it is one; whether the machine has it is for algorithms/nn/device.py to see."""
     kind, _, index = value.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
@@ -54,7 +54,7 @@ def known_device(value: str) -> str:
     return value
 
 
-class EnvConfig(Frozen):
+class EnvConfig(FrozenConfig):
     """How the world is made and wrapped."""
 
     kwargs: dict[str, Any] = Field({}, description="Keyword arguments for the environment's constructor.")
@@ -82,7 +82,7 @@ class EnvConfig(Frozen):
         description="Discrete observations as one-hot vectors, or as one number; what the algorithm takes, if absent.",
     )
 
-    def fitted(self, env: str) -> Self:
+    def resolve_defaults(self, env: str) -> Self:
         """This configuration with every absent choice made for an environment, by its name alone."""
         atari = env.rpartition(":")[2].startswith("ALE/")
         names = ("frame_stack", "reward_clip", "grayscale", "resize")
@@ -90,7 +90,7 @@ class EnvConfig(Frozen):
         return self.model_copy(update={name: value for name, value in choices if getattr(self, name) is None})
 
 
-class FlowConfig(Frozen):
+class FlowConfig(FrozenConfig):
     """How experience and weights travel."""
 
     ahead: Literal[0, 1] | None = Field(
@@ -145,10 +145,10 @@ class FlowConfig(Frozen):
     @field_validator("actor_device")
     @classmethod
     def _device(cls, value: str) -> str:
-        return known_device(value)
+        return validate_device(value)
 
 
-class EvalConfig(Frozen):
+class EvalConfig(FrozenConfig):
     """How the manager judges the newest weights."""
 
     every_steps: Positive = Field(20_000, description="Environment steps between evaluations.")
@@ -166,7 +166,7 @@ class EvalConfig(Frozen):
     record: bool = Field(False, description="Keep a GIF of one episode of each evaluation.")
 
 
-class CheckpointConfig(Frozen):
+class CheckpointConfig(FrozenConfig):
     """When a run is written down."""
 
     every_s: PositiveDuration = Field(30.0, description="Seconds between checkpoints.")
@@ -177,7 +177,7 @@ class CheckpointConfig(Frozen):
     )
 
 
-class RayConfig(Frozen):
+class RayConfig(FrozenConfig):
     """Where the roles live on a Ray cluster."""
 
     address: str | None = Field(
@@ -209,7 +209,7 @@ class RayConfig(Frozen):
         return value
 
 
-class KafkaConfig(Frozen):
+class KafkaConfig(FrozenConfig):
     """How roles reach each other through Apache Kafka. Passwords come from the environment alone (docs/kafka.md)."""
 
     address: str | None = Field(None, description="Of the brokers: host:port, several with commas between them.")
@@ -278,7 +278,7 @@ class KafkaConfig(Frozen):
                 raise ConfigError(f"kafka.{name} is for kafka.security=tls or sasl-tls: leave it out")
 
 
-class RunConfig(Frozen):
+class RunConfig(FrozenConfig):
     """One experiment: the world, the algorithm, and where and how long it runs."""
 
     env: str = Field(
@@ -328,13 +328,15 @@ class RunConfig(Frozen):
     @classmethod
     def _runtime(cls, value: str) -> str:
         if value not in RUNTIMES and not references.is_reference(value):
-            raise ValueError(f"there is no such runtime; there are: {', '.join(RUNTIMES)}.{nearest(value, RUNTIMES)}")
+            raise ValueError(
+                f"there is no such runtime; there are: {', '.join(RUNTIMES)}.{did_you_mean(value, RUNTIMES)}"
+            )
         return value
 
     @field_validator("device")
     @classmethod
     def _device(cls, value: str) -> str:
-        return known_device(value)
+        return validate_device(value)
 
     def model_post_init(self, _: Any) -> None:
         mode = self.mode or self.agent.usual_mode
@@ -356,7 +358,7 @@ class RunConfig(Frozen):
                 f"params.{key} is for workers whose gradients are applied together, not here: leave it out"
             )
         if self.agent.in_table:
-            self._require_plain()
+            self._require_no_torch_options()
         if self.flow.ahead is None:
             ahead = 1 if mode == "sync" else 0
             object.__setattr__(self, "flow", self.flow.model_copy(update={"ahead": ahead}))
@@ -371,17 +373,17 @@ class RunConfig(Frozen):
                 f"record_arrivals is for mode 'async', not {mode!r}: the same seed repeats a {mode} run without a log"
             )
         if self.flow.replay_roles:
-            self._require_shelves(self.flow.replay_roles)
+            self._require_replay_roles(self.flow.replay_roles)
         if self.cluster.joined:
             self._require_node()
         elif self.cluster != ClusterConfig():
             raise ConfigError("cluster.parameter_server is required: host:port where the nodes meet")
         if self.flow.max_actors is not None:
-            self._require_seats(self.flow.max_actors)
-        self._require_own("ray", self.ray)
-        self._require_own("kafka", self.kafka)
+            self._require_max_actors(self.flow.max_actors)
+        self._require_own_runtime("ray", self.ray)
+        self._require_own_runtime("kafka", self.kafka)
 
-    def _require_own(self, runtime: str, section: Frozen) -> None:
+    def _require_own_runtime(self, runtime: str, section: FrozenConfig) -> None:
         """Settings of one runtime mean nothing on another."""
         plain = type(section)()
         changed = [name for name in type(section).model_fields if getattr(section, name) != getattr(plain, name)]
@@ -408,7 +410,7 @@ class RunConfig(Frozen):
         if self.cluster.exchange == "gradients" and getattr(self.agent, "target_kl", None) is not None:
             raise ConfigError("target_kl does not go with cluster.exchange='gradients': every node takes as many steps")
 
-    def _require_shelves(self, roles: int) -> None:
+    def _require_replay_roles(self, roles: int) -> None:
         """What replay in roles of its own does not go with."""
         if self.agent.memory == "rollout" or self.mode == "workers":
             raise ConfigError(
@@ -422,13 +424,13 @@ class RunConfig(Frozen):
         if getattr(self.agent, "buffer_size", roles) < roles:
             raise ConfigError(f"flow.replay_roles={roles} is more than buffer_size: lower it")
 
-    def _require_seats(self, seats: int) -> None:
+    def _require_max_actors(self, seats: int) -> None:
         if self.mode != "async" or self.runtime not in ("processes", "kafka"):
             raise ConfigError("flow.max_actors is for mode 'async' on runtime 'processes' or 'kafka': leave it out")
         if seats < self.actors:
             raise ConfigError(f"flow.max_actors={seats} is less than actors={self.actors}")
 
-    def _require_plain(self) -> None:
+    def _require_no_torch_options(self) -> None:
         """What is for torch means nothing to an agent without it."""
         for key, device in (("device", self.device), ("flow.actor_device", self.flow.actor_device)):
             if device.startswith("cuda"):
@@ -451,7 +453,7 @@ class RunConfig(Frozen):
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """A configuration and where each of its values came from, by dotted key."""
 
     config: RunConfig
@@ -459,7 +461,7 @@ class Resolved:
     auto: tuple[str, ...] = ()  # the numbers that are to be chosen by trying, before the run begins
 
 
-SECTIONS: dict[str, type[Frozen]] = {
+SECTIONS: dict[str, type[FrozenConfig]] = {
     "environment": EnvConfig,
     "flow": FlowConfig,
     "evaluation": EvalConfig,
@@ -471,7 +473,7 @@ SECTIONS: dict[str, type[Frozen]] = {
 }
 
 
-def resolve(*layers: tuple[str, Mapping[str, Any]]) -> Resolved:
+def resolve_config(*layers: tuple[str, Mapping[str, Any]]) -> ResolvedConfig:
     """Merge (source, flat dotted keys) layers, the last one winning, and check the result.
 
     A bare key is looked for among the top-level fields, then among the algorithm's hyperparameters.
@@ -489,12 +491,12 @@ def resolve(*layers: tuple[str, Mapping[str, Any]]) -> Resolved:
             continue
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
-    tree["agent"] = validated(agent_class, tree["agent"], "agent.")
+    tree["agent"] = validate_config(agent_class, tree["agent"], "agent.")
     for section, kind in SECTIONS.items():
-        tree[section] = validated(kind, tree.get(section, {}), f"{section}.")
-    config = validated(RunConfig, tree, "")
+        tree[section] = validate_config(kind, tree.get(section, {}), f"{section}.")
+    config = validate_config(RunConfig, tree, "")
     sources = {key: merged[key][1] if key in merged else "default" for key in flatten(config)}
-    return Resolved(config, sources | dict.fromkeys(auto, "auto"), auto)
+    return ResolvedConfig(config, sources | dict.fromkeys(auto, "auto"), auto)
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -514,7 +516,7 @@ def unflatten(flat: Mapping[str, Any]) -> RunConfig:
     Records from before there was `flow.ahead` are of runs that were not.
     """
     known = {"flow.ahead": 0, **flat}
-    return resolve(("record", {key: value for key, value in known.items() if value is not None})).config
+    return resolve_config(("record", {key: value for key, value in known.items() if value is not None})).config
 
 
 def from_toml(path: Path) -> dict[str, Any]:
@@ -535,9 +537,9 @@ def flat_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 def from_environ(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Flat dotted keys of STEPPE_* variables: STEPPE_SEED, STEPPE_AGENT__LEARNING_RATE (two underscores for the dot)."""
     return {
-        name.removeprefix(PREFIX).lower().replace("__", "."): parse_value(text)
+        name.removeprefix(ENV_PREFIX).lower().replace("__", "."): parse_value(text)
         for name, text in environ.items()
-        if name.startswith(PREFIX) and name not in RESERVED
+        if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV_VARS
     }
 
 
@@ -566,7 +568,7 @@ def parse_value(text: str) -> Any:
 
 def _full_key(key: str, agent_class: type[AgentConfig], source: str) -> str:
     section, _, name = key.rpartition(".")
-    homes: dict[str, type[Frozen]] = {"": RunConfig, "agent": agent_class, **SECTIONS}
+    homes: dict[str, type[FrozenConfig]] = {"": RunConfig, "agent": agent_class, **SECTIONS}
     if section in homes and name in homes[section].model_fields and name not in (*SECTIONS, "agent"):
         return key
     if not section and name in agent_class.model_fields:
@@ -574,6 +576,6 @@ def _full_key(key: str, agent_class: type[AgentConfig], source: str) -> str:
     known = [name for name in RunConfig.model_fields if name not in (*SECTIONS, "agent")]
     known += list(agent_class.model_fields)
     known += [f"{home}.{field}" for home, kind in SECTIONS.items() for field in kind.model_fields]
-    variable = PREFIX + key.upper().replace(".", "__")
+    variable = ENV_PREFIX + key.upper().replace(".", "__")
     where = {"flag": "", "call": "", "environment": f" in the variable {variable}"}.get(source, f" in {source}")
-    raise ConfigError(f"unknown key {key!r}{where}.{nearest(key, known)}")
+    raise ConfigError(f"unknown key {key!r}{where}.{did_you_mean(key, known)}")

@@ -8,12 +8,12 @@ from typing import Any
 
 from steppe.core.algorithms import AgentConfig
 from steppe.core.config.run import RunConfig
-from steppe.core.config.validation import validated
-from steppe.core.contracts.errors import ConfigError, nearest
+from steppe.core.config.validation import validate_config
+from steppe.core.contracts.errors import ConfigError, did_you_mean
 from steppe.core.contracts.specs import EnvSpec
 
 
-def live_fields(config: RunConfig) -> tuple[str, ...]:
+def tunable_fields(config: RunConfig) -> tuple[str, ...]:
     """The hyperparameters that take effect while this run goes on; all others that may change wait for a restart.
 
     Workers that share a table read their configuration once. Workers that push gradients take no optimizer steps, and a step
@@ -32,7 +32,7 @@ def live_fields(config: RunConfig) -> tuple[str, ...]:
     return tuple(name for name in agent.live if name not in without)
 
 
-def checked_changes(agent: AgentConfig, values: Mapping[str, Any], spec: EnvSpec | None = None) -> dict[str, Any]:
+def validate_changes(agent: AgentConfig, values: Mapping[str, Any], spec: EnvSpec | None = None) -> dict[str, Any]:
     """The values as the algorithm takes them; ConfigError for one that it does not know, cannot change or would refuse.
 
     With `spec`, also for one that means nothing in that world.
@@ -40,12 +40,12 @@ def checked_changes(agent: AgentConfig, values: Mapping[str, Any], spec: EnvSpec
     kind = type(agent)
     for name, value in values.items():
         if name not in kind.model_fields:
-            raise ConfigError(f"there is no hyperparameter {name[:100]!r}.{nearest(name, kind.model_fields)}")
+            raise ConfigError(f"there is no hyperparameter {name[:100]!r}.{did_you_mean(name, kind.model_fields)}")
         if name in kind.fixed:
             raise ConfigError(f"{name} cannot change in a run that has begun to be what it is: make a new run")
         if value is None and getattr(agent, name) is not None and not _may_be_absent(kind, name):
             raise ConfigError(f"{name} has been chosen: give a number")
-    changed: AgentConfig = validated(kind, {**agent.model_dump(mode="json"), **values}, "agent.")
+    changed: AgentConfig = validate_config(kind, {**agent.model_dump(mode="json"), **values}, "agent.")
     if spec is not None:
         changed.require(spec, kind.__name__.removesuffix("Config"))
     made = changed.model_dump(mode="json")

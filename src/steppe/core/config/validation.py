@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from steppe.core.algorithms import Frozen
+from steppe.core.algorithms import FrozenConfig
 from steppe.core.contracts.errors import ConfigError
 
 
@@ -23,15 +23,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def validated(kind: type[Frozen], values: Mapping[str, Any], prefix: str) -> Any:
+def validate_config(kind: type[FrozenConfig], values: Mapping[str, Any], prefix: str) -> Any:
     """Make a configuration object; ConfigError says everything that is wrong with the values."""
     try:
         return kind(**values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_sentence(found, prefix) for found in error.errors())) from None
+        raise ConfigError("; ".join(_format_error(found, prefix) for found in error.errors())) from None
 
 
-def _sentence(found: Mapping[str, Any], prefix: str) -> str:
+def _format_error(found: Mapping[str, Any], prefix: str) -> str:
     key = prefix + ".".join(str(part) for part in found["loc"])
     if found["type"] == "missing":
         return f"{key} is required"

@@ -10,7 +10,7 @@ import numpy as np
 
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch, Segment
-from steppe.core.contracts.weights import Entry, Weights
+from steppe.core.contracts.weights import Weights, WeightsEntry
 
 Tree = dict[str, Any]  # nested dicts and lists of plain numbers, strings, bytes and NumPy arrays: what codec.pack takes
 
@@ -105,7 +105,7 @@ class Memory(Protocol):
     def add(self, segments: Sequence[Segment]) -> None:
         """Remember the segments of one intake. Copies: the caller releases them afterwards."""
 
-    def hungry(self) -> bool:
+    def wants_data(self) -> bool:
         """Whether more experience should be taken in now (the other half of a samples-per-insert limit)."""
 
     def ready(self) -> bool:
@@ -130,7 +130,7 @@ class Memory(Protocol):
         """Take over what `state` returned, or `live_state` by way of a checkpoint."""
 
 
-def trainable(agent: Agent) -> tuple[Entry, ...]:
+def trainable_entries(agent: Agent) -> tuple[WeightsEntry, ...]:
     """The parameters that the agent's gradients are about: those that it says it trains, or else all it has, in float32."""
     layout = agent.weights().layout
     count = getattr(agent, "num_trainable", None)

@@ -15,7 +15,7 @@ Experiences = Sequence[Mapping[str, Any]]  # one dictionary per step, in the ord
 
 
 @runtime_checkable
-class EnvironmentPart(Protocol):
+class EnvironmentComponent(Protocol):
     """Makes experience: a DistributedEnvironment, or something in its place."""
 
     def generate_experiences(self, policy: Any, num_episodes: int, max_steps_per_episode: int = 1000) -> Any:
@@ -38,7 +38,7 @@ class EnvironmentPart(Protocol):
 
 
 @runtime_checkable
-class ReplayPart(Protocol):
+class ReplayComponent(Protocol):
     """Remembers experience: a ReplayBufferPool, or something in its place."""
 
     def add_experiences(self, experiences: Any, buffer_id: int | None = None) -> Any:
@@ -67,7 +67,7 @@ class ReplayPart(Protocol):
 
 
 @runtime_checkable
-class AgentPart(Protocol):
+class AgentComponent(Protocol):
     """Acts and learns: a DistributedAgent, or something in its place."""
 
     def learn_from_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class ParameterSource(Protocol):
 
 
 @runtime_checkable
-class ParameterPart(ParameterSource, Protocol):
+class ParameterServerComponent(ParameterSource, Protocol):
     """Keeps parameters that many improve: a ParameterServer, or something in its place."""
 
     def aggregate_gradients(self) -> dict[str, np.ndarray]:
@@ -139,7 +139,7 @@ class ParameterPart(ParameterSource, Protocol):
 
 
 @runtime_checkable
-class LoopPart(Protocol):
+class MainLoopComponent(Protocol):
     """Brings the others together: a MainLoop, or something in its place."""
 
     def run_training(

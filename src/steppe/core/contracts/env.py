@@ -15,7 +15,7 @@ from steppe.core.contracts.specs import EnvSpec
 ResumeKind = Literal["exact", "replay", "episode-boundary"]
 
 
-class World(Protocol):
+class SegmentEnv(Protocol):
     """N copies of one environment, B rows. Resets happen inside; the caller only steps.
 
     `starts[b]` says whether the observation written last is the first of an episode. A world may reset within the step
@@ -78,33 +78,33 @@ class World(Protocol):
         """Close every environment."""
 
 
-def num_rows(world: World) -> int:
+def num_rows(env: SegmentEnv) -> int:
     """B: the agents of all environments."""
-    return world.num_envs * world.spec.num_agents
+    return env.num_envs * env.spec.num_agents
 
 
-def masks_of(world: World) -> np.ndarray | None:
+def get_action_masks(env: SegmentEnv) -> np.ndarray | None:
     """Which actions a world allows now [B, actions]; None where it does not say."""
-    return getattr(world, "masks", None)
+    return getattr(env, "masks", None)
 
 
-def comm_mask_of(world: World) -> np.ndarray:
+def get_comm_mask(env: SegmentEnv) -> np.ndarray:
     """Whom each agent hears now [B, num_agents]; everyone, where the world does not say."""
-    mask: np.ndarray | None = getattr(world, "comm_mask", None)
-    return np.ones((num_rows(world), world.spec.num_agents), np.bool_) if mask is None else mask
+    mask: np.ndarray | None = getattr(env, "comm_mask", None)
+    return np.ones((num_rows(env), env.spec.num_agents), np.bool_) if mask is None else mask
 
 
-def assign_lessons(world: World, policy: Policy) -> None:
+def assign_curriculum_stages(env: SegmentEnv, policy: Policy) -> None:
     """Hand a policy's lessons to a world, where the one gives and the other takes them."""
-    give, take = getattr(policy, "lessons", None), getattr(world, "assign", None)
+    give, take = getattr(policy, "lessons", None), getattr(env, "assign", None)
     if give is None or take is None:
         return
-    lessons = give(world.num_envs)
+    lessons = give(env.num_envs)
     if lessons is not None:
         take(lessons)
 
 
-def agent_returns_of(world: World) -> np.ndarray | None:
+def get_agent_returns(env: SegmentEnv) -> np.ndarray | None:
     """Each agent's part of the returns that `take_finished` would give now [episodes, num_agents]; NaN for one who was not
     there. None where there is but one agent."""
-    return world.agent_returns() if world.spec.num_agents > 1 else None  # type: ignore[attr-defined]
+    return env.agent_returns() if env.spec.num_agents > 1 else None  # type: ignore[attr-defined]

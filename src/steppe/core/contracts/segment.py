@@ -66,7 +66,7 @@ class Segment:
     @property
     def ended(self) -> np.ndarray:
         """Where the episode of an environment ended [T, N]."""
-        return ended(self.columns["valid"], self.cut, self.spec.num_agents)
+        return find_episode_ends(self.columns["valid"], self.cut, self.spec.num_agents)
 
     @property
     def cut(self) -> np.ndarray:
@@ -100,7 +100,7 @@ class Segment:
         return flat
 
 
-def ended(valid: np.ndarray, cut: np.ndarray, num_agents: int) -> np.ndarray:
+def find_episode_ends(valid: np.ndarray, cut: np.ndarray, num_agents: int) -> np.ndarray:
     """Where the episodes of environments ended, rows [..., B] to [..., N]: all agents who were there were cut."""
     if num_agents == 1:
         return valid & cut  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-WITH_LAST = ("obs", "mask", "comm_mask")  # columns that also say what was after the last step
+COLUMNS_WITH_BOOTSTRAP_ROW = ("obs", "mask", "comm_mask")  # columns that also say what was after the last step
 _ALIGN = 64  # one cache line: columns of one segment never share one
 
 
@@ -131,7 +131,7 @@ class SegmentSpec:
         object.__setattr__(self, "fields", base + self.extras)
 
     def shape(self, column: FieldSpec) -> tuple[int, ...]:
-        rows = 1 if column.once else self.num_steps + (column.name in WITH_LAST)
+        rows = 1 if column.once else self.num_steps + (column.name in COLUMNS_WITH_BOOTSTRAP_ROW)
         return (rows, self.num_envs, *column.shape)
 
     @cached_property

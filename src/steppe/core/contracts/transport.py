@@ -51,7 +51,7 @@ class Channel(Protocol):
 
 
 @runtime_checkable
-class Rejecting(Protocol):
+class ValidatingChannel(Protocol):
     """A Channel that checks what it carries before it hands it out."""
 
     @property
@@ -60,7 +60,7 @@ class Rejecting(Protocol):
 
 
 @runtime_checkable
-class Marked(Rejecting, Protocol):
+class Checkpointable(ValidatingChannel, Protocol):
     """A Channel that keeps what it carried: another reader can go on where this one was."""
 
     def mark(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Marked(Rejecting, Protocol):
 
 
 @runtime_checkable
-class Shifted(Protocol):
+class RoundOffset(Protocol):
     """A Channel, as a writer holds it whom the reader's rounds may have gone on without."""
 
     @property
@@ -90,7 +90,7 @@ class WeightStore(Protocol):
         """The newest weights if their version is above `version`, never torn; None otherwise. The copy is the caller's."""
 
 
-class Totals(NamedTuple):
+class TableTotals(NamedTuple):
     """What all workers together have merged into a table."""
 
     steps: int
@@ -100,7 +100,7 @@ class Totals(NamedTuple):
     lost_steps: int = 0  # given out to workers that were killed before they merged them; given out again since
 
 
-class Change(NamedTuple):
+class TableDelta(NamedTuple):
     """What a worker has done since its last merge."""
 
     candidates: np.ndarray  # int64: the rows that it may have changed; none: any
@@ -110,7 +110,7 @@ class Change(NamedTuple):
     episodes: int
 
 
-class Table(Protocol):
+class SharedTable(Protocol):
     """One table [rows, actions] that workers learn together. Each learns in a copy of its own and merges what it added."""
 
     def begin(self, worker: int, local: np.ndarray) -> int | None:
@@ -128,10 +128,10 @@ class Table(Protocol):
         Only in a table that was created with a number of episodes.
         """
 
-    def merge(self, worker: int, change: Change, now_s: float) -> None:
+    def merge(self, worker: int, change: TableDelta, now_s: float) -> None:
         """Put what the worker's copy learned into the table, and count what it took for that."""
 
-    def totals(self) -> Totals:
+    def totals(self) -> TableTotals:
         """As far as is known here."""
 
     def create(
@@ -147,29 +147,29 @@ class Table(Protocol):
         """By the role that keeps it: let workers begin with these values, and give out steps up to `limit` and episodes up
         to `episode_limit` in total; `steps` and `episodes` of them were taken before."""
 
-    def read(self, values: np.ndarray) -> Totals:
+    def read(self, values: np.ndarray) -> TableTotals:
         """By the role that keeps it: copy the table as all have merged it so far."""
 
 
-class Line(Protocol):
+class RpcClient(Protocol):
     """Questions of one role to one other, answered in the order in which they are asked."""
 
     name: str  # of the other role
 
-    def send(self, question: bytes) -> None:
+    def send(self, request: bytes) -> None:
         """Ask; waits while the other side takes nothing in. RoleDied when it is gone."""
 
     def receive(self) -> Buffer:
         """The answer to the oldest question that has none yet. RoleDied when the other side is gone."""
 
 
-class Desk(Protocol):
+class RpcServer(Protocol):
     """The other end of a Line."""
 
     def take(self, timeout_s: float) -> Buffer | None:
         """The next question, or None when none has come within `timeout_s`."""
 
-    def reply(self, answer: bytes) -> None:
+    def reply(self, response: bytes) -> None:
         """Answer the question that was taken last."""
 
 

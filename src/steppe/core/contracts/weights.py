@@ -14,7 +14,7 @@ import numpy as np
 from steppe.core.contracts.errors import ConfigError, UsageError
 
 
-class Entry(msgspec.Struct, frozen=True):
+class WeightsEntry(msgspec.Struct, frozen=True):
     """One named array inside the flat buffer."""
 
     name: str
@@ -28,19 +28,19 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightsLayout:
     """The entries of a flat buffer, in order. float32 entries that follow each other leave no gap."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[WeightsEntry, ...]
 
     @classmethod
-    def of(cls, fields: Iterable[tuple[str, tuple[int, ...], str]]) -> Layout:
+    def of(cls, fields: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightsLayout:
         """Lay out (name, shape, dtype) one after the other, each aligned to its own item size."""
         entries, end = [], 0
         for name, shape, dtype in fields:
             item = np.dtype(dtype).itemsize
             start = -(-end // item) * item
-            entries.append(Entry(name, tuple(shape), dtype, start))
+            entries.append(WeightsEntry(name, tuple(shape), dtype, start))
             end = start + entries[-1].nbytes
         return cls(tuple(entries))
 
@@ -55,14 +55,14 @@ class Layout:
             for entry in self.entries
         }
 
-    def first(self, count: int) -> tuple[Entry, ...]:
+    def first(self, count: int) -> tuple[WeightsEntry, ...]:
         """The entries of the first `count` numbers, which is where trainable parameters lie, float32 and without a gap."""
         entries = tuple(entry for entry in self.entries if entry.offset + entry.nbytes <= 4 * count)
         if sum(entry.nbytes for entry in entries) != 4 * count or any(entry.dtype != "float32" for entry in entries):
             raise UsageError(f"{count} numbers are not the gradient of whole parameters: give one array per parameter")
         return entries
 
-    def differences(self, other: Layout) -> list[str]:
+    def differences(self, other: WeightsLayout) -> list[str]:
         """What another layout has that differs, in words; empty when they are the same."""
         mine = {entry.name: (entry.shape, entry.dtype) for entry in self.entries}
         theirs = {entry.name: (entry.shape, entry.dtype) for entry in other.entries}
@@ -80,7 +80,7 @@ class Layout:
 class Weights:
     """`version` counts publications from 0; behind it are `updates`, `env_steps`, `episodes`, `train_s`."""
 
-    layout: Layout
+    layout: WeightsLayout
     buffer: np.ndarray  # uint8, one-dimensional, contiguous; padding bytes are zero
     version: int = 0
     updates: int = 0
@@ -91,7 +91,7 @@ class Weights:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Weights:
         """Copy named arrays into a fresh flat buffer, in their order."""
-        layout = Layout.of((name, array.shape, array.dtype.name) for name, array in arrays.items())
+        layout = WeightsLayout.of((name, array.shape, array.dtype.name) for name, array in arrays.items())
         buffer = np.zeros(layout.nbytes, np.uint8)
         for name, view in layout.views(buffer).items():
             view[...] = arrays[name]
@@ -118,7 +118,7 @@ class Weights:
             digest.update(self.buffer[entry.offset : entry.offset + entry.nbytes].data)
         return digest.hexdigest()
 
-    def require(self, layout: Layout, whose: str) -> None:
+    def require(self, layout: WeightsLayout, whose: str) -> None:
         """Raise ConfigError naming the differences unless these weights fit `layout`."""
         words = layout.differences(self.layout)
         if words:

@@ -21,13 +21,13 @@ from steppe.core.contracts.errors import DamagedFile, DiskFull
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-_NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.ENOSYS)
+_NO_HARD_LINK_ERRORS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.ENOSYS)
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace the file at `path` with `data`, durably; on failure the old content stays and nothing is left behind."""
-    aside = _aside(path)
+    aside = _temporary_path(path)
     try:
         _write_synced(aside, data)
         os.replace(aside, path)
@@ -52,7 +52,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_bundle(
-    directory: Path, files: Mapping[str, bytes], beside: Callable[[Path], Mapping[str, bytes]] | None = None
+    directory: Path, files: Mapping[str, bytes], write_extra: Callable[[Path], Mapping[str, bytes]] | None = None
 ) -> None:
     """Write a new directory with these files and their manifest; it appears complete or not at all.
 
@@ -64,10 +64,10 @@ def write_bundle(
         raise ValueError(f"not a plain file name for a bundle: {wrong[0]!r}")
     if directory.exists():
         raise FileExistsError(f"{directory} is already there")
-    aside = _aside(directory)
+    aside = _temporary_path(directory)
     try:
         os.mkdir(aside)
-        files = {**files, **beside(aside)} if beside is not None else files
+        files = {**files, **write_extra(aside)} if write_extra is not None else files
         for name, data in files.items():
             _write_synced(aside / name, data)
         _write_synced(aside / MANIFEST, _manifest(files))
@@ -81,7 +81,7 @@ def write_bundle(
 
 def read_bundle(directory: Path) -> dict[str, bytes]:
     """Every file that the manifest names, checked; DamagedFile says which file is wrong and in what way."""
-    return {name: _checked(directory / name, entry) for name, entry in read_manifest(directory).items()}
+    return {name: _read_verified(directory / name, entry) for name, entry in read_manifest(directory).items()}
 
 
 def read_file(directory: Path, name: str) -> bytes:
@@ -89,7 +89,7 @@ def read_file(directory: Path, name: str) -> bytes:
     entry = read_manifest(directory).get(name)
     if entry is None:
         raise DamagedFile(f"{directory} holds no {name}")
-    return _checked(directory / name, entry)
+    return _read_verified(directory / name, entry)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -97,7 +97,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _NO_HARD_LINK_ERRORS:
             raise
         shutil.copyfile(source, target)
         with target.open("rb") as copy:
@@ -133,17 +133,17 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def noticing_full_disk(path: Path) -> Iterator[None]:
+def raising_disk_full(path: Path) -> Iterator[None]:
     """Turn the system's word for no room, or for a used-up quota, into DiskFull."""
     try:
         yield
     except OSError as error:
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         raise DiskFull(f"there is no room to write {path}: {error.strerror}") from error
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether this is for want of room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -157,7 +157,7 @@ def free_bytes(path: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def sweep(directory: Path) -> None:
+def remove_temporary_files(directory: Path) -> None:
     """Remove what a crash left aside. Only the one writer of a directory may call this."""
     for left in directory.glob(".*.tmp"):
         if left.is_dir() and not left.is_symlink():
@@ -166,7 +166,7 @@ def sweep(directory: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def _aside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.parent / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
@@ -198,7 +198,7 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
 
 
-def _checked(path: Path, entry: dict[str, Any]) -> bytes:
+def _read_verified(path: Path, entry: dict[str, Any]) -> bytes:
     data = _read(path)
     if len(data) != entry["size"]:
         word = "truncated" if len(data) < entry["size"] else "too long"

@@ -26,7 +26,7 @@ from isal.isal_zlib import crc32  # that of zlib, fifteen times as fast
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.segment import Segment, SegmentHeader
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.core.contracts.weights import Entry, Layout, Weights
+from steppe.core.contracts.weights import Weights, WeightsEntry, WeightsLayout
 
 FORMAT = 1
 SEGMENT_SCHEMA = 1
@@ -41,7 +41,7 @@ _DTYPES = {
 }
 _AS_IS = frozenset({type(None), bool, float, str, bytes})
 _PLAIN: tuple[type[Any], ...] = (str, bytes, float, dict, list, tuple)
-_BROKEN = (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError)
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError)
 _COUNTERS = [field.name for field in dataclasses.fields(Weights) if field.name not in ("layout", "buffer")]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -54,10 +54,10 @@ def pack(tree: Any, *, sealed: bool = True) -> bytes:
     """
     arrays: list[np.ndarray] = []
     try:
-        plain = _plain(tree, arrays)
+        plain = _to_plain(tree, arrays)
     except TypeError as error:
-        raise TypeError(f"{_place(tree)}: {error}") from None
-    return _joined(msgspec.msgpack.encode(plain), arrays, sealed=sealed)
+        raise TypeError(f"{_path_to_unpackable(tree)}: {error}") from None
+    return _assemble(msgspec.msgpack.encode(plain), arrays, sealed=sealed)
 
 
 def unpack(data: Buffer, *, copy: bool = True, sealed: bool = True) -> Any:
@@ -73,9 +73,9 @@ def encode_segment(segment: Segment) -> bytes:
     if segment.header is None:
         raise ValueError("a segment without a header cannot be sent")
     arrays: list[np.ndarray] = []
-    columns = _plain({**segment.columns, "final_obs": segment["final_obs"][segment.cut]}, arrays)
+    columns = _to_plain({**segment.columns, "final_obs": segment["final_obs"][segment.cut]}, arrays)
     about = {"kind": "segment", "schema": SEGMENT_SCHEMA, "header": segment.header, "columns": columns}
-    return _joined(msgspec.msgpack.encode(about), arrays)
+    return _assemble(msgspec.msgpack.encode(about), arrays)
 
 
 def decode_segment(data: Buffer, spec: SegmentSpec, into: Segment | None = None) -> Segment:
@@ -84,7 +84,7 @@ def decode_segment(data: Buffer, spec: SegmentSpec, into: Segment | None = None)
     Where nothing was cut, `final_obs` is as it was: zero in fresh memory.
     """
     message = _message(data, "segment", SEGMENT_SCHEMA)
-    with _damaged("segment"):
+    with _raise_damaged("segment"):
         header, received = msgspec.convert(message["header"], SegmentHeader), message["columns"]
         segment = into or Segment.blank(spec)
         if received.keys() != segment.columns.keys():
@@ -104,7 +104,7 @@ def decode_segment(data: Buffer, spec: SegmentSpec, into: Segment | None = None)
 def segment_header(data: Buffer) -> SegmentHeader:
     """Of an encoded segment whose checksum is right; its columns are not looked at."""
     message = _message(data, "segment", SEGMENT_SCHEMA)
-    with _damaged("segment"):
+    with _raise_damaged("segment"):
         return msgspec.convert(message["header"], SegmentHeader)
 
 
@@ -118,12 +118,12 @@ def encode_weights(weights: Weights, *, sealed: bool = True) -> bytes:
 def decode_weights(data: Buffer, *, sealed: bool = True) -> Weights:
     """The weights again, in a buffer of their own, with every entry checked to lie inside it."""
     message = _message(data, "weights", WEIGHTS_SCHEMA, sealed=sealed)
-    with _damaged("weights"):
-        known = checked_counters(message["counters"])
+    with _raise_damaged("weights"):
+        known = validate_counters(message["counters"])
         buffer = message["buffer"]
         if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:
             raise ValueError("the buffer is not a flat array of bytes")
-        layout = checked_layout(message["layout"], buffer.nbytes)
+        layout = validate_layout(message["layout"], buffer.nbytes)
         return Weights(layout, buffer.copy(), **known)
 
 
@@ -132,7 +132,7 @@ def counters(weights: Weights) -> dict[str, Any]:
     return {name: getattr(weights, name) for name in _COUNTERS}
 
 
-def checked_counters(values: dict[str, Any]) -> dict[str, Any]:
+def validate_counters(values: dict[str, Any]) -> dict[str, Any]:
     """`counters` again: seconds are floats, everything else is an integer, what is absent keeps its default."""
     unknown = sorted(values.keys() - set(_COUNTERS))
     if unknown:
@@ -140,21 +140,21 @@ def checked_counters(values: dict[str, Any]) -> dict[str, Any]:
     return {name: msgspec.convert(v, float if name.endswith("_s") else int) for name, v in values.items()}
 
 
-def checked_layout(rows: Any, nbytes: int) -> Layout:
+def validate_layout(rows: Any, nbytes: int) -> WeightsLayout:
     """A layout from (name, shape, dtype, offset) rows that fills exactly `nbytes` without overlap; ValueError if not."""
     entries, end = [], 0
     for name, shape, dtype, offset in msgspec.convert(rows, list[tuple[str, tuple[int, ...], str, int]]):
         size = _size(dtype, shape)
         if offset < end or offset % _DTYPES[dtype].itemsize or offset + size > nbytes:
             raise ValueError(f"entry {name!r} does not lie where it should")
-        entries.append(Entry(name, shape, dtype, offset))
+        entries.append(WeightsEntry(name, shape, dtype, offset))
         end = offset + size
     if end != nbytes or len({entry.name for entry in entries}) != len(entries):
         raise ValueError("the entries do not fill the buffer, or a name occurs twice")
-    return Layout(tuple(entries))
+    return WeightsLayout(tuple(entries))
 
 
-def _joined(structure: bytes, arrays: list[np.ndarray], *, sealed: bool = True) -> bytes:
+def _assemble(structure: bytes, arrays: list[np.ndarray], *, sealed: bool = True) -> bytes:
     """The message of a structure and its arrays, which are contiguous."""
     parts: list[Any] = [structure]
     end = _HEAD.size + len(structure)
@@ -168,16 +168,16 @@ def _joined(structure: bytes, arrays: list[np.ndarray], *, sealed: bool = True) 
     return b"".join([_HEAD.pack(magic, FORMAT, end, len(structure), checksum), *parts])
 
 
-def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
+def _to_plain(value: Any, arrays: list[np.ndarray]) -> Any:
     """`value` as msgpack can say it, with arrays moved to the list. On the hot path: an actor's state is packed after
     every segment, and is mostly small plain values."""
     kind = type(value)
     if kind in _AS_IS:
         return value
     if kind is dict:
-        return {key if type(key) is str else _key(key): _plain(item, arrays) for key, item in value.items()}
+        return {key if type(key) is str else _key(key): _to_plain(item, arrays) for key, item in value.items()}
     if kind is list or kind is tuple:
-        return [_plain(item, arrays) for item in value]
+        return [_to_plain(item, arrays) for item in value]
     if kind is np.ndarray:
         array = np.asarray(value, dtype=_little(value.dtype), order="C")
         arrays.append(array)
@@ -189,7 +189,7 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
         return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_BIG_INT, _big(value))
     for plain in _PLAIN:
         if isinstance(value, plain):  # of a subclass
-            return _plain(plain(value), arrays)
+            return _to_plain(plain(value), arrays)
     raise TypeError(f"a {kind.__name__} cannot be packed")
 
 
@@ -211,14 +211,14 @@ def _key(key: Any) -> str | int:
     return key
 
 
-def _place(value: Any, where: str = "tree") -> str:
+def _path_to_unpackable(value: Any, where: str = "tree") -> str:
     """Which part of a tree cannot be packed."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in items:
         try:
-            _plain(item, [])
+            _to_plain(item, [])
         except TypeError:
-            return _place(item, f"{where}[{key!r}]")
+            return _path_to_unpackable(item, f"{where}[{key!r}]")
     return where
 
 
@@ -243,15 +243,15 @@ def _unpack(data: Buffer, *, copy: bool, sealed: bool = True) -> Any:
     summed = body if sealed else body[:size]
     if crc32(summed, crc32(_HEAD.pack(magic, version, total, size, 0))) != checksum or view[28:32] != bytes(4):
         raise DamagedFile("a message does not match its checksum")
-    reader = _Reader(view, _HEAD.size + size, copy=copy)
-    with _damaged("message"):
+    reader = _ArrayReader(view, _HEAD.size + size, copy=copy)
+    with _raise_damaged("message"):
         tree = msgspec.msgpack.Decoder(ext_hook=reader.extension).decode(body[:size])
         if reader.position != total:
             raise ValueError("bytes are left over behind the last array")
         return tree
 
 
-class _Reader:
+class _ArrayReader:
     """Hands the raw bytes behind the structure to the arrays in it, one after the other."""
 
     def __init__(self, view: memoryview, position: int, *, copy: bool) -> None:
@@ -261,7 +261,7 @@ class _Reader:
 
     def extension(self, code: int, data: memoryview) -> Any:
         if code == _ARRAY:
-            return self._array(*_array_kind(bytes(data)))
+            return self._array(*_parse_array_head(bytes(data)))
         if code == _SCALAR:
             return _scalar(*msgspec.msgpack.decode(data, type=tuple[str, bytes]))
         if code == _BIG_INT:
@@ -273,12 +273,12 @@ class _Reader:
         self.position = start + size
         if self.position > len(self._view):
             raise ValueError(f"{len(self._view)} bytes end before {dtype.name}{list(shape)} does")
-        array = _truthful(np.ndarray(shape, dtype, buffer=self._view, offset=start))
+        array = _require_bools(np.ndarray(shape, dtype, buffer=self._view, offset=start))
         return array.copy() if self._copy else array
 
 
 @functools.lru_cache(maxsize=1024)
-def _array_kind(told: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+def _parse_array_head(told: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """dtype, shape and bytes of an array, as its place in the structure tells them."""
     name, shape = msgspec.msgpack.decode(told, type=tuple[str, tuple[int, ...]])
     size = _size(name, shape)
@@ -288,11 +288,11 @@ def _array_kind(told: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 def _scalar(name: str, raw: bytes) -> np.generic:
     if len(raw) != _size(name, ()):
         raise ValueError(f"{len(raw)} bytes cannot be {name}")
-    value: np.generic = _truthful(np.frombuffer(raw, _DTYPES[name]))[0]
+    value: np.generic = _require_bools(np.frombuffer(raw, _DTYPES[name]))[0]
     return value
 
 
-def _truthful(array: np.ndarray) -> np.ndarray:
+def _require_bools(array: np.ndarray) -> np.ndarray:
     if array.dtype.char == "?" and array.view(np.uint8).max(initial=0) > 1:
         raise ValueError("a truth value that is neither 0 nor 1")
     return array
@@ -324,8 +324,8 @@ def _require(received: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: 
 
 
 @contextlib.contextmanager
-def _damaged(what: str) -> Iterator[None]:
+def _raise_damaged(what: str) -> Iterator[None]:
     try:
         yield
-    except _BROKEN as error:
+    except _DECODE_ERRORS as error:
         raise DamagedFile(f"{what} is damaged: {error}") from None

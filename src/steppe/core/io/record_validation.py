@@ -16,13 +16,13 @@ from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.reports import SCHEMA, ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 
-MOST_BYTES = 1 << 20  # of a record
-MOST_COMMAND_BYTES = 64 << 10  # of a command other than a charter
-MOST_DEPTH = 16  # lists and dictionaries inside each other
-_MOST_INT = 2**63
-_MOST_TIME_S = 1e11
-_REASON = 300  # characters
-_CHARTER = "charter"
+MAX_RECORD_BYTES = 1 << 20  # of a record
+MAX_COMMAND_BYTES = 64 << 10  # of a command other than a charter
+MAX_DEPTH = 16  # lists and dictionaries inside each other
+_INT64_BOUND = 2**63
+_MAX_TIME_S = 1e11
+_MAX_REASON_CHARS = 300  # characters
+_MANIFEST_COMMAND = "charter"
 
 _Word = Annotated[str, Meta(max_length=64)]
 _Name = Annotated[str, Meta(max_length=200)]
@@ -55,7 +55,7 @@ class _Span(msgspec.Struct):
     end_s: float
 
 
-class _Answer(msgspec.Struct):
+class _CommandResult(msgspec.Struct):
     id: str | None
     command: str | None
     obeyed: bool
@@ -75,30 +75,30 @@ class _Resume(msgspec.Struct):
     damaged: list[str] = []
 
 
-_KINDS: dict[str, type[Report]] = {
+_REPORT_TYPES: dict[str, type[Report]] = {
     TRAINING: TrainingReport,
     ACTORS: ActorReport,
     EVALUATIONS: EvaluationReport,
     EVENTS: EventReport,
 }
-_DETAILS: dict[str, type[msgspec.Struct]] = {
+_EVENT_DETAILS: dict[str, type[msgspec.Struct]] = {
     "metric": _Metric,
     "span": _Span,
-    "command": _Answer,
+    "command": _CommandResult,
     "checkpoint": _Checkpoint,
     "resume": _Resume,
 }
 
 
-def parsed(data: bytes | None, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+def parse_record(data: bytes | None, max_bytes: int = MAX_RECORD_BYTES) -> dict[str, Any]:
     """The JSON object in `data`, bounded in size and depth, with 64-bit integers and valid Unicode."""
     data = data or b""
-    if len(data) > most_bytes:
-        raise DamagedFile(f"it has {len(data)} bytes, and at most {most_bytes} are allowed")
+    if len(data) > max_bytes:
+        raise DamagedFile(f"it has {len(data)} bytes, and at most {max_bytes} are allowed")
     try:
         record = json.loads(data)
     except RecursionError:
-        raise DamagedFile(f"it is nested deeper than {MOST_DEPTH} levels") from None
+        raise DamagedFile(f"it is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
         raise DamagedFile("it is not JSON") from None
     if not isinstance(record, dict):
@@ -107,26 +107,28 @@ def parsed(data: bytes | None, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     return record
 
 
-def checked(topic: str, data: bytes | None, run: str | None = None, num_actors: int | None = None) -> dict[str, Any]:
+def validate_record(
+    topic: str, data: bytes | None, run: str | None = None, num_actors: int | None = None
+) -> dict[str, Any]:
     """The record of `topic` in `data`: of its schema and, where they are given, of this run and one of so many actors.
 
     `topic` is the name without a prefix.
     """
-    record = parsed(data)
+    record = parse_record(data)
     try:
         if topic == COMMANDS:
             _require_command(record, data or b"")
-        elif topic in _KINDS:
-            _require_report(_KINDS[topic], record, run, num_actors)
+        elif topic in _REPORT_TYPES:
+            _require_report(_REPORT_TYPES[topic], record, run, num_actors)
     except msgspec.ValidationError as error:
-        raise DamagedFile(_cut(f"it does not match the schema of {topic}: {error}")) from None
+        raise DamagedFile(_truncate(f"it does not match the schema of {topic}: {error}")) from None
     return record
 
 
 def _require_command(record: dict[str, Any], data: bytes) -> None:
     command = msgspec.convert(record, CommandRecord)
-    if command.command != _CHARTER and len(data) > MOST_COMMAND_BYTES:
-        raise DamagedFile(f"a command has {len(data)} bytes, and at most {MOST_COMMAND_BYTES} are allowed")
+    if command.command != _MANIFEST_COMMAND and len(data) > MAX_COMMAND_BYTES:
+        raise DamagedFile(f"a command has {len(data)} bytes, and at most {MAX_COMMAND_BYTES} are allowed")
     _require_time(command.time_s)
     if command.expires_s is not None:
         _require_time(command.expires_s)
@@ -135,11 +137,11 @@ def _require_command(record: dict[str, Any], data: bytes) -> None:
 def _require_report(kind: type[Report], record: dict[str, Any], run: str | None, num_actors: int | None) -> None:
     report = msgspec.convert(record, kind, str_keys=True)
     if run is not None and report.run != run:
-        raise DamagedFile(_cut(f"its header names the run {run!r}, and its contents {report.run!r}"))
+        raise DamagedFile(_truncate(f"its header names the run {run!r}, and its contents {report.run!r}"))
     if not 1 <= report.schema <= SCHEMA:
         raise DamagedFile(f"its schema is {report.schema}, and {SCHEMA} is the newest known here")
     _require_time(report.time_s)
-    if isinstance(report, ActorReport) and not 0 <= report.actor < (_MOST_INT if num_actors is None else num_actors):
+    if isinstance(report, ActorReport) and not 0 <= report.actor < (_INT64_BOUND if num_actors is None else num_actors):
         raise DamagedFile(f"its actor is {report.actor}, and this run has {num_actors}")
     if isinstance(report, EventReport):
         _require_event(report)
@@ -148,12 +150,12 @@ def _require_report(kind: type[Report], record: dict[str, Any], run: str | None,
 def _require_event(report: EventReport) -> None:
     if not (report.role.isascii() and report.role.isprintable() and len(report.role) <= 100):
         raise DamagedFile("its role is not a name")
-    if report.kind in _DETAILS:
-        msgspec.convert(report.details, _DETAILS[report.kind])
+    if report.kind in _EVENT_DETAILS:
+        msgspec.convert(report.details, _EVENT_DETAILS[report.kind])
 
 
 def _require_time(time_s: float) -> None:
-    if not (math.isfinite(time_s) and 0.0 <= time_s <= _MOST_TIME_S):
+    if not (math.isfinite(time_s) and 0.0 <= time_s <= _MAX_TIME_S):
         raise DamagedFile(f"its time {time_s:g} is out of range")
 
 
@@ -164,14 +166,14 @@ def _require_bounded(record: dict[str, Any]) -> None:
         value, depth = waiting.pop()
         kind = type(value)
         if kind is dict or kind is list:
-            if depth > MOST_DEPTH:
-                raise DamagedFile(f"it is nested deeper than {MOST_DEPTH} levels")
+            if depth > MAX_DEPTH:
+                raise DamagedFile(f"it is nested deeper than {MAX_DEPTH} levels")
             inner = [*value, *value.values()] if kind is dict else value
             waiting += [(one, depth + 1) for one in inner]
         elif kind is str:
             if not value.isascii():
                 _require_unicode(value)
-        elif kind is int and not -_MOST_INT <= value < _MOST_INT:
+        elif kind is int and not -_INT64_BOUND <= value < _INT64_BOUND:
             raise DamagedFile("it has an integer of more than 64 bits")
 
 
@@ -182,5 +184,5 @@ def _require_unicode(text: str) -> None:
         raise DamagedFile("it has text that is not valid Unicode") from None
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _REASON else text[: _REASON - 1] + "…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_REASON_CHARS else text[: _MAX_REASON_CHARS - 1] + "…"

@@ -20,13 +20,13 @@ from steppe.core.io.atomic_files import PLAIN_NAME
 
 FORMAT = 2
 ROWS, TAIL = "rows.json", "tail.rows"
-REMEMBERED = 8  # saves that a ring knows itself to continue
+MAX_REMEMBERED_SAVES = 8  # saves that a ring knows itself to continue
 _DTYPES = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass
-class History:
+class SaveHistory:
     """The saves that a ring has only been appended to since: save id → rows added by then."""
 
     saves: dict[str, int] = field(default_factory=dict)
@@ -35,10 +35,10 @@ class History:
         """Rows have changed in another way: no earlier save says anything about them."""
         self.saves.clear()
 
-    def note(self, save: str, added: int) -> None:
+    def record_save(self, save: str, added: int) -> None:
         """This save holds the ring as it is now."""
         self.saves[save] = added
-        while len(self.saves) > REMEMBERED:
+        while len(self.saves) > MAX_REMEMBERED_SAVES:
             del self.saves[next(iter(self.saves))]
 
 
@@ -55,10 +55,10 @@ class Ring:
     size: int
     cursor: int = 0
     added: int = 0
-    history: History | None = None
+    history: SaveHistory | None = None
     stamps: np.ndarray | None = None
 
-    def touched(self, since: int, chunk_rows: int) -> set[int]:
+    def chunks_written_since(self, since: int, chunk_rows: int) -> set[int]:
         """The chunks that have rows which were written after `since` of them had been added."""
         if self.stamps is not None:
             return set(np.unique(np.flatnonzero(self.stamps[: self.size] > since) // chunk_rows).tolist())
@@ -82,7 +82,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class NestedBundle:
     """Rows that somebody else writes into a bundle, as a bundle within it: `begin(directory, the one before it, if any)`
     returns what waits until they are on the disk."""
 
@@ -118,7 +118,7 @@ class RingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [(low, min(self.size, low + self.chunk_rows)) for low in range(0, self.size, self.chunk_rows)]
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RowsRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What rows.json says."""
 
     format: int
@@ -126,7 +126,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rings: tuple[RingRecord, ...]
 
 
-def decoded(path: Path, data: bytes) -> Record:
+def decode_rows_record(path: Path, data: bytes) -> RowsRecord:
     """What rows.json says, from its bytes; DamagedFile when that cannot be."""
     try:
         version = msgspec.json.decode(data, type=dict[str, Any]).get("format")
@@ -134,7 +134,7 @@ def decoded(path: Path, data: bytes) -> Record:
             raise DamagedFile(
                 f"{path} has format {version}, newer than {FORMAT}, the newest this version of Steppe reads"
             )
-        record = msgspec.json.decode(data, type=Record)
+        record = msgspec.json.decode(data, type=RowsRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(f"{path} does not describe saved rows: {error}") from None
     for ring in record.rings:

@@ -25,13 +25,23 @@ import numpy as np
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.specs import FieldSpec
 from steppe.core.io.atomic_files import link_or_copy, read_bundle, read_file
-from steppe.core.io.rings import FORMAT, ROWS, TAIL, ChunkRecord, Elsewhere, Record, Ring, RingRecord, decoded
+from steppe.core.io.rings import (
+    FORMAT,
+    ROWS,
+    TAIL,
+    ChunkRecord,
+    NestedBundle,
+    Ring,
+    RingRecord,
+    RowsRecord,
+    decode_rows_record,
+)
 
 CHUNK_BYTES = 16 << 20
-OPEN_FILES = 16  # that wait to be synced
-UNHASHED = 16  # columns of chunks that were read and wait to be hashed
-_PLACE = "#ring"  # stands in a tree for a ring that is written apart
-_ELSEWHERE = "#bundle"  # and for what somebody else writes, by its name
+MAX_OPEN_FILES = 16  # that wait to be synced
+MAX_UNHASHED = 16  # columns of chunks that were read and wait to be hashed
+_RING_KEY = "#ring"  # stands in a tree for a ring that is written apart
+_BUNDLE_KEY = "#bundle"  # and for what somebody else writes, by its name
 
 
 def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = None) -> dict[str, bytes]:
@@ -39,21 +49,21 @@ def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = Non
 
     Chunks that have not changed since the bundle `before`, if these rings continue it, are linked from there.
     """
-    known = _record_of(before)
-    writer = _Writer(directory)
+    known = _read_record(before)
+    writer = _ChunkWriter(directory)
     with writer.workers:
         done = [writer.ring(ring, _continued(ring, known), before) for ring in rings]
         writer.finish()
-    record = Record(FORMAT, writer.id, tuple(make() for make in done))
+    record = RowsRecord(FORMAT, writer.id, tuple(make() for make in done))
     for ring in rings:
         if ring.history is not None:
-            ring.history.note(writer.id, ring.added)
+            ring.history.record_save(writer.id, ring.added)
     return {ROWS: msgspec.json.encode(record)}
 
 
 def read_rows(directory: Path, data: bytes) -> list[SavedRing]:
     """The rings that rows.json (its checked bytes are `data`) describes, with every claim but the hashes checked."""
-    record = decoded(directory / ROWS, data)
+    record = decode_rows_record(directory / ROWS, data)
     ends: defaultdict[str, int] = defaultdict(int)
     for ring in record.rings:
         row_bytes = sum(spec.nbytes for spec in ring.fields())
@@ -79,11 +89,11 @@ class SavedRing:
             for chunk, low, high in self._chunks():
                 for spec, rows in self._read(chunk, {name: rows[low:high] for name, rows in columns.items()}):
                     found.append((chunk, spec, low, high, worker.submit(_sha256, rows)))
-                if len(found) > UNHASHED:
-                    found[-UNHASHED][-1].result()
+                if len(found) > MAX_UNHASHED:
+                    found[-MAX_UNHASHED][-1].result()
             for chunk, spec, low, high, digest in found:
                 self._require_hash(chunk, spec, low, high, digest.result())
-        self._require_truth(columns)
+        self._require_bools(columns)
 
     def check(self) -> None:
         """Read everything and keep nothing; DamagedFile names the first column that is wrong."""
@@ -100,7 +110,7 @@ class SavedRing:
 
     def _require_files(self) -> None:
         for chunk in self.record.chunks:
-            os.close(self._opened(chunk, self.directory / chunk.file, self.ends[chunk.file]))
+            os.close(self._open_chunk(chunk, self.directory / chunk.file, self.ends[chunk.file]))
 
     def _chunks(self) -> Iterator[tuple[ChunkRecord, int, int]]:
         for chunk, (low, high) in zip(self.record.chunks, self.record.spans(), strict=True):
@@ -108,12 +118,12 @@ class SavedRing:
 
     def _read(self, chunk: ChunkRecord, into: Mapping[str, np.ndarray]) -> Iterator[tuple[FieldSpec, np.ndarray]]:
         path, offset = self.directory / chunk.file, chunk.offset
-        descriptor = self._opened(chunk, path, self.ends[chunk.file])
+        descriptor = self._open_chunk(chunk, path, self.ends[chunk.file])
         try:
             for spec in self.record.fields():
                 target = into[spec.name]
                 rows = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
-                _fill(descriptor, offset, rows, path)
+                _read_exactly(descriptor, offset, rows, path)
                 offset += rows.nbytes
                 if rows is not target:
                     target[...] = rows
@@ -121,23 +131,23 @@ class SavedRing:
         finally:
             os.close(descriptor)
 
-    def _opened(self, chunk: ChunkRecord, path: Path, size: int) -> int:
+    def _open_chunk(self, chunk: ChunkRecord, path: Path, size: int) -> int:
         """A descriptor of a plain file of that size. Never waits, as for the other end of a pipe."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             word = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-            raise DamagedFile(f"{path} {word}; it holds {self._first_lost(chunk, 0)}") from None
+            raise DamagedFile(f"{path} {word}; it holds {self._first_missing_rows(chunk, 0)}") from None
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_size == size:
             return descriptor
         os.close(descriptor)
         if found.st_size > size:
             raise DamagedFile(f"{path} is damaged: too long, {found.st_size} bytes instead of {size}")
-        lost = self._first_lost(chunk, found.st_size)
+        lost = self._first_missing_rows(chunk, found.st_size)
         raise DamagedFile(f"{path} is damaged: truncated, {found.st_size} bytes instead of {size}; it lacks {lost}")
 
-    def _first_lost(self, chunk: ChunkRecord, size: int) -> str:
+    def _first_missing_rows(self, chunk: ChunkRecord, size: int) -> str:
         """What a file that ends after `size` bytes is the first to lack, of this chunk."""
         low, high = self.record.spans()[self.record.chunks.index(chunk)]
         end = chunk.offset
@@ -155,7 +165,7 @@ class SavedRing:
                 f"{high - 1}, does not match its sha256"
             )
 
-    def _require_truth(self, columns: Mapping[str, np.ndarray]) -> None:
+    def _require_bools(self, columns: Mapping[str, np.ndarray]) -> None:
         """A truth value is 0 or 1, or else NumPy may say anything of it."""
         for name, rows in columns.items():
             if rows.dtype == np.bool_ and rows[: self.record.size].view(np.uint8).max(initial=0) > 1:
@@ -164,7 +174,7 @@ class SavedRing:
                 )
 
 
-def write_elsewhere(directory: Path, others: Sequence[Elsewhere], before: Path | None) -> None:
+def write_nested_bundles(directory: Path, others: Sequence[NestedBundle], before: Path | None) -> None:
     """Let others write their bundles into this one, all at the same time; everything is on the disk when this returns."""
     known = {other.name: before / other.name for other in others if before is not None}
     waits = [other.begin(directory / other.name, known.get(other.name)) for other in others]
@@ -178,7 +188,7 @@ def write_elsewhere(directory: Path, others: Sequence[Elsewhere], before: Path |
         raise first
 
 
-def check_elsewhere(directory: Path) -> None:
+def check_nested_bundles(directory: Path) -> None:
     """Read the bundles that others wrote into this one and keep nothing; DamagedFile names the first that is wrong."""
     for bundle in sorted(path for path in directory.iterdir() if path.is_dir()):
         files = read_bundle(bundle)
@@ -186,39 +196,39 @@ def check_elsewhere(directory: Path) -> None:
             ring.check()
 
 
-def take_out(tree: Any, rings: list[Ring], others: list[Elsewhere] | None = None) -> Any:
+def extract_rings(tree: Any, rings: list[Ring], others: list[NestedBundle] | None = None) -> Any:
     """The tree with a place in it for each ring, which goes to the end of the list; the same for what others write."""
     if isinstance(tree, Ring):
         rings.append(tree)
-        return {_PLACE: len(rings) - 1}
-    if isinstance(tree, Elsewhere) and others is not None:
+        return {_RING_KEY: len(rings) - 1}
+    if isinstance(tree, NestedBundle) and others is not None:
         others.append(tree)
-        return {_ELSEWHERE: tree.name}
+        return {_BUNDLE_KEY: tree.name}
     if isinstance(tree, dict):
-        return {key: take_out(item, rings, others) for key, item in tree.items()}
+        return {key: extract_rings(item, rings, others) for key, item in tree.items()}
     if isinstance(tree, list | tuple):
-        return [take_out(item, rings, others) for item in tree]
+        return [extract_rings(item, rings, others) for item in tree]
     return tree
 
 
-def put_back(tree: Any, rings: Sequence[SavedRing], directory: Path | None = None) -> Any:
+def insert_rings(tree: Any, rings: Sequence[SavedRing], directory: Path | None = None) -> Any:
     """The tree with saved rings, and paths of what others wrote into the directory, where `take_out` left places."""
     if isinstance(tree, dict):
-        if tree.keys() == {_ELSEWHERE} and directory is not None:
-            bundle = directory / str(tree[_ELSEWHERE])
+        if tree.keys() == {_BUNDLE_KEY} and directory is not None:
+            bundle = directory / str(tree[_BUNDLE_KEY])
             if bundle.parent != directory or not bundle.is_dir():
                 raise DamagedFile(f"{bundle} is missing")
             return bundle
-        if tree.keys() == {_PLACE}:
-            place = tree[_PLACE]
+        if tree.keys() == {_RING_KEY}:
+            place = tree[_RING_KEY]
             if not isinstance(place, int) or not 0 <= place < len(rings):
                 raise DamagedFile(f"there is no ring {place!r} among the {len(rings)} that were saved")
             return rings[place]
-        return {key: put_back(item, rings, directory) for key, item in tree.items()}
-    return [put_back(item, rings, directory) for item in tree] if isinstance(tree, list) else tree
+        return {key: insert_rings(item, rings, directory) for key, item in tree.items()}
+    return [insert_rings(item, rings, directory) for item in tree] if isinstance(tree, list) else tree
 
 
-class _Writer:
+class _ChunkWriter:
     """Writes chunks into one directory while a thread hashes them and another syncs the files that are complete."""
 
     def __init__(self, directory: Path) -> None:
@@ -236,12 +246,12 @@ class _Writer:
         record = RingRecord(
             ring.name, ring.capacity, ring.size, ring.cursor, ring.added, _chunk_rows(row_bytes), ring.described(), ()
         )
-        shared = _unchanged(ring, record, known)
+        shared = _unchanged_chunks(ring, record, known)
         chunks = []
         for place, (low, high) in enumerate(record.spans()):
             old = None
             if place in shared and known is not None and before is not None:
-                old = self._linked(known.chunks[place], before, (high - low) * row_bytes)
+                old = self._link_chunk(known.chunks[place], before, (high - low) * row_bytes)
             chunks.append(old or self._chunk(ring, record, low, high))
         return lambda: msgspec.structs.replace(record, chunks=tuple(chunk() for chunk in chunks))
 
@@ -269,7 +279,7 @@ class _Writer:
             self._write(name, rows)
         return lambda: ChunkRecord(name, offset, tuple(digest.result() for digest in digests))
 
-    def _linked(self, chunk: ChunkRecord, before: Path, size: int) -> Any:
+    def _link_chunk(self, chunk: ChunkRecord, before: Path, size: int) -> Any:
         """The same file again; None where it has come to harm, so that it is written anew."""
         source = before / chunk.file
         if not source.is_file() or source.stat().st_size != size:
@@ -282,26 +292,26 @@ class _Writer:
         descriptor = os.open(self.directory / name, flags, 0o644)
         try:
             for part in parts:
-                rest = _raw(part)
+                rest = _as_bytes(part)
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
         except BaseException:
             os.close(descriptor)
             raise
         self._synced.append(self.workers.submit(_sync, descriptor))
-        if len(self._synced) >= OPEN_FILES:
+        if len(self._synced) >= MAX_OPEN_FILES:
             self._synced.pop(0).result()
 
 
-def _unchanged(ring: Ring, now: RingRecord, known: RingRecord | None) -> frozenset[int]:
+def _unchanged_chunks(ring: Ring, now: RingRecord, known: RingRecord | None) -> frozenset[int]:
     """The chunks with files of their own into which no row has been written since."""
     if known is None or now.chunk_rows != known.chunk_rows:
         return frozenset()
-    touched = ring.touched(known.added, now.chunk_rows)
+    touched = ring.chunks_written_since(known.added, now.chunk_rows)
     return frozenset(place for place, chunk in enumerate(known.chunks) if place not in touched and chunk.file != TAIL)
 
 
-def _continued(ring: Ring, known: Record | None) -> RingRecord | None:
+def _continued(ring: Ring, known: RowsRecord | None) -> RingRecord | None:
     """What the earlier save says of this ring, if the ring has only been appended to since."""
     if known is None or ring.history is None or known.id not in ring.history.saves:
         return None
@@ -312,12 +322,12 @@ def _continued(ring: Ring, known: Record | None) -> RingRecord | None:
     return None
 
 
-def _record_of(before: Path | None) -> Record | None:
+def _read_record(before: Path | None) -> RowsRecord | None:
     """What an earlier bundle says; nothing where there is none, or none that can be trusted."""
     if before is None:
         return None
     try:
-        return decoded(before / ROWS, read_file(before, ROWS))
+        return decode_rows_record(before / ROWS, read_file(before, ROWS))
     except DamagedFile:
         return None
 
@@ -327,13 +337,13 @@ def _chunk_rows(row_bytes: int) -> int:
     return int(1 << (max(1, CHUNK_BYTES // max(1, row_bytes)).bit_length() - 1))
 
 
-def _raw(rows: np.ndarray) -> memoryview:
+def _as_bytes(rows: np.ndarray) -> memoryview:
     assert rows.flags.c_contiguous  # or else this would be a copy, and what is read into it lost
     return rows.reshape(-1).view(np.uint8).data
 
 
 def _sha256(rows: np.ndarray) -> str:
-    return hashlib.sha256(_raw(rows)).hexdigest()  # releases the GIL
+    return hashlib.sha256(_as_bytes(rows)).hexdigest()  # releases the GIL
 
 
 def _sync(descriptor: int) -> None:
@@ -343,8 +353,8 @@ def _sync(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _fill(descriptor: int, offset: int, rows: np.ndarray, path: Path) -> None:
-    rest = _raw(rows)
+def _read_exactly(descriptor: int, offset: int, rows: np.ndarray, path: Path) -> None:
+    rest = _as_bytes(rows)
     while rest:
         try:
             count = os.preadv(descriptor, [rest], offset)

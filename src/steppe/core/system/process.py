@@ -27,6 +27,6 @@ def oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def in_mib(size: int | None) -> str:
+def format_mib(size: int | None) -> str:
     """A size in words."""
     return "an unknown size" if size is None else f"{size >> 20} MiB"

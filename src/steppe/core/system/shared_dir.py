@@ -20,16 +20,16 @@ from pathlib import Path
 from steppe.core.contracts.errors import UsageError
 
 _fence_lock = threading.Lock()
-owners: dict[Path, int] = {}  # rooms this process made, with the handle that holds the lock
+owned_dirs: dict[Path, int] = {}  # rooms this process made, with the handle that holds the lock
 
 
-def fence() -> None:
+def memory_fence() -> None:
     """Order the writes before against those after, for readers on other cores (a lock's atomics are full barriers)."""
     with _fence_lock:
         pass
 
 
-def make_room(run: str, nbytes: int, *, base: Path | None = None) -> Path:
+def make_shared_dir(run: str, nbytes: int, *, base: Path | None = None) -> Path:
     """A fresh private directory with place for `nbytes`, under `base`, or in shared memory if that is large enough.
 
     The maker holds a lock on it for life, by which `sweep` knows abandoned rooms. A write past the end of a full
@@ -38,7 +38,7 @@ def make_room(run: str, nbytes: int, *, base: Path | None = None) -> Path:
     choice = (Path("/dev/shm"), Path(tempfile.gettempdir())) if base is None else (base,)
     bases = [path for path in choice if path.is_dir()]
     for path in bases:
-        sweep(path)
+        remove_abandoned_dirs(path)
     large = [path for path in bases if shutil.disk_usage(path).free > nbytes]
     if not large:
         raise UsageError(
@@ -46,39 +46,39 @@ def make_room(run: str, nbytes: int, *, base: Path | None = None) -> Path:
         )
     while True:
         room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=large[0]))
-        if (owner := _own(room)) is not None:
-            owners[room] = owner
+        if (owner := _lock_new_dir(room)) is not None:
+            owned_dirs[room] = owner
             return room
 
 
-def _own(room: Path) -> int | None:
+def _lock_new_dir(directory: Path) -> int | None:
     """Lock a new room; None when another process swept it in the moment before the lock was ours."""
     try:
-        owner = os.open(room / "owner", os.O_CREAT | os.O_RDWR, 0o600)
+        owner = os.open(directory / "owner", os.O_CREAT | os.O_RDWR, 0o600)
     except FileNotFoundError:
         return None
     fcntl.flock(owner, fcntl.LOCK_EX)
-    if (room / "owner").exists():
+    if (directory / "owner").exists():
         return owner
     os.close(owner)
     return None
 
 
-def remove_room(room: Path) -> None:
+def remove_shared_dir(directory: Path) -> None:
     """Remove a room and everything in it; mappings that are still open stay usable."""
-    shutil.rmtree(room, ignore_errors=True)
-    if room in owners:
-        os.close(owners.pop(room))
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory in owned_dirs:
+        os.close(owned_dirs.pop(directory))
 
 
-def sweep(base: Path) -> None:
+def remove_abandoned_dirs(base: Path) -> None:
     """Remove the rooms of makers that died without removing them."""
     for path in base.glob("steppe-*/owner"):
-        if path.parent in owners:
+        if path.parent in owned_dirs:
             continue
         with contextlib.suppress(OSError), path.open() as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_room(path.parent)
+            remove_shared_dir(path.parent)
 
 
 def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
@@ -97,7 +97,7 @@ def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> m
         os.close(handle)
 
 
-class Bell:
+class Wakeup:
     """Wakes one role: `ring` from anywhere, `wait` by its owner. A bell rung before the wait is not missed."""
 
     def __init__(self, path: Path) -> None:

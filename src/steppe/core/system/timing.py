@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Phases:
+class PhaseTimer:
     """Charges all time to one phase at a time; `switch` ends one and begins the next (about 100 ns)."""
 
     def __init__(self, *names: str, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -21,19 +21,19 @@ _NUMBER = re.compile(r"\b(int|float|bool)\b")
 _typed = beartype(conf=BeartypeConf(violation_param_type=ConfigError, is_color=False, is_pep484_tower=True))
 
 
-def checked(target: T) -> T:
+def typechecked(target: T) -> T:
     """Check the arguments of a function, or of a class's methods, by their annotations. Where a number is asked for, one of
     NumPy's or torch's is converted first."""
     found: Any = _typed(target)  # type: ignore[type-var]
     if not isinstance(found, type):
-        return _with_plain_numbers(found)  # type: ignore[return-value]
+        return _convert_numbers(found)  # type: ignore[return-value]
     for name, value in list(vars(found).items()):
         if isinstance(value, types.FunctionType) and (name == "__init__" or not name.startswith("_")):
-            setattr(found, name, _with_plain_numbers(value))
+            setattr(found, name, _convert_numbers(value))
     return found  # type: ignore[return-value]
 
 
-def plain_number(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """A NumPy scalar, or an array or tensor without axes, as a Python number; anything else as it is."""
     if isinstance(value, np.generic):
         return value.item()
@@ -42,7 +42,7 @@ def plain_number(value: Any) -> Any:
     return value
 
 
-def _with_plain_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+def _convert_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = list(inspect.signature(function).parameters.values())
     places = [place for place, found in enumerate(parameters) if _NUMBER.search(str(found.annotation))]
     names = {parameters[place].name for place in places}
@@ -53,10 +53,10 @@ def _with_plain_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for place in places:
             if place < len(args) and type(args[place]) not in _PLAIN:
-                args = tuple(plain_number(value) if n in places else value for n, value in enumerate(args))
+                args = tuple(to_python_number(value) if n in places else value for n, value in enumerate(args))
                 break
         for name in names.intersection(kwargs) if kwargs else ():
-            kwargs[name] = plain_number(kwargs[name])
+            kwargs[name] = to_python_number(kwargs[name])
         return function(*args, **kwargs)
 
     return call

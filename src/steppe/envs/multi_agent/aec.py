@@ -12,10 +12,10 @@ from typing import Any
 from gymnasium import spaces
 
 from steppe.core.contracts.errors import MissingExtra
-from steppe.envs.multi_agent.masked_numbers import MaskedNumbers
+from steppe.envs.multi_agent.masked_numbers import MaskedStateIndexer
 from steppe.envs.wrappers.images import is_image
 
-Told = dict[Any, Any]  # by agent
+AgentDict = dict[Any, Any]  # by agent
 
 
 def is_aec(env: Any) -> bool:
@@ -23,7 +23,7 @@ def is_aec(env: Any) -> bool:
     return callable(getattr(env, "agent_iter", None)) and callable(getattr(env, "last", None))
 
 
-def all_at_once(env: Any, *, numbered: bool = False) -> Any:
+def to_parallel_env(env: Any, *, numbered: bool = False) -> Any:
     """An AEC environment as a parallel one; `numbered` where observations have to stay single numbers."""
     if not env.metadata.get("is_parallelizable", False):
         return Turns(env, numbered=numbered)
@@ -43,9 +43,9 @@ class Turns:
         self.render_mode = getattr(env, "render_mode", None)
         self.possible_agents = list(env.possible_agents)
         self.agents: list[Any] = []
-        self._spaces: Told = {}
+        self._spaces: AgentDict = {}
         self._numbers = {
-            agent: MaskedNumbers.of(env.observation_space(agent)) if numbered else None
+            agent: MaskedStateIndexer.of(env.observation_space(agent)) if numbered else None
             for agent in self.possible_agents
         }
         self._plain = {agent: numbered or is_image(env.observation_space(agent)) for agent in self.possible_agents}
@@ -54,7 +54,7 @@ class Turns:
     def unwrapped(self) -> Any:
         return self.env.unwrapped
 
-    def shows_plainly(self, agent: Any) -> bool:
+    def is_turn_hidden(self, agent: Any) -> bool:
         """Whether this agent is not told when it is its turn."""
         return self._plain[agent]
 
@@ -70,13 +70,13 @@ class Turns:
         """As the environment says."""
         return self.env.action_space(agent)  # type: ignore[no-any-return]
 
-    def reset(self, seed: int | None = None, options: Told | None = None) -> tuple[Told, Told]:
+    def reset(self, seed: int | None = None, options: AgentDict | None = None) -> tuple[AgentDict, AgentDict]:
         """A new episode, before its first turn."""
         self.env.reset(seed=seed, options=options)
-        self._bury()
+        self._remove_finished_agents()
         return self._seen(self.agents), self._allowed(dict(self.env.infos))
 
-    def step(self, actions: Told) -> tuple[Told, Told, Told, Told, Told]:
+    def step(self, actions: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
         """The turn of the one whose turn it is; the others' actions are nothing to the environment."""
         env, playing = self.env, self.agents
         env.step(actions[env.agent_selection])
@@ -85,7 +85,7 @@ class Turns:
         truncated = {agent: bool(env.truncations.get(agent, False)) for agent in playing}
         infos = {agent: env.infos.get(agent, {}) for agent in env.agents}
         last = self._seen([agent for agent in playing if terminated[agent] or truncated[agent]])
-        self._bury()
+        self._remove_finished_agents()
         return last | self._seen(self.agents), rewards, terminated, truncated, self._allowed(infos)
 
     def render(self) -> Any:
@@ -98,7 +98,7 @@ class Turns:
         numbers = self._numbers[agent]
         return raw if numbers is None else numbers.number(raw)
 
-    def _allowed(self, infos: Told) -> Told:
+    def _allowed(self, infos: AgentDict) -> AgentDict:
         """The infos, with the masks that agents with numbered states have in their observations."""
         found = dict(infos)
         for agent in self.agents:
@@ -108,7 +108,7 @@ class Turns:
                 found[agent] = {**found.get(agent, {}), "action_mask": mask}
         return found
 
-    def _bury(self) -> None:
+    def _remove_finished_agents(self) -> None:
         """Let those go whose end has come: AEC environments want an empty step for each of them."""
         env = self.env
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
@@ -116,7 +116,7 @@ class Turns:
         gone = {agent for agent in env.agents if env.terminations[agent] or env.truncations[agent]}
         self.agents = [agent for agent in env.agents if agent not in gone]
 
-    def _seen(self, agents: list[Any]) -> Told:
+    def _seen(self, agents: list[Any]) -> AgentDict:
         env = self.env
         shown = {agent: self._show(agent, env.observe(agent)) for agent in agents}
         turn = env.agent_selection if env.agents else None

@@ -20,19 +20,19 @@ import numpy as np
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.env import ResumeKind
 from steppe.core.contracts.errors import EnvironmentFault
-from steppe.core.contracts.segment import Segment, ended
+from steppe.core.contracts.segment import Segment, find_episode_ends
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.system import seeding
 from steppe.core.system.seeding import env_seeds
-from steppe.envs.multi_agent.spec import TeamRules
-from steppe.envs.snapshot.snapshots import Snapshots, WorldState
-from steppe.envs.vector.rendering import image_of
-from steppe.envs.wrappers.rewards import Ledger
+from steppe.envs.multi_agent.spec import MultiAgentCodec
+from steppe.envs.snapshot.snapshots import EnvSnapshots, SegmentEnvState
+from steppe.envs.vector.rendering import render_rgb
+from steppe.envs.wrappers.rewards import EpisodeStatistics
 
-Told = dict[Any, Any]  # by agent
+AgentDict = dict[Any, Any]  # by agent
 
 
-class TeamEnv(Protocol):
+class ParallelEnvLike(Protocol):
     """What PettingZoo's parallel environments have; agents are whatever names they give."""
 
     possible_agents: list[Any]
@@ -40,15 +40,17 @@ class TeamEnv(Protocol):
 
     def observation_space(self, agent: Any) -> Any: ...
     def action_space(self, agent: Any) -> Any: ...
-    def reset(self, seed: int | None = None, options: Told | None = None) -> tuple[Told, Told]: ...
-    def step(self, actions: Told) -> tuple[Told, Told, Told, Told, Told]: ...
+    def reset(self, seed: int | None = None, options: AgentDict | None = None) -> tuple[AgentDict, AgentDict]: ...
+    def step(self, actions: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]: ...
     def close(self) -> None: ...
 
 
-class Team:
+class MultiAgentSegmentEnv:
     """What worlds of several agents have in common: their accounts, and their state."""
 
-    def __init__(self, num_envs: int, spec: EnvSpec, ledger: Ledger, snapshots: Snapshots, seeds: list[int]) -> None:
+    def __init__(
+        self, num_envs: int, spec: EnvSpec, ledger: EpisodeStatistics, snapshots: EnvSnapshots, seeds: list[int]
+    ) -> None:
         rows = num_envs * spec.num_agents
         self.spec = spec
         self.num_envs = num_envs
@@ -88,33 +90,44 @@ class Team:
         """Go where the world of a snapshot was; raises CannotResume."""
         self._state().give(state)
 
-    def _state(self) -> WorldState:
-        return WorldState(self, self._snapshots, self._ledger, self._arrays)  # type: ignore[arg-type]
+    def _state(self) -> SegmentEnvState:
+        return SegmentEnvState(self, self._snapshots, self._ledger, self._arrays)  # type: ignore[arg-type]
 
     def _book(self, segment: Segment, t: int) -> None:
         """Account for a step whose rows and rewards are written."""
         ledger, valid = self._ledger, segment["valid"][t]
         if ledger.played is not None:
             ledger.played |= valid
-        ledger.book(segment["reward"][t])
-        over = ended(valid, segment["terminated"][t] | segment["truncated"][t], self.spec.num_agents)
+        ledger.add_step(segment["reward"][t])
+        over = find_episode_ends(valid, segment["terminated"][t] | segment["truncated"][t], self.spec.num_agents)
         if over.any():
             ledger.end(np.flatnonzero(over))
 
 
-class TeamWorld(Team):
+class ParallelSegmentEnv(MultiAgentSegmentEnv):
     """N environments. Each episode is seeded by a number of its own: PettingZoo leaves open what a reset without one does."""
 
     def __init__(
-        self, envs: list[Any], spec: EnvSpec, rules: TeamRules, ledger: Ledger, seeds: list[int], limit: int | None
+        self,
+        envs: list[Any],
+        spec: EnvSpec,
+        rules: MultiAgentCodec,
+        ledger: EpisodeStatistics,
+        seeds: list[int],
+        limit: int | None,
     ) -> None:
-        super().__init__(len(envs), spec, ledger, Snapshots(envs), seeds)
+        super().__init__(len(envs), spec, ledger, EnvSnapshots(envs), seeds)
         self.resets = np.zeros(len(envs), np.int64)
-        self._envs: list[TeamEnv] = envs
+        self._envs: list[ParallelEnvLike] = envs
         self._rules, self._limit = rules, limit
         self._place = {agent: index for index, agent in enumerate(envs[0].possible_agents)}
-        self._wanted, self._taught = np.zeros((len(envs), 2), np.int64), np.zeros((len(envs), 2), np.int64)
-        self._arrays |= {"resets": self.resets, "frames": rules.memory, "wanted": self._wanted, "taught": self._taught}
+        self._wanted, self._current_stages = np.zeros((len(envs), 2), np.int64), np.zeros((len(envs), 2), np.int64)
+        self._arrays |= {
+            "resets": self.resets,
+            "frames": rules.memory,
+            "wanted": self._wanted,
+            "taught": self._current_stages,
+        }
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere; with `seeds` all that follows depends on them."""
@@ -139,7 +152,7 @@ class TeamWorld(Team):
         """Act once everywhere; see the contract in core/contracts/env.py."""
         columns = segment.columns
         if "lesson" in columns:
-            columns["lesson"][t] = np.repeat(self._taught, self.spec.num_agents, axis=0)
+            columns["lesson"][t] = np.repeat(self._current_stages, self.spec.num_agents, axis=0)
         columns["valid"][t] = self.there
         columns["terminated"][t] = columns["truncated"][t] = False
         columns["obs"][t + 1].fill(0)
@@ -150,7 +163,7 @@ class TeamWorld(Team):
             try:
                 self._step(index, env, choices, segment, t)
             except Exception as error:
-                last = self._acted(index, actions)
+                last = self._last_actions(index, actions)
                 raise self._fault(error, index, int(self._ledger.lengths[index]) + 1, last) from error
         self._book(segment, t)
         for index in range(self.num_envs):
@@ -160,7 +173,7 @@ class TeamWorld(Team):
     def render(self) -> np.ndarray | None:
         """The first environment as an RGB image, where it was made for that."""
         env: Any = self._envs[0]
-        return image_of(env) if hasattr(env, "render_mode") else None
+        return render_rgb(env) if hasattr(env, "render_mode") else None
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
@@ -171,7 +184,7 @@ class TeamWorld(Team):
     def _rows(self, index: int) -> slice:
         return slice(index * self.spec.num_agents, (index + 1) * self.spec.num_agents)
 
-    def _step(self, index: int, env: TeamEnv, choices: list[Any], segment: Segment, t: int) -> None:
+    def _step(self, index: int, env: ParallelEnvLike, choices: list[Any], segment: Segment, t: int) -> None:
         """Move one environment, and write the rows of its agents."""
         base, columns = index * self.spec.num_agents, segment.columns
         listed = list(env.agents)  # some change this list in place
@@ -183,11 +196,13 @@ class TeamWorld(Team):
         out_of_time = self._limit is not None and self._ledger.lengths[index] + 1 >= self._limit
         for agent in acting:
             row = base + self._place[agent]
-            self._ledger.rewards[row] = _of(rewards, agent, "reward")
-            died = bool(_of(terminated, agent, "termination"))
+            self._ledger.rewards[row] = _require_entry(rewards, agent, "reward")
+            died = bool(_require_entry(terminated, agent, "termination"))
             # One who is gone without an end was cut short.
-            cut = bool(_of(truncated, agent, "truncation")) or (not died and (out_of_time or agent not in staying))
-            seen = _of(obs, agent, "observation")
+            cut = bool(_require_entry(truncated, agent, "truncation")) or (
+                not died and (out_of_time or agent not in staying)
+            )
+            seen = _require_entry(obs, agent, "observation")
             if died or cut:
                 columns["terminated"][t, row], columns["truncated"][t, row] = died, cut
                 self.there[row] = False
@@ -198,32 +213,32 @@ class TeamWorld(Team):
             rows = slice(base, base + self.spec.num_agents)
             columns["final_comm_mask"][t, rows] = self._heard(base, segment["valid"][t, rows], infos)
         coming = [] if out_of_time else [agent for agent in env.agents if agent not in listed]
-        self._welcome(base, coming, obs, columns["obs"][t + 1])
+        self._add_agents(base, coming, obs, columns["obs"][t + 1])
         self._hear(base, infos)
 
     def _begin(self, index: int, obs: np.ndarray) -> None:
         """Begin the next episode of one environment and write its first observations."""
         env, base = self._envs[index], index * self.spec.num_agents
-        seed = seeding.integer(self.seeds[index], int(self.resets[index]))
+        seed = seeding.integer_seed(self.seeds[index], int(self.resets[index]))
         try:
             self.resets[index] += 1
-            seen, infos = env.reset(seed=seed, options=self._lesson(index))
+            seen, infos = env.reset(seed=seed, options=self._stage_options(index))
             if not env.agents:
                 raise ValueError("reset() left nobody in `agents`")
-            self._welcome(base, list(env.agents), seen, obs)
+            self._add_agents(base, list(env.agents), seen, obs)
             self._hear(base, infos)
         except Exception as error:
             raise self._fault(error, index, 0, None) from error
 
-    def _welcome(self, base: int, agents: list[Any], seen: Told, obs: np.ndarray) -> None:
+    def _add_agents(self, base: int, agents: list[Any], seen: AgentDict, obs: np.ndarray) -> None:
         for agent in agents:
             if agent not in self._place:
                 raise ValueError(f"{agent!r} is among `agents` and not among `possible_agents`")
             row = base + self._place[agent]
-            self._rules.put_first(obs, row, _of(seen, agent, "observation"))
+            self._rules.put_first(obs, row, _require_entry(seen, agent, "observation"))
             self.there[row] = self.starts[row] = True
 
-    def _hear(self, base: int, infos: Told) -> None:
+    def _hear(self, base: int, infos: AgentDict) -> None:
         """Who may talk to whom now, and what is allowed: as the agents' infos say, else everyone and everything."""
         rows = slice(base, base + self.spec.num_agents)
         there = self.there[rows]
@@ -237,7 +252,7 @@ class TeamWorld(Team):
             if self.masks is not None and "action_mask" in info:
                 self.masks[base + place] = info["action_mask"]
 
-    def _heard(self, base: int, there: np.ndarray, infos: Told) -> np.ndarray:
+    def _heard(self, base: int, there: np.ndarray, infos: AgentDict) -> np.ndarray:
         """Whom each of those who are there hears [num_agents, num_agents]."""
         mask: np.ndarray = there & there[:, None]
         for agent, place in self._place.items():
@@ -246,22 +261,22 @@ class TeamWorld(Team):
                 mask[place] &= np.asarray(info["comm_mask"], np.bool_)
         return mask
 
-    def _lesson(self, index: int) -> dict[str, int] | None:
+    def _stage_options(self, index: int) -> dict[str, int] | None:
         """What the next episode of one environment is to be, as its `reset` is told; None where nobody said so."""
         largest = self.spec.largest_lesson
         if largest is None:
             return None
-        self._taught[index] = self._wanted[index] if self._wanted[index].any() else largest
-        return dict(zip(("num_agents", "size"), self._taught[index].tolist(), strict=True))
+        self._current_stages[index] = self._wanted[index] if self._wanted[index].any() else largest
+        return dict(zip(("num_agents", "size"), self._current_stages[index].tolist(), strict=True))
 
-    def _acted(self, index: int, actions: np.ndarray) -> dict[str, Any]:
+    def _last_actions(self, index: int, actions: np.ndarray) -> dict[str, Any]:
         names, mine = self.spec.agents, actions[self._rows(index)]
         return {name: action.tolist() for name, action in zip(names, mine, strict=True)}
 
     def _fault(self, error: Exception, index: int, step: int, last: dict[str, Any] | None) -> EnvironmentFault:
         """`step` counts from 1 within the episode; 0 means that `reset` failed."""
         episode = int(self._ledger.episodes[index]) + 1
-        seed = seeding.integer(self.seeds[index], int(self.resets[index]) - 1)
+        seed = seeding.integer_seed(self.seeds[index], int(self.resets[index]) - 1)
         place = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
         return EnvironmentFault(
             f"{self.spec.id} raised {type(error).__name__}: {error} ({place}, environment {index} of {self.num_envs}, "
@@ -278,7 +293,7 @@ class TeamWorld(Team):
         )
 
 
-def _of(told: Told, agent: Any, what: str) -> Any:
+def _require_entry(told: AgentDict, agent: Any, what: str) -> Any:
     """What an environment said of an agent that took part."""
     try:
         return told[agent]

@@ -11,7 +11,7 @@ from gymnasium import spaces
 MAX_STATES = 2**24  # more would be a table that nobody wants to wait for
 
 
-class MaskedNumbers:
+class MaskedStateIndexer:
     """Numbers the `observation` of a Dict that also has an `action_mask`, where it is whole numbers within bounds."""
 
     def __init__(self, low: np.ndarray, sizes: np.ndarray) -> None:
@@ -21,7 +21,7 @@ class MaskedNumbers:
         self.space = spaces.Discrete(math.prod(self._sizes.tolist()))
 
     @classmethod
-    def of(cls, space: spaces.Space[Any]) -> MaskedNumbers | None:
+    def of(cls, space: spaces.Space[Any]) -> MaskedStateIndexer | None:
         """The numbering of a space; None for one that is not such a Dict, or has too many states."""
         if not isinstance(space, spaces.Dict) or set(space) != {"observation", "action_mask"}:
             return None

@@ -12,42 +12,44 @@ from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.specs import ActionSpec, AgentSpec, EnvSpec, FieldSpec
 from steppe.envs.vector.spaces import (
-    ActionRule,
-    ObservationRule,
-    Put,
-    action_rule,
-    index_rule,
-    observation_rule,
-    planes_rule,
+    ActionDecoder,
+    ObservationEncoder,
+    PutRow,
+    make_action_decoder,
+    make_observation_encoder,
+    make_planes_encoder,
+    make_state_index_encoder,
 )
-from steppe.envs.wrappers.frame_stack import Frames
+from steppe.envs.wrappers.frame_stack import FrameStack
 
 
-class TeamRules:
+class MultiAgentCodec:
     """How raw observations become rows, and rows actions. `memory` holds joined observations, where there are any."""
 
     def __init__(
-        self, observations: list[ObservationRule], actions: list[ActionRule], num_envs: int, frames: int
+        self, observations: list[ObservationEncoder], actions: list[ActionDecoder], num_envs: int, frames: int
     ) -> None:
         self.observations, self.actions = observations, actions
-        self.mixed = len({(seen.field, done.spec) for seen, done in zip(observations, actions, strict=True)}) > 1
+        self.heterogeneous = (
+            len({(seen.field, done.spec) for seen, done in zip(observations, actions, strict=True)}) > 1
+        )
         self.memory: np.ndarray | None = None
         self.obs, self.action = observations[0].field, actions[0].spec
-        if self.mixed:
-            self.obs, self.action = _widest_obs(observations), _widest_action(actions)
+        if self.heterogeneous:
+            self.obs, self.action = _merge_obs_specs(observations), _merge_action_specs(actions)
         alike = all(rule is observations[0] for rule in observations)
-        self.put: Put = observations[0].put if alike else self._put_own
-        self.put_first: Put = observations[0].put_checked if alike else self._put_own
+        self.put: PutRow = observations[0].put if alike else self._put_own
+        self.put_first: PutRow = observations[0].put_checked if alike else self._put_own
         if frames > 1:
             if not alike:
                 raise ConfigError("environment.frame_stack is for agents that observe alike: leave it out")
-            stack = Frames(num_envs * len(observations), observations[0], frames)
+            stack = FrameStack(num_envs * len(observations), observations[0], frames)
             self.obs, self.memory, self.put, self.put_first = stack.field, stack.memory, stack.put, stack.restart
 
     @property
     def members(self) -> tuple[AgentSpec, ...]:
         """What each agent has, where they differ."""
-        if not self.mixed:
+        if not self.heterogeneous:
             return ()
         pairs = zip(self.observations, self.actions, strict=True)
         return tuple(AgentSpec(seen.field, done.spec) for seen, done in pairs)
@@ -73,12 +75,14 @@ class TeamRules:
         target[row, size:] = 0
 
 
-def team_rules(env: Any, whose: str, config: EnvConfig, num_envs: int) -> tuple[TeamRules, int | None]:
+def make_multi_agent_codec(
+    env: Any, whose: str, config: EnvConfig, num_envs: int
+) -> tuple[MultiAgentCodec, int | None]:
     """The rules for an environment, and how many states there are where they are to be numbered."""
-    observations: list[ObservationRule] = []
-    actions: list[ActionRule] = []
+    observations: list[ObservationEncoder] = []
+    actions: list[ActionDecoder] = []
     known: list[
-        tuple[tuple[Any, Any], ObservationRule, ActionRule]
+        tuple[tuple[Any, Any], ObservationEncoder, ActionDecoder]
     ] = []  # agents with equal spaces have the same rules
     num_states: set[int] = set()
     for agent in env.possible_agents:
@@ -87,7 +91,7 @@ def team_rules(env: Any, whose: str, config: EnvConfig, num_envs: int) -> tuple[
         if found is None:
             rule, states = _observation(env, spaces_of[0], f"{agent} of {whose}", config)
             num_states |= {states} if states is not None else set()
-            found = (spaces_of, rule, action_rule(spaces_of[1], f"{agent} of {whose}"))
+            found = (spaces_of, rule, make_action_decoder(spaces_of[1], f"{agent} of {whose}"))
             known.append(found)
         observations.append(found[1])
         actions.append(found[2])
@@ -95,11 +99,11 @@ def team_rules(env: Any, whose: str, config: EnvConfig, num_envs: int) -> tuple[
         raise WorldError(
             f"the agents of {whose} have {sorted(num_states)} states: one table is for agents that are alike"
         )
-    return TeamRules(observations, actions, num_envs, config.frame_stack or 1), next(iter(num_states), None)
+    return MultiAgentCodec(observations, actions, num_envs, config.frame_stack or 1), next(iter(num_states), None)
 
 
-def team_spec(
-    whose: str, env: Any, rules: TeamRules, num_states: int | None, *, limit: int | None, native: bool = False
+def make_multi_agent_spec(
+    whose: str, env: Any, rules: MultiAgentCodec, num_states: int | None, *, limit: int | None, native: bool = False
 ) -> EnvSpec:
     """What agents meet in a world of this environment."""
     names = tuple(str(agent) for agent in env.possible_agents)
@@ -130,15 +134,15 @@ def _spaces_of(env: Any, agent: Any, whose: str) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-def _observation(env: Any, space: Any, whose: str, config: EnvConfig) -> tuple[ObservationRule, int | None]:
+def _observation(env: Any, space: Any, whose: str, config: EnvConfig) -> tuple[ObservationEncoder, int | None]:
     if config.observations == "index":
-        return index_rule(space, whose)
+        return make_state_index_encoder(space, whose)
     if getattr(env, "metadata", {}).get("planes"):
-        return planes_rule(space, whose), None
-    return observation_rule(space, whose, grayscale=bool(config.grayscale), resize=config.resize or None), None
+        return make_planes_encoder(space, whose), None
+    return make_observation_encoder(space, whose, grayscale=bool(config.grayscale), resize=config.resize or None), None
 
 
-def _widest_obs(rules: list[ObservationRule]) -> FieldSpec:
+def _merge_obs_specs(rules: list[ObservationEncoder]) -> FieldSpec:
     fields = [rule.field for rule in rules]
     if len({field.shape for field in fields}) == 1:
         return fields[0]
@@ -147,7 +151,7 @@ def _widest_obs(rules: list[ObservationRule]) -> FieldSpec:
     return FieldSpec("obs", (max(field.shape[0] for field in fields),), "float32")
 
 
-def _widest_action(rules: list[ActionRule]) -> ActionSpec:
+def _merge_action_specs(rules: list[ActionDecoder]) -> ActionSpec:
     specs = [rule.spec for rule in rules]
     kinds = {spec.kind for spec in specs}
     if len(kinds) > 1:

@@ -9,7 +9,13 @@ import colorsys
 import numpy as np
 from PIL import Image, ImageDraw
 
-_GROUND, _OBSTACLE, _GRID, _TALK, _EDGE = (250, 250, 248), (62, 66, 76), (232, 232, 228), (20, 20, 24), (40, 40, 46)
+_GROUND, _OBSTACLE, _GRID, _COMM_LINE, _EDGE = (
+    (250, 250, 248),
+    (62, 66, 76),
+    (232, 232, 228),
+    (20, 20, 24),
+    (40, 40, 46),
+)
 _GOLDEN = 0.618034  # hues that are far apart for any number of agents
 Colour = tuple[int, int, int]
 Point = tuple[int, int]
@@ -37,8 +43,8 @@ def draw(
             pen.line(_middles(trail[:, agent], cell), _pale(colour), max(1, cell // 6), joint="curve")
     for end, colour in zip(ends, colours, strict=True):
         pen.rectangle(_box(end, 3 * cell // 8), outline=colour, width=max(1, cell // 8))
-    for one, other in _pairs(comm_mask):
-        pen.line([places[one], places[other]], _TALK, max(1, cell // 10))
+    for one, other in _communicating_pairs(comm_mask):
+        pen.line([places[one], places[other]], _COMM_LINE, max(1, cell // 10))
     for place, end, colour in zip(places, ends, colours, strict=True):
         if place == end:
             pen.rectangle(_box(end, 3 * cell // 8), fill=_pale(colour), outline=colour, width=max(1, cell // 8))
@@ -69,7 +75,7 @@ def _box(middle: Point, reach: int) -> tuple[int, int, int, int]:
     return middle[0] - reach, middle[1] - reach, middle[0] + reach, middle[1] + reach
 
 
-def _pairs(comm_mask: np.ndarray | None) -> list[tuple[int, int]]:
+def _communicating_pairs(comm_mask: np.ndarray | None) -> list[tuple[int, int]]:
     """Two agents of whom at least one hears the other, each pair once."""
     if comm_mask is None:
         return []

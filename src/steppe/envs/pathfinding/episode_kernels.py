@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from steppe.core.play import another, below
+from steppe.core.play import random_below, splitmix64
 
-Whole = Any  # an int64, or a uint64 where it is called a word: numba's scalars are no ints to a type checker
+NumbaInt = Any  # an int64, or a uint64 where it is called a word: numba's scalars are no ints to a type checker
 
 OBSTACLE, OUTSIDE, AGENT = 1, 2, 4  # bits of a cell
 BLOCKED = OBSTACLE | OUTSIDE
-SETTLED = 128  # in `ways`: nothing more will be found out about this cell
-MOST_MAPS = 1000  # tries until starts and goals find room
+VISITED = 128  # in `ways`: nothing more will be found out about this cell
+MAX_MAP_TRIES = 1000  # tries until starts and goals find room
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _LOWEST, _LIKELIEST, _HIGHEST = 0.0, 0.33, 0.5  # of the triangular density
 
 
-class State(NamedTuple):
+class PathfindingState(NamedTuple):
     """All that B worlds with room for N agents and P padded cells are."""
 
     cells: np.ndarray  # uint8 [B, P]: OBSTACLE, OUTSIDE, AGENT
     who: np.ndarray  # int16 [B, P]: 1 + the agent that stands there
-    ways: np.ndarray  # uint8 [B, N, P]: bit k is set where action k + 1 leads nearer to the agent's goal
+    closer_moves: np.ndarray  # uint8 [B, N, P]: bit k is set where action k + 1 leads nearer to the agent's goal
     at: np.ndarray  # int64 [B, N]: the agent's cell
     goal: np.ndarray  # int64 [B, N]: its goal's
     episode: np.ndarray  # int64 [B, 4]: agents, height, width, steps taken
@@ -36,7 +36,7 @@ class State(NamedTuple):
     words: np.ndarray  # uint64 [B]: chance
 
 
-class Pool(NamedTuple):
+class MapPool(NamedTuple):
     """Where maps come from: S given ones, or chance where there are none."""
 
     density: float  # of obstacles; negative for the triangular distribution
@@ -46,7 +46,7 @@ class Pool(NamedTuple):
     goals: np.ndarray  # int64 [S, N]
 
 
-class Room(NamedTuple):
+class PathfindingWorkspace(NamedTuple):
     """Numbers of the padded map, and memory to work in, shared by all worlds."""
 
     stride: int
@@ -65,60 +65,62 @@ class Room(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def begin_world(state: State, pool: Pool, room: Room, b: Whole) -> bool:
+def reset_world(state: PathfindingState, pool: MapPool, workspace: PathfindingWorkspace, b: NumbaInt) -> bool:
     """Begin an episode in one world; False if no map had room for its agents."""
     num_agents = state.wanted[b, 0]
     state.episode[b, 0], state.episode[b, 3] = num_agents, 0
-    for _ in range(MOST_MAPS):
+    for _ in range(MAX_MAP_TRIES):
         if len(pool.maps) > 0:
-            which = below(_word(state.words, b), len(pool.maps))
-            _lay(state, room, b, pool.sizes[which, 0], pool.sizes[which, 1], pool.maps[which])
+            which = random_below(_word(state.words, b), len(pool.maps))
+            _copy_obstacles(state, workspace, b, pool.sizes[which, 0], pool.sizes[which, 1], pool.maps[which])
         else:
             which = -1
-            _scatter(state, room, b, pool.density)
+            _draw_obstacles(state, workspace, b, pool.density)
         if which >= 0 and pool.starts[which, 0] >= 0:
             state.at[b, :num_agents] = pool.starts[which, :num_agents]
             state.goal[b, :num_agents] = pool.goals[which, :num_agents]
-            enter(state, room, b)
+            place_agents(state, workspace, b)
             return True
-        num_cells = _components(state.cells[b], state.episode[b], room)
+        num_cells = _components(state.cells[b], state.episode[b], workspace)
         if num_cells >= num_agents:
-            _draw_ends(state, room, b, num_cells)
-            enter(state, room, b)
+            _draw_starts_and_goals(state, workspace, b, num_cells)
+            place_agents(state, workspace, b)
             return True
     return False
 
 
 @numba.njit(cache=True, nogil=True)
-def enter(state: State, room: Room, b: Whole) -> None:
+def place_agents(state: PathfindingState, workspace: PathfindingWorkspace, b: NumbaInt) -> None:
     """Put the agents of one world on their cells and find the ways to their goals; its obstacles, `at`, `goal` are known."""
     cells, who = state.cells[b], state.who[b]
     who[:] = 0
     for cell in range(len(cells)):
         cells[cell] &= BLOCKED
     for i in range(state.episode[b, 0]):
-        _survey(cells, state.ways[b, i], state.goal[b, i], room.stride, room.order)
+        _find_closer_moves(cells, state.closer_moves[b, i], state.goal[b, i], workspace.stride, workspace.order)
     for i in range(state.episode[b, 0]):
         cells[state.at[b, i]] |= AGENT
         who[state.at[b, i]] = i + 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _survey(cells: np.ndarray, ways: np.ndarray, goal: Whole, stride: Whole, queue: np.ndarray) -> None:
+def _find_closer_moves(
+    cells: np.ndarray, ways: np.ndarray, goal: NumbaInt, stride: NumbaInt, queue: np.ndarray
+) -> None:
     """Breadth first from the goal. Neighbours' distances differ by one, so those not settled yet are further away.
 
     No branch depends on the map, since none could be predicted: a neighbour that is known already is written to the end
     of the queue too, where the next one replaces it. Indices without a sign are known not to count from the end.
     """
     for cell in range(len(cells)):
-        ways[cell] = SETTLED if cells[cell] & BLOCKED else 0
+        ways[cell] = VISITED if cells[cell] & BLOCKED else 0
     row, one = np.uint64(stride), np.uint64(1)
     queue[0] = goal
     head, tail = 0, 1
     while head < tail:
         here = np.uint64(queue[np.uint64(head)])
         head += 1
-        ways[here] |= SETTLED
+        ways[here] |= VISITED
         lower, upper, right, left = here + row, here - row, here + one, here - one
         known_lower, known_upper, known_right, known_left = ways[lower], ways[upper], ways[right], ways[left]
         ways[lower] = known_lower | (~known_lower >> 7 & 1)  # from below, the way is up
@@ -136,7 +138,7 @@ def _survey(cells: np.ndarray, ways: np.ndarray, goal: Whole, stride: Whole, que
 
 
 @numba.njit(cache=True, nogil=True)
-def _scatter(state: State, room: Room, b: Whole, density: float) -> None:
+def _draw_obstacles(state: PathfindingState, workspace: PathfindingWorkspace, b: NumbaInt, density: float) -> None:
     """Obstacles by chance, on a map of the wanted size."""
     height, width = state.wanted[b, 1], state.wanted[b, 2]
     state.episode[b, 1], state.episode[b, 2] = height, width
@@ -145,32 +147,39 @@ def _scatter(state: State, room: Room, b: Whole, density: float) -> None:
     cells = state.cells[b]
     cells[:] = OUTSIDE
     for row in range(height):
-        begin = (row + room.pad) * room.stride + room.pad
+        begin = (row + workspace.pad) * workspace.stride + workspace.pad
         for column in range(width):
             cells[begin + column] = OBSTACLE if _uniform(state.words, b) < density else 0
 
 
 @numba.njit(cache=True, nogil=True)
-def _lay(state: State, room: Room, b: Whole, height: Whole, width: Whole, given: np.ndarray) -> None:
+def _copy_obstacles(
+    state: PathfindingState,
+    workspace: PathfindingWorkspace,
+    b: NumbaInt,
+    height: NumbaInt,
+    width: NumbaInt,
+    given: np.ndarray,
+) -> None:
     """Obstacles as given."""
     state.episode[b, 1], state.episode[b, 2] = height, width
     cells = state.cells[b]
     cells[:] = OUTSIDE
     for row in range(height):
-        begin = (row + room.pad) * room.stride + room.pad
+        begin = (row + workspace.pad) * workspace.stride + workspace.pad
         for column in range(width):
             cells[begin + column] = given[row, column]
 
 
 @numba.njit(cache=True, nogil=True)
-def _components(cells: np.ndarray, episode: np.ndarray, room: Room) -> Whole:
+def _components(cells: np.ndarray, episode: np.ndarray, workspace: PathfindingWorkspace) -> NumbaInt:
     """Fill `order`, `first` and `until`; how many cells have a neighbour: alone, a cell can be no start with a goal."""
-    order, first, until, offsets = room.order, room.first, room.until, room.offsets
+    order, first, until, offsets = workspace.order, workspace.first, workspace.until, workspace.offsets
     first[:] = -1
     count = 0
     for row in range(episode[1]):
         for column in range(episode[2]):
-            cell = (row + room.pad) * room.stride + room.pad + column
+            cell = (row + workspace.pad) * workspace.stride + workspace.pad + column
             if cells[cell] & BLOCKED or first[cell] >= 0:
                 continue
             begin = head = count
@@ -190,15 +199,23 @@ def _components(cells: np.ndarray, episode: np.ndarray, room: Room) -> Whole:
 
 
 @numba.njit(cache=True, nogil=True)
-def _draw_ends(state: State, room: Room, b: Whole, num_cells: Whole) -> None:
+def _draw_starts_and_goals(
+    state: PathfindingState, workspace: PathfindingWorkspace, b: NumbaInt, num_cells: NumbaInt
+) -> None:
     """Starts anywhere, no two the same; goals in the start's component, no two the same and none one's own start."""
-    order, first, until, drawn, used = room.order, room.first, room.until, room.drawn, room.used
+    order, first, until, drawn, used = (
+        workspace.order,
+        workspace.first,
+        workspace.until,
+        workspace.drawn,
+        workspace.used,
+    )
     at, goal, words = state.at[b], state.goal[b], state.words
     num_agents = state.episode[b, 0]
     for place in range(num_cells):
         drawn[place], used[place] = place, 0
     for i in range(num_agents):
-        other = i + below(_word(words, b), num_cells - i)
+        other = i + random_below(_word(words, b), num_cells - i)
         drawn[i], drawn[other] = drawn[other], drawn[i]
         at[i] = order[drawn[i]]
     for place in range(num_cells):
@@ -207,9 +224,9 @@ def _draw_ends(state: State, room: Room, b: Whole, num_cells: Whole) -> None:
         begin = first[at[i]]
         low, high = begin + used[begin], until[begin]
         used[begin] += 1
-        place = low + below(_word(words, b), high - low)
+        place = low + random_below(_word(words, b), high - low)
         while order[drawn[place]] == at[i] and high - low > 1:
-            place = low + below(_word(words, b), high - low)
+            place = low + random_below(_word(words, b), high - low)
         drawn[low], drawn[place] = drawn[place], drawn[low]
         goal[i] = order[drawn[low]]
         if goal[i] == at[i]:  # the last free cell of a full component: change goals with whoever else is in it
@@ -220,20 +237,20 @@ def _draw_ends(state: State, room: Room, b: Whole, num_cells: Whole) -> None:
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
-def _word(words: np.ndarray, b: Whole) -> Whole:
-    word = another(words[b])
-    words[b] += _GOLDEN
+def _word(words: np.ndarray, b: NumbaInt) -> NumbaInt:
+    word = splitmix64(words[b])
+    words[b] += _GOLDEN_GAMMA
     return word
 
 
 @numba.njit(cache=True, nogil=True)
-def _uniform(words: np.ndarray, b: Whole) -> Whole:
+def _uniform(words: np.ndarray, b: NumbaInt) -> NumbaInt:
     """A number from [0, 1)."""
     return np.float64(_word(words, b) >> np.uint64(11)) * 2.0**-53
 
 
 @numba.njit(cache=True, nogil=True)
-def _triangular(uniform: float) -> Whole:
+def _triangular(uniform: float) -> NumbaInt:
     """A density, by the inverse of its distribution function."""
     span = _HIGHEST - _LOWEST
     if uniform < (_LIKELIEST - _LOWEST) / span:

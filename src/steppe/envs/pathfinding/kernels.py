@@ -11,23 +11,30 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from steppe.envs.pathfinding.episode_kernels import AGENT, BLOCKED, Pool, Room, State, begin_world
+from steppe.envs.pathfinding.episode_kernels import (
+    AGENT,
+    BLOCKED,
+    MapPool,
+    PathfindingState,
+    PathfindingWorkspace,
+    reset_world,
+)
 
-Whole = Any  # an int64: numba's scalars are no ints to a type checker
+NumbaInt = Any  # an int64: numba's scalars are no ints to a type checker
 
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 NUM_ACTIONS, NUM_PLANES = 5, 6
-NO_FAULT, BAD_ACTION, NO_ROOM = 0, 1, 2
+NO_FAULT, BAD_ACTION, NO_SPACE = 0, 1, 2
 
 _USUAL_VIEW = 9
 _STEP = np.float32(-0.075)
 _COLLISION = np.float32(-0.5)
-_ARRIVED = np.float32(3.0)
-_FAR = 1 << 60
+_ALL_ARRIVED_REWARD = np.float32(3.0)
+_INFINITE_DISTANCE = 1 << 60
 _LOWEST_BITS = np.uint64(0x0101010101010101)
 
 
-class Seen(NamedTuple):
+class PathfindingOutput(NamedTuple):
     """What a step writes; rows of agents that a world has not are 0. `final_…` is only written where an episode ended."""
 
     obs: np.ndarray  # uint8 [B, N, 6, view, view]
@@ -39,7 +46,7 @@ class Seen(NamedTuple):
     final_mask: np.ndarray  # bool [B, N, N]
 
 
-class Limits(NamedTuple):
+class PathfindingSettings(NamedTuple):
     """Numbers that stay the same for as long as the worlds live."""
 
     window: int  # cells that an agent sees each way (numba reserves the name `view`)
@@ -49,21 +56,31 @@ class Limits(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def begin_worlds(
-    state: State, pool: Pool, room: Room, limits: Limits, chosen: np.ndarray, seen: Seen
-) -> tuple[Whole, Whole]:
+def reset_worlds(
+    state: PathfindingState,
+    pool: MapPool,
+    workspace: PathfindingWorkspace,
+    limits: PathfindingSettings,
+    chosen: np.ndarray,
+    output: PathfindingOutput,
+) -> tuple[NumbaInt, NumbaInt]:
     """Begin an episode in the chosen worlds and write what is seen in all; a fault and its world, the worlds before done."""
     for b in range(len(chosen)):
-        if chosen[b] and not begin_world(state, pool, room, b):
-            return NO_ROOM, b
-        _perceive(state, room, limits.window, b, seen.obs, seen.comm_mask)
+        if chosen[b] and not reset_world(state, pool, workspace, b):
+            return NO_SPACE, b
+        _write_observations(state, workspace, limits.window, b, output.obs, output.comm_mask)
     return NO_FAULT, 0
 
 
 @numba.njit(cache=True, nogil=True)
 def step_worlds(
-    state: State, pool: Pool, room: Room, limits: Limits, actions: np.ndarray, seen: Seen
-) -> tuple[Whole, Whole]:
+    state: PathfindingState,
+    pool: MapPool,
+    workspace: PathfindingWorkspace,
+    limits: PathfindingSettings,
+    actions: np.ndarray,
+    output: PathfindingOutput,
+) -> tuple[NumbaInt, NumbaInt]:
     """Move everyone once; a fault and the world it is in. A bad action is found before anything has moved."""
     for b in range(len(actions)):
         for i in range(state.episode[b, 0]):
@@ -71,27 +88,33 @@ def step_worlds(
                 return BAD_ACTION, b
     for b in range(len(actions)):
         n = state.episode[b, 0]
-        arrived = _move(state, room, limits.progress, b, n, actions[b], seen.rewards[b])
-        if n < seen.rewards.shape[1]:
-            seen.rewards[b, n:] = np.float32(0)
+        arrived = _move_agents(state, workspace, limits.progress, b, n, actions[b], output.rewards[b])
+        if n < output.rewards.shape[1]:
+            output.rewards[b, n:] = np.float32(0)
         state.episode[b, 3] += 1
-        seen.terminated[b] = arrived
-        seen.truncated[b] = not arrived and state.episode[b, 3] >= limits.max_steps
-        if limits.autoreset and (seen.terminated[b] or seen.truncated[b]):
-            _perceive(state, room, limits.window, b, seen.final_obs, seen.final_mask)
-            if not begin_world(state, pool, room, b):
-                return NO_ROOM, b
-        _perceive(state, room, limits.window, b, seen.obs, seen.comm_mask)
+        output.terminated[b] = arrived
+        output.truncated[b] = not arrived and state.episode[b, 3] >= limits.max_steps
+        if limits.autoreset and (output.terminated[b] or output.truncated[b]):
+            _write_observations(state, workspace, limits.window, b, output.final_obs, output.final_mask)
+            if not reset_world(state, pool, workspace, b):
+                return NO_SPACE, b
+        _write_observations(state, workspace, limits.window, b, output.obs, output.comm_mask)
     return NO_FAULT, 0
 
 
 @numba.njit(cache=True, nogil=True)
-def _move(
-    state: State, room: Room, progress: float, b: Whole, n: Whole, actions: np.ndarray, rewards: np.ndarray
+def _move_agents(
+    state: PathfindingState,
+    workspace: PathfindingWorkspace,
+    progress: float,
+    b: NumbaInt,
+    n: NumbaInt,
+    actions: np.ndarray,
+    rewards: np.ndarray,
 ) -> bool:
     """Move the agents of one world and settle their conflicts; whether all are at their goals."""
     cells, who, at, goal = state.cells[b], state.who[b], state.at[b], state.goal[b]
-    target, offsets = room.target, room.offsets
+    target, offsets = workspace.target, workspace.offsets
     for i in range(n):
         action, here = actions[i], at[i]
         there = here + offsets[action]
@@ -107,16 +130,16 @@ def _move(
         if other > i and target[other] == at[i]:  # an agent that stays meets itself here, so both are moving
             for k in (i, other):
                 target[k], rewards[k] = at[k], _COLLISION
-    _settle(room, n, at, actions, rewards)
+    _resolve_conflicts(workspace, n, at, actions, rewards)
     arrived = True
     for i in range(n):
         cells[at[i]] &= BLOCKED
         who[at[i]] = 0
         arrived &= target[i] == goal[i]
     if arrived:
-        rewards[:n] = _ARRIVED
+        rewards[:n] = _ALL_ARRIVED_REWARD
     if progress != 0.0:
-        _reward_progress(state.ways[b], at, target, actions, progress, rewards[:n])
+        _reward_progress(state.closer_moves[b], at, target, actions, progress, rewards[:n])
     for i in range(n):
         here = target[i]
         at[i] = here
@@ -137,13 +160,15 @@ def _reward_progress(
 
 
 @numba.njit(cache=True, nogil=True)
-def _settle(room: Room, n: Whole, at: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> None:
+def _resolve_conflicts(
+    workspace: PathfindingWorkspace, n: NumbaInt, at: np.ndarray, actions: np.ndarray, rewards: np.ndarray
+) -> None:
     """Let one agent into each cell at most.
 
     The lowest id has a claim to a cell; whoever stands, from the beginning or because it was sent back, breaks the claim
     to its cell, and the claimant stands too. So everyone is looked at once, in whatever order, with the same result.
     """
-    target, claims, standing = room.target, room.claims, room.standing
+    target, claims, standing = workspace.target, workspace.claims, workspace.standing
     top = 0
     for i in range(n):
         if target[i] != at[i] and claims[target[i]] == 0:
@@ -162,37 +187,44 @@ def _settle(room: Room, n: Whole, at: np.ndarray, actions: np.ndarray, rewards: 
             standing[top] = claimant
             top += 1
     for i in range(n):
-        claims[at[i] + room.offsets[actions[i]]] = 0
+        claims[at[i] + workspace.offsets[actions[i]]] = 0
 
 
 @numba.njit(cache=True, nogil=True)
-def _perceive(state: State, room: Room, view: Whole, b: Whole, obs: np.ndarray, masks: np.ndarray) -> None:
+def _write_observations(
+    state: PathfindingState,
+    workspace: PathfindingWorkspace,
+    view: NumbaInt,
+    b: NumbaInt,
+    obs: np.ndarray,
+    masks: np.ndarray,
+) -> None:
     """Write what the agents of one world see and whom they hear."""
-    n, stride, num_cells, area = state.episode[b, 0], room.stride, state.cells.shape[1], view * view
-    cells, ways, out = state.cells.reshape(-1), state.ways.reshape(-1), obs.reshape(-1)
+    n, stride, num_cells, area = state.episode[b, 0], workspace.stride, state.cells.shape[1], view * view
+    cells, ways, out = state.cells.reshape(-1), state.closer_moves.reshape(-1), obs.reshape(-1)
     for i in range(n):
         agent = b * obs.shape[1] + i
         corner = state.at[b, i] - view // 2 * (stride + 1)
         ground, way, place = b * num_cells + corner, agent * num_cells + corner, agent * NUM_PLANES * area
         if view == _USUAL_VIEW:  # a constant lets the compiler unroll the rows
-            _look(cells, ways, out, ground, way, place, stride, _USUAL_VIEW)
+            _copy_view(cells, ways, out, ground, way, place, stride, _USUAL_VIEW)
         else:
-            _look(cells, ways, out, ground, way, place, stride, view)
+            _copy_view(cells, ways, out, ground, way, place, stride, view)
     if n < obs.shape[1]:  # even an empty slice takes its time
         obs[b, n:] = 0
-    _hear(state.at[b], n, stride, view // 2, room, masks[b])
+    _write_comm_mask(state.at[b], n, stride, view // 2, workspace, masks[b])
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
-def _look(
+def _copy_view(
     cells: np.ndarray,
     ways: np.ndarray,
     out: np.ndarray,
-    ground: Whole,
-    way: Whole,
-    place: Whole,
-    stride: Whole,
-    view: Whole,
+    ground: NumbaInt,
+    way: NumbaInt,
+    place: NumbaInt,
+    stride: NumbaInt,
+    view: NumbaInt,
 ) -> None:
     """Copy one window from `ground` in `cells` and `way` in `ways` to `place` in `out`, eight cells at a time."""
     area = np.uint64(view * view)
@@ -217,7 +249,7 @@ def _look(
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
-def _eight(cells: np.ndarray, begin: Whole) -> Whole:
+def _eight(cells: np.ndarray, begin: NumbaInt) -> NumbaInt:
     """Eight cells as one word: the compiler makes one load of it. An index without a sign never counts from the end."""
     word = np.uint64(0)
     for k in range(8):
@@ -226,7 +258,7 @@ def _eight(cells: np.ndarray, begin: Whole) -> Whole:
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
-def _put_eight(out: np.ndarray, begin: Whole, word: Whole) -> None:
+def _put_eight(out: np.ndarray, begin: NumbaInt, word: NumbaInt) -> None:
     """The lowest bits of eight cells, in one store."""
     word &= _LOWEST_BITS
     for k in range(8):
@@ -234,9 +266,11 @@ def _put_eight(out: np.ndarray, begin: Whole, word: Whole) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def _hear(at: np.ndarray, n: Whole, stride: Whole, half: Whole, room: Room, mask: np.ndarray) -> None:
+def _write_comm_mask(
+    at: np.ndarray, n: NumbaInt, stride: NumbaInt, half: NumbaInt, workspace: PathfindingWorkspace, mask: np.ndarray
+) -> None:
     """Everyone hears itself and, of the two agents nearest to it on the whole map, those within its view."""
-    rows, columns = room.rows, room.columns
+    rows, columns = workspace.rows, workspace.columns
     for i in range(n):
         rows[i], columns[i] = at[i] // stride, at[i] % stride
     for i in range(len(mask)):
@@ -244,7 +278,7 @@ def _hear(at: np.ndarray, n: Whole, stride: Whole, half: Whole, room: Room, mask
             mask[i, j] = i == j and i < n
     for i in range(n):
         first = second = -1
-        near = further = _FAR
+        near = further = _INFINITE_DISTANCE
         row, column = rows[i], columns[i]
         for j in range(n):
             down, right = rows[j] - row, columns[j] - column

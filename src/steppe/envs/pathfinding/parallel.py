@@ -11,7 +11,7 @@ from gymnasium import spaces
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError, MissingExtra, WorldError
 from steppe.envs.pathfinding.drawing import draw
-from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, STAY, Seen
+from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, STAY, PathfindingOutput
 from steppe.envs.pathfinding.worlds import Map, PathfindingWorlds, Size
 
 try:
@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise MissingExtra("Pathfinding for PettingZoo", "multiagent") from error
 
-Told = dict[str, dict[str, Any]]
+AgentInfos = dict[str, dict[str, Any]]
 
 
 class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
@@ -82,7 +82,7 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], Told]:
+    ) -> tuple[dict[str, np.ndarray], AgentInfos]:
         """A new map, by the seed where there is one; other options than the two are nothing to this environment."""
         options = options or {}
         self.worlds.assign(options.get("num_agents"), options.get("size"))
@@ -93,7 +93,7 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
 
     def step(
         self, actions: dict[str, Any]
-    ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], Told]:
+    ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], AgentInfos]:
         """Everyone's move at once; every agent of `agents` needs an action, and nobody else has one."""
         if actions.keys() != set(self.agents):
             odd = sorted(actions.keys() ^ set(self.agents))[0]
@@ -140,10 +140,10 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         self.agents = self.possible_agents[: int(state["live"])]
         self._trail = list(np.array(state["trail"], np.int64)) if self.render_mode else []
 
-    def _seen(self, seen: Seen) -> dict[str, np.ndarray]:
+    def _seen(self, seen: PathfindingOutput) -> dict[str, np.ndarray]:
         return dict(zip(self.agents, seen.obs[0].copy(), strict=False))
 
-    def _told(self, seen: Seen) -> Told:
+    def _told(self, seen: PathfindingOutput) -> AgentInfos:
         return {agent: {"comm_mask": mask} for agent, mask in zip(self.agents, seen.comm_mask[0].copy(), strict=False)}
 
 

@@ -12,18 +12,18 @@ from steppe.core.contracts.errors import ConfigError, EnvironmentFault, SteppeEr
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.core.system.seeding import env_seeds
-from steppe.envs.multi_agent.env import Team
-from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, Seen
+from steppe.envs.multi_agent.env import MultiAgentSegmentEnv
+from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, PathfindingOutput
 from steppe.envs.pathfinding.worlds import PathfindingWorlds
-from steppe.envs.snapshot.snapshots import Snapshots
-from steppe.envs.wrappers.rewards import Ledger
+from steppe.envs.snapshot.snapshots import EnvSnapshots
+from steppe.envs.wrappers.rewards import EpisodeStatistics
 
 
-class PathfindingWorld(Team):
+class PathfindingSegmentEnv(MultiAgentSegmentEnv):
     """N maps with up to num_agents agents each; `worlds.assign` says how many agents and cells the next episodes have."""
 
-    def __init__(self, worlds: PathfindingWorlds, spec: EnvSpec, ledger: Ledger, seed: int) -> None:
-        super().__init__(worlds.num_worlds, spec, ledger, Snapshots([worlds]), [seed])
+    def __init__(self, worlds: PathfindingWorlds, spec: EnvSpec, ledger: EpisodeStatistics, seed: int) -> None:
+        super().__init__(worlds.num_worlds, spec, ledger, EnvSnapshots([worlds]), [seed])
         self.worlds = worlds
         self._blank = worlds.blank()
         self._blank = self._blank._replace(comm_mask=self.comm_mask.reshape(self._blank.comm_mask.shape))
@@ -34,7 +34,7 @@ class PathfindingWorld(Team):
             self.seeds, self._seeded = env_seeds(seeds, 1), False
         self._ledger.restart()
         into = self._into(obs, self._blank.final_obs)
-        self._called(lambda: self.worlds.reset(None if self._seeded else self.seeds[0], into=into), None)
+        self._call_env(lambda: self.worlds.reset(None if self._seeded else self.seeds[0], into=into), None)
         if not self._seeded:
             self._snapshots.settle()
         self._seeded = True
@@ -57,7 +57,7 @@ class PathfindingWorld(Team):
         if "final_comm_mask" in columns:
             into = into._replace(final_mask=columns["final_comm_mask"][t].reshape(into.final_mask.shape))
         moves = actions.reshape(self.num_envs, agents)
-        self._called(lambda: self.worlds.step(moves, into), actions)
+        self._call_env(lambda: self.worlds.step(moves, into), actions)
         valid = columns["valid"][t]
         valid[...] = self.there
         for name, over in (("terminated", into.terminated), ("truncated", into.truncated)):
@@ -79,11 +79,11 @@ class PathfindingWorld(Team):
         counts = np.repeat(self.worlds.agents, self.spec.num_agents)
         np.less(np.tile(np.arange(self.spec.num_agents), self.num_envs), counts, out=self.there)
 
-    def _into(self, obs: np.ndarray, final_obs: np.ndarray) -> Seen:
+    def _into(self, obs: np.ndarray, final_obs: np.ndarray) -> PathfindingOutput:
         shape = self._blank.obs.shape
         return self._blank._replace(obs=obs.reshape(shape), final_obs=final_obs.reshape(shape))
 
-    def _called(self, call: Any, actions: np.ndarray | None) -> None:
+    def _call_env(self, call: Any, actions: np.ndarray | None) -> None:
         try:
             call()
         except Exception as error:
@@ -100,7 +100,9 @@ class PathfindingWorld(Team):
             raise EnvironmentFault(f"{self.spec.id} raised {type(error).__name__}: {error}", details) from error
 
 
-def make_pathfinding(env: str, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence) -> PathfindingWorld:
+def make_pathfinding_env(
+    env: str, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence
+) -> PathfindingSegmentEnv:
     """The compiled world for a configuration; raises ConfigError for one that only single environments can follow."""
     if (config.frame_stack or 1) > 1 or config.observations == "index":
         raise ConfigError(f"environment.vector='native' is not possible for {env} with frame_stack or numbered states")
@@ -124,5 +126,5 @@ def make_pathfinding(env: str, config: EnvConfig, num_envs: int, seed: np.random
         agents=tuple(f"agent_{index}" for index in range(agents)),
         largest_lesson=worlds.largest_lesson,
     )
-    ledger = Ledger(num_envs, config.reward_scale, config.reward_clip or None, agents)
-    return PathfindingWorld(worlds, spec, ledger, env_seeds(seed, 1)[0])
+    ledger = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None, agents)
+    return PathfindingSegmentEnv(worlds, spec, ledger, env_seeds(seed, 1)[0])

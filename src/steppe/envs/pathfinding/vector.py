@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError
-from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, Seen
+from steppe.envs.pathfinding.kernels import NUM_ACTIONS, NUM_PLANES, PathfindingOutput
 from steppe.envs.pathfinding.worlds import Map, PathfindingWorlds, Size
 
 
@@ -83,5 +83,5 @@ class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """Go where an environment made with the same arguments was."""
         self.worlds.restore(state)
 
-    def _info(self, seen: Seen) -> dict[str, Any]:
+    def _info(self, seen: PathfindingOutput) -> dict[str, Any]:
         return {"comm_mask": seen.comm_mask.copy(), "_comm_mask": np.ones(self.num_envs, np.bool_)}

@@ -16,25 +16,33 @@ import numpy as np
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import CannotResume, ConfigError, WorldError
 from steppe.core.guidance import greedy_walk
-from steppe.envs.pathfinding.episode_kernels import BLOCKED, OBSTACLE, OUTSIDE, Pool, Room, State, enter
+from steppe.envs.pathfinding.episode_kernels import (
+    BLOCKED,
+    OBSTACLE,
+    OUTSIDE,
+    MapPool,
+    PathfindingState,
+    PathfindingWorkspace,
+    place_agents,
+)
 from steppe.envs.pathfinding.kernels import (
     BAD_ACTION,
     NO_FAULT,
     NUM_ACTIONS,
     NUM_PLANES,
-    Limits,
-    Seen,
-    begin_worlds,
+    PathfindingOutput,
+    PathfindingSettings,
+    reset_worlds,
     step_worlds,
 )
 from steppe.envs.pathfinding.maps import Scenario, as_scenario, load_map, load_scenario
 
-__all__ = ["PathfindingWorlds", "Scenario", "Seen", "greedy_walk", "load_map", "load_scenario"]
+__all__ = ["PathfindingOutput", "PathfindingWorlds", "Scenario", "greedy_walk", "load_map", "load_scenario"]
 
 Size = int | tuple[int, int]
 Map = Scenario | np.ndarray | str | Path
 _USUAL_SIZE = 40
-_MOST_AGENTS = 2**15 - 1
+_MAX_AGENTS = 2**15 - 1
 _SAVED = ("at", "goal", "episode", "wanted", "words")
 
 
@@ -63,7 +71,7 @@ class PathfindingWorlds:
         if len(maps) > 0 and (size is not None or density is not None):
             raise ConfigError("size and density are for maps by chance: given maps have their own")
         shape = _shape(_USUAL_SIZE if size is None else size)
-        _require_sound(num_worlds, num_agents, density, view, max_steps)
+        _require_valid_arguments(num_worlds, num_agents, density, view, max_steps)
         if not isinstance(progress, int | float) or not math.isfinite(progress):
             raise ConfigError(f"progress={progress!r} must be a finite number: what a step nearer is worth besides")
         self.num_worlds, self.num_agents, self.view, self.max_steps = num_worlds, num_agents, view, max_steps
@@ -73,10 +81,10 @@ class PathfindingWorlds:
             heights, widths = zip(*(each.obstacles.shape for each in self.scenarios), strict=True)
             shape = max(heights), max(widths)
         self.max_size = shape
-        self._limits = Limits(view, max_steps, autoreset, float(progress))
-        self._room = _room(shape, num_agents, view)
-        self._pool = _pool(self.scenarios, density, shape, num_agents, self._room)
-        self._state = _state(num_worlds, num_agents, (shape[0] + view - 1) * self._room.stride)
+        self._limits = PathfindingSettings(view, max_steps, autoreset, float(progress))
+        self._room = _make_workspace(shape, num_agents, view)
+        self._pool = _make_map_pool(self.scenarios, density, shape, num_agents, self._room)
+        self._state = _make_state(num_worlds, num_agents, (shape[0] + view - 1) * self._room.stride)
         self._everywhere = np.ones(num_worlds, np.bool_)
         self._seeded = self._begun = False
         self.seen = self.blank()
@@ -104,11 +112,11 @@ class PathfindingWorlds:
         """How many steps each world's episode has had [B]."""
         return self._state.episode[:, 3].copy()
 
-    def blank(self) -> Seen:
+    def blank(self) -> PathfindingOutput:
         """Memory for one step, of the caller's own."""
         worlds, agents, view = self.num_worlds, self.num_agents, self.view
         obs, masks = (worlds, agents, NUM_PLANES, view, view), (worlds, agents, agents)
-        return Seen(
+        return PathfindingOutput(
             np.zeros(obs, np.uint8),
             np.zeros(masks, np.bool_),
             np.zeros((worlds, agents), np.float32),
@@ -137,8 +145,12 @@ class PathfindingWorlds:
         self._state.wanted[worlds] = wanted
 
     def reset(
-        self, seed: int | np.random.SeedSequence | None = None, *, worlds: Any = None, into: Seen | None = None
-    ) -> Seen:
+        self,
+        seed: int | np.random.SeedSequence | None = None,
+        *,
+        worlds: Any = None,
+        into: PathfindingOutput | None = None,
+    ) -> PathfindingOutput:
         """Begin new episodes, everywhere or in `worlds` (an index), and write what is seen in all of them.
 
         With a seed, everything from here on depends on it alone (world b on the seed and b); without, chance goes on.
@@ -150,32 +162,32 @@ class PathfindingWorlds:
             self._seeded = True
         chosen = self._everywhere
         if worlds is not None:
-            self._require_begun()
+            self._require_reset()
             chosen = np.zeros(self.num_worlds, np.bool_)
             chosen[worlds] = True
-        fault, world = begin_worlds(self._state, self._pool, self._room, self._limits, chosen, seen)
+        fault, world = reset_worlds(self._state, self._pool, self._room, self._limits, chosen, seen)
         self._check(fault, world)
         self._begun = True
         for array in (seen.rewards, seen.terminated, seen.truncated):
             array[chosen] = 0
         return seen
 
-    def step(self, actions: np.ndarray, into: Seen | None = None) -> Seen:
+    def step(self, actions: np.ndarray, into: PathfindingOutput | None = None) -> PathfindingOutput:
         """Move every agent once: `actions` [B, N] are 0 to stay, 1 up, 2 down, 3 left, 4 right."""
         seen = self._memory(into)
         moves = np.ascontiguousarray(actions, np.int64)
         if moves.shape != (self.num_worlds, self.num_agents):
             raise ConfigError(f"actions have the shape {moves.shape}, not {(self.num_worlds, self.num_agents)}")
         if not self._begun:
-            self._require_begun()
+            self._require_reset()
         fault, world = step_worlds(self._state, self._pool, self._room, self._limits, moves, seen)
         if fault != NO_FAULT:
             self._check(fault, world)
         return seen
 
-    def place(self, world: int, scenario: Scenario, into: Seen | None = None) -> Seen:
+    def place(self, world: int, scenario: Scenario, into: PathfindingOutput | None = None) -> PathfindingOutput:
         """Begin this very episode in one world, with the agents of the scenario; the next ones are as they would be."""
-        self._require_begun()
+        self._require_reset()
         seen = self._memory(into)
         if scenario.starts is None or scenario.goals is None:
             raise WorldError(f"{scenario.name} has no starts and goals to place agents by")
@@ -186,17 +198,17 @@ class PathfindingWorlds:
         height, width = scenario.obstacles.shape
         if height > self.max_size[0] or width > self.max_size[1]:
             raise WorldError(f"{scenario.name} has {height} × {width} cells, more than the worlds were made for")
-        self._lay(world, scenario.obstacles)
+        self._set_obstacles(world, scenario.obstacles)
         state, count = self._state, len(scenario.starts)
         state.episode[world] = count, height, width, 0
-        state.at[world, :count] = _padded(scenario.starts, self._room)
-        state.goal[world, :count] = _padded(scenario.goals, self._room)
-        enter(state, self._room, world)
+        state.at[world, :count] = _to_padded_cells(scenario.starts, self._room)
+        state.goal[world, :count] = _to_padded_cells(scenario.goals, self._room)
+        place_agents(state, self._room, world)
         return self._look(seen)
 
     def obstacles(self, world: int) -> np.ndarray:
         """The map of one world, bool [height, width]."""
-        return (self._within(self._state.cells[world], world) & OBSTACLE).astype(np.bool_)
+        return (self._crop_padding(self._state.cells[world], world) & OBSTACLE).astype(np.bool_)
 
     def positions(self, world: int) -> np.ndarray:
         """Where the agents of one world are [agents, 2]: row and column."""
@@ -214,40 +226,40 @@ class PathfindingWorlds:
         maps = np.packbits(state.cells & OBSTACLE, axis=1)
         return {"maps": maps} | {name: getattr(state, name).copy() for name in _SAVED}
 
-    def restore(self, tree: Tree) -> Seen:
+    def restore(self, tree: Tree) -> PathfindingOutput:
         """Go where worlds made in the same way were at their `snapshot()`, and write what is seen; raises CannotResume."""
         state = self._state
         saved = {name: _fitting(tree, name, getattr(state, name)) for name in _SAVED}
         maps = _fitting(tree, "maps", np.packbits(state.cells, axis=1))
-        self._require_possible(saved)
+        self._require_valid_snapshot(saved)
         obstacles = np.unpackbits(maps, axis=1, count=state.cells.shape[1]).astype(np.bool_)
         self._begun = self._seeded = False  # until all of it is known to be sound
         for name, array in saved.items():
             getattr(state, name)[:] = array
         for world in range(self.num_worlds):
-            self._lay(world, self._within(obstacles[world], world))
+            self._set_obstacles(world, self._crop_padding(obstacles[world], world))
             ends = np.concatenate(
                 [state.at[world, : state.episode[world, 0]], state.goal[world, : state.episode[world, 0]]]
             )
             if (state.cells[world, ends] & BLOCKED).any():
                 raise CannotResume("the snapshot has agents or goals where there is no free cell")
-            enter(state, self._room, world)
+            place_agents(state, self._room, world)
         self._begun = self._seeded = True
         return self._look(self.seen)
 
-    def _look(self, seen: Seen) -> Seen:
+    def _look(self, seen: PathfindingOutput) -> PathfindingOutput:
         nowhere = np.zeros(self.num_worlds, np.bool_)
-        begin_worlds(self._state, self._pool, self._room, self._limits, nowhere, seen)
+        reset_worlds(self._state, self._pool, self._room, self._limits, nowhere, seen)
         return seen
 
-    def _lay(self, world: int, obstacles: np.ndarray) -> None:
+    def _set_obstacles(self, world: int, obstacles: np.ndarray) -> None:
         height, width = obstacles.shape
         self._state.cells[world] = OUTSIDE
         grid = self._state.cells[world].reshape(-1, self._room.stride)
         pad = self._room.pad
         grid[pad : pad + height, pad : pad + width] = obstacles
 
-    def _within(self, cells: np.ndarray, world: int) -> np.ndarray:
+    def _crop_padding(self, cells: np.ndarray, world: int) -> np.ndarray:
         _, height, width, _ = self._state.episode[world]
         pad = self._room.pad
         return cells.reshape(-1, self._room.stride)[pad : pad + height, pad : pad + width]
@@ -256,15 +268,15 @@ class PathfindingWorlds:
         found = cells[world, : self._state.episode[world, 0]]
         return np.stack(np.divmod(found, self._room.stride), axis=1) - self._room.pad
 
-    def _memory(self, into: Seen | None) -> Seen:
+    def _memory(self, into: PathfindingOutput | None) -> PathfindingOutput:
         if into is None:
             return self.seen
-        for name, array, own in zip(Seen._fields, into, self.seen, strict=True):
+        for name, array, own in zip(PathfindingOutput._fields, into, self.seen, strict=True):
             if array.shape != own.shape or array.dtype != own.dtype or not array.flags.carray:
                 raise ConfigError(f"into.{name} is {array.dtype}{array.shape}, not plain {own.dtype}{own.shape}")
         return into
 
-    def _require_begun(self) -> None:
+    def _require_reset(self) -> None:
         if not self._begun:
             raise ConfigError("these worlds have not begun yet: call reset() first")
 
@@ -293,7 +305,7 @@ class PathfindingWorlds:
                     + (f" at density {self.density:g}" if self.density else "")
                 )
 
-    def _require_possible(self, saved: dict[str, np.ndarray]) -> None:
+    def _require_valid_snapshot(self, saved: dict[str, np.ndarray]) -> None:
         """Compiled code checks no bounds, so a snapshot's numbers are checked before it meets them."""
         episode, wanted, num_cells = saved["episode"], saved["wanted"], self._state.cells.shape[1]
         most = np.array([self.num_agents, *self.max_size])
@@ -310,30 +322,32 @@ def _shape(size: Any) -> tuple[int, int]:
     return int(sides[0]), int(sides[1])
 
 
-def _require_sound(num_worlds: int, num_agents: int, density: float | None, view: int, max_steps: int) -> None:
+def _require_valid_arguments(
+    num_worlds: int, num_agents: int, density: float | None, view: int, max_steps: int
+) -> None:
     for name, value in (("num_worlds", num_worlds), ("num_agents", num_agents), ("max_steps", max_steps)):
         if value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
-    if num_agents > _MOST_AGENTS:
-        raise ConfigError(f"num_agents={num_agents} must be at most {_MOST_AGENTS}")
+    if num_agents > _MAX_AGENTS:
+        raise ConfigError(f"num_agents={num_agents} must be at most {_MAX_AGENTS}")
     if view < 3 or view % 2 == 0:
         raise ConfigError(f"view={view} must be odd and at least 3: an agent sees as far to each side")
     if density is not None and not 0.0 <= density < 1.0:
         raise ConfigError(f"density={density} must be from 0 to below 1, or None for a new one with every map")
 
 
-def _room(shape: tuple[int, int], num_agents: int, view: int) -> Room:
+def _make_workspace(shape: tuple[int, int], num_agents: int, view: int) -> PathfindingWorkspace:
     pad = view // 2
     stride = shape[1] + 2 * pad
     cells, agents = (shape[0] + 2 * pad) * stride, num_agents
     offsets = np.array([0, -stride, stride, -1, 1])
     by_agent = [np.zeros(agents, np.int64) for _ in range(4)]
     by_cell = [np.zeros(cells, np.int64) for _ in range(5)]
-    return Room(stride, pad, offsets, np.zeros(cells, np.int64), *by_agent, *by_cell)
+    return PathfindingWorkspace(stride, pad, offsets, np.zeros(cells, np.int64), *by_agent, *by_cell)
 
 
-def _state(num_worlds: int, num_agents: int, num_cells: int) -> State:
-    return State(
+def _make_state(num_worlds: int, num_agents: int, num_cells: int) -> PathfindingState:
+    return PathfindingState(
         np.full((num_worlds, num_cells), OUTSIDE, np.uint8),
         np.zeros((num_worlds, num_cells), np.int16),
         np.zeros((num_worlds, num_agents, num_cells), np.uint8),
@@ -345,9 +359,13 @@ def _state(num_worlds: int, num_agents: int, num_cells: int) -> State:
     )
 
 
-def _pool(
-    scenarios: Sequence[Scenario], density: float | None, shape: tuple[int, int], num_agents: int, room: Room
-) -> Pool:
+def _make_map_pool(
+    scenarios: Sequence[Scenario],
+    density: float | None,
+    shape: tuple[int, int],
+    num_agents: int,
+    workspace: PathfindingWorkspace,
+) -> MapPool:
     count = len(scenarios)
     maps, sizes = np.zeros((count, *shape), np.uint8), np.zeros((count, 2), np.int64)
     starts, goals = np.full((2, count, num_agents), -1)
@@ -357,13 +375,13 @@ def _pool(
         for cells, places in ((starts, each.starts), (goals, each.goals)):
             if places is not None:
                 few = places[:num_agents]
-                cells[index, : len(few)] = _padded(few, room)
-    return Pool(-1.0 if density is None else float(density), maps, sizes, starts, goals)
+                cells[index, : len(few)] = _to_padded_cells(few, workspace)
+    return MapPool(-1.0 if density is None else float(density), maps, sizes, starts, goals)
 
 
-def _padded(places: np.ndarray, room: Room) -> np.ndarray:
+def _to_padded_cells(places: np.ndarray, workspace: PathfindingWorkspace) -> np.ndarray:
     """Rows and columns [agents, 2] as numbers of cells."""
-    padded: np.ndarray = (places[:, 0] + room.pad) * room.stride + places[:, 1] + room.pad
+    padded: np.ndarray = (places[:, 0] + workspace.pad) * workspace.stride + places[:, 1] + workspace.pad
     return padded
 
 

@@ -40,8 +40,8 @@ SCALARS += [np.float16, np.float32, np.float64, np.complex64, np.complex128]
 PLAIN = frozenset([type(None), bool, int, float, str, bytes, *SCALARS])
 STREAMS = ("_np_random", "observation_space", "action_space", "env")  # read beside an environment's own snapshot()
 _NUMBERS = frozenset(np.dtype(kind).name for kind in SCALARS)
-_LEFT = (type, ModuleType, Registration, logging.Logger, np.ufunc, np.dtype)
-_SETTINGS = (*PLAIN, *_LEFT, gym.Space, FunctionType, np.ndarray)
+_SKIPPED_TYPES = (type, ModuleType, Registration, logging.Logger, np.ufunc, np.dtype)
+_SETTINGS = (*PLAIN, *_SKIPPED_TYPES, gym.Space, FunctionType, np.ndarray)
 _ENVS = (gym.Env, VectorEnv)
 _FLAT_SPACES = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 # Tables that these very classes never change once made: only their digest is kept, to see that the new ones are equal.
@@ -50,14 +50,14 @@ _TABLES = {
     "gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv": ("P", "desc", "initial_state_distrib"),
     "gymnasium.envs.toy_text.cliffwalking.CliffWalkingEnv": ("P", "_cliff", "initial_state_distrib"),
 }
-_FACTS: dict[type, Facts] = {}
+_CLASS_INFO: dict[type, ClassInfo] = {}
 
 
 class Unreadable(Exception):
     """Something a snapshot cannot take; the message says what and where."""
 
 
-class Digests:
+class TableDigests:
     """Digests of tables, each computed once for as long as the attributes hold the same objects."""
 
     def __init__(self) -> None:
@@ -74,11 +74,11 @@ class Digests:
         return digest
 
 
-class Reading:
+class SnapshotReader:
     """One walk over objects that may share parts; with `partial`, environments keep what cannot be read to themselves."""
 
-    def __init__(self, digests: Digests | None = None, *, partial: bool = False) -> None:
-        self._digests = digests or Digests()
+    def __init__(self, digests: TableDigests | None = None, *, partial: bool = False) -> None:
+        self._digests = digests or TableDigests()
         self._partial = partial
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []  # keeps what was met alive, so that no address is used twice
@@ -87,7 +87,7 @@ class Reading:
 
     def object(self, obj: Any, *, partial: bool = False) -> Tree:
         """A plain Python object as its attributes, or as its own `snapshot()` if it has that."""
-        kind = facts(type(obj))
+        kind = get_class_info(type(obj))
         if not kind.plain:
             raise Unreadable(f"a {kind.name}")
         if kind.compiled and not (partial or kind.own):
@@ -153,7 +153,7 @@ class Reading:
             kind = type(value)
             if kind in PLAIN:
                 values[name] = value
-            elif (settings and name == "_saved_kwargs") or self._is_left(value, kind):
+            elif (settings and name == "_saved_kwargs") or self._is_skipped(value, kind):
                 left[name] = class_name(kind)
             elif name not in tables:
                 self._into(values, left if partial else None, obj, name, value)
@@ -185,28 +185,28 @@ class Reading:
             self._memory[owner].pop()
         del self._held[met:], self._claims[claimed:]
 
-    def _is_left(self, value: Any, kind: type) -> bool:
+    def _is_skipped(self, value: Any, kind: type) -> bool:
         if kind is FunctionType:
-            return self._keeps_nothing(value)
+            return self._is_stateless(value)
         if kind is MethodType:
             return isinstance(value.__self__, type) or self._stays(value.__self__)
         if kind is BuiltinFunctionType:
             return value.__self__ is None or isinstance(value.__self__, ModuleType)
         if kind is dict:
             return bool(value) and all(isinstance(part, gym.Space) and _unused(part) for part in value.values())
-        return isinstance(value, _LEFT) or kind.__module__.partition(".")[0] == "pygame"
+        return isinstance(value, _SKIPPED_TYPES) or kind.__module__.partition(".")[0] == "pygame"
 
-    def _keeps_nothing(self, function: FunctionType) -> bool:
+    def _is_stateless(self, function: FunctionType) -> bool:
         """Whether a function remembers nothing between calls; arrays around it are taken for settings."""
         for cell in function.__closure__ or ():
             value = cell.cell_contents
             if not isinstance(value, _SETTINGS) and not self._stays(value):
                 return False
-        return not _rebinds(function.__code__)
+        return not _assigns_nonlocal(function.__code__)
 
     def _stays(self, value: Any) -> bool:
         """Whether `value` is an object met before, which is filled in place: who refers to it need not change."""
-        return id(value) in self._numbers and facts(type(value)).plain
+        return id(value) in self._numbers and get_class_info(type(value)).plain
 
     def _space(self, space: gym.Space[Any]) -> Tree:
         return self.seen(space) or {TAG: "space", "streams": [self.value(part._np_random) for part in spaces_in(space)]}
@@ -245,7 +245,7 @@ class _Plain:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ClassInfo:
     """What reading must know of a class, found out once."""
 
     name: str
@@ -255,14 +255,16 @@ class Facts:
     tables: tuple[str, ...]  # attributes that are only compared
 
 
-def facts(kind: type) -> Facts:
+def get_class_info(kind: type) -> ClassInfo:
     """What is known of a class."""
-    if kind not in _FACTS:
+    if kind not in _CLASS_INFO:
         layouts = [(k.__basicsize__, k.__itemsize__, k.__dictoffset__, k.__weakrefoffset__) for k in (kind, _Plain)]
         own = callable(getattr(kind, "snapshot", None)) and callable(getattr(kind, "restore", None))
         name = class_name(kind)
-        _FACTS[kind] = Facts(name, layouts[0] == layouts[1], own, _compiled(kind), _TABLES.get(name, ()))
-    return _FACTS[kind]
+        _CLASS_INFO[kind] = ClassInfo(
+            name, layouts[0] == layouts[1], own, _find_compiled_module(kind), _TABLES.get(name, ())
+        )
+    return _CLASS_INFO[kind]
 
 
 def class_name(kind: type) -> str:
@@ -275,7 +277,7 @@ def class_names(kind: type) -> set[str]:
     return {class_name(kind), f"{FORMER.get(kind.__module__, kind.__module__)}.{kind.__qualname__}"}
 
 
-def _compiled(kind: type) -> str | None:
+def _find_compiled_module(kind: type) -> str | None:
     """The first compiled module among the globals of the modules that a class is written in."""
     for base in kind.__mro__:
         for held in vars(sys.modules.get(base.__module__, object)).values():
@@ -290,28 +292,28 @@ def _harmless(module: str) -> bool:
 
 
 @cache
-def _rebinds(code: CodeType) -> bool:
+def _assigns_nonlocal(code: CodeType) -> bool:
     """Whether code assigns to a variable of the function around it (`nonlocal`)."""
     return any(line.opname == "STORE_DEREF" and line.argval in code.co_freevars for line in dis.get_instructions(code))
 
 
-def _list(reading: Reading, value: list[Any]) -> Any:
+def _list(reading: SnapshotReader, value: list[Any]) -> Any:
     return reading.seen(value) or _items(reading, value)
 
 
-def _items(reading: Reading, values: Any) -> list[Any]:
+def _items(reading: SnapshotReader, values: Any) -> list[Any]:
     return list(values) if PLAIN.issuperset(map(type, values)) else [reading.value(item) for item in values]
 
 
-def _tuple(reading: Reading, value: tuple[Any, ...]) -> Any:
+def _tuple(reading: SnapshotReader, value: tuple[Any, ...]) -> Any:
     return {TAG: "tuple", "items": _items(reading, value)}
 
 
-def _deque(reading: Reading, value: deque[Any]) -> Any:
+def _deque(reading: SnapshotReader, value: deque[Any]) -> Any:
     return reading.seen(value) or {TAG: "deque", "most": value.maxlen, "items": _items(reading, value)}
 
 
-def _dict(reading: Reading, value: dict[Any, Any]) -> Any:
+def _dict(reading: SnapshotReader, value: dict[Any, Any]) -> Any:
     seen = reading.seen(value)
     if seen is not None:
         return seen
@@ -320,7 +322,7 @@ def _dict(reading: Reading, value: dict[Any, Any]) -> Any:
     return {TAG: "dict", "items": [[reading.value(key), reading.value(item)] for key, item in value.items()]}
 
 
-def _set(reading: Reading, value: set[Any] | frozenset[Any]) -> Any:
+def _set(reading: SnapshotReader, value: set[Any] | frozenset[Any]) -> Any:
     seen = reading.seen(value)
     if seen is not None:
         return seen
@@ -330,7 +332,7 @@ def _set(reading: Reading, value: set[Any] | frozenset[Any]) -> Any:
     return {TAG: type(value).__name__, "items": _items(reading, value)}
 
 
-def _array(reading: Reading, value: np.ndarray) -> Any:
+def _array(reading: SnapshotReader, value: np.ndarray) -> Any:
     seen = reading.seen(value)
     if seen is not None:
         return seen
@@ -347,7 +349,7 @@ def _array(reading: Reading, value: np.ndarray) -> Any:
     return {TAG: "axes", "axes": axes, "array": value.transpose(axes).copy()}
 
 
-def _generator(reading: Reading, value: np.random.Generator) -> Any:
+def _generator(reading: SnapshotReader, value: np.random.Generator) -> Any:
     seen = reading.seen(value)
     if seen is not None:
         return seen
@@ -359,11 +361,11 @@ def _generator(reading: Reading, value: np.random.Generator) -> Any:
     return {TAG: "generator", "state": source.state, "seeds": [reading.value(part) for part in seeds]}
 
 
-def _random_state(reading: Reading, value: np.random.RandomState) -> Any:
+def _random_state(reading: SnapshotReader, value: np.random.RandomState) -> Any:
     return reading.seen(value) or {TAG: "RandomState", "state": value.get_state(legacy=False)}
 
 
-def _python_random(reading: Reading, value: random.Random) -> Any:
+def _python_random(reading: SnapshotReader, value: random.Random) -> Any:
     seen = reading.seen(value)
     if seen is not None:
         return seen
@@ -371,7 +373,7 @@ def _python_random(reading: Reading, value: random.Random) -> Any:
     return {TAG: "Random", "version": version, "words": np.array(words, np.uint64), "gauss": gauss}
 
 
-def _text(reading: Reading, value: np.str_) -> Any:
+def _text(reading: SnapshotReader, value: np.str_) -> Any:
     return {TAG: "str_", "text": str(value)}
 
 
@@ -384,7 +386,7 @@ def _enum(value: Enum) -> Any:
     return {TAG: "enum", "module": type(value).__module__, "class": type(value).__qualname__, "name": name}
 
 
-_READERS: dict[type, Callable[[Reading, Any], Any]] = {
+_READERS: dict[type, Callable[[SnapshotReader, Any], Any]] = {
     list: _list,
     tuple: _tuple,
     deque: _deque,

@@ -14,45 +14,45 @@ import gymnasium as gym
 import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
-from steppe.core.contracts.env import ResumeKind, World, num_rows
+from steppe.core.contracts.env import ResumeKind, SegmentEnv, num_rows
 from steppe.core.contracts.errors import CannotResume
 from steppe.core.io import codec
-from steppe.envs.snapshot.reader import Digests, Reading, Unreadable
-from steppe.envs.snapshot.writer import Rebuilding
-from steppe.envs.wrappers.rewards import Ledger
+from steppe.envs.snapshot.reader import SnapshotReader, TableDigests, Unreadable
+from steppe.envs.snapshot.writer import SnapshotWriter
+from steppe.envs.wrappers.rewards import EpisodeStatistics
 
-MAX_TAPE_STEPS = 20_000
-_MISFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
+MAX_REPLAY_STEPS = 20_000
+_MISMATCH_ERRORS = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
-class Seeded(World, Protocol):
+class SeededEnv(SegmentEnv, Protocol):
     """A world that knows what it was seeded with."""
 
     seeds: list[int]
 
 
-class Snapshots:
+class EnvSnapshots:
     """Takes and gives back the state of environments; `obstacle` says why they cannot be read, if so."""
 
     def __init__(self, envs: list[Any]) -> None:
-        self.obstacle: str | None = None
+        self.unreadable_reason: str | None = None
         self._envs = envs
-        self._digests = Digests()
+        self._digests = TableDigests()
 
     @property
     def kind(self) -> ResumeKind:
         """What `take` can promise now."""
-        return "exact" if self.obstacle is None else "episode-boundary"
+        return "exact" if self.unreadable_reason is None else "episode-boundary"
 
     def take(self) -> Tree | None:
         """The environments as a tree, None if they cannot be read."""
-        reading = Reading(self._digests)
+        reading = SnapshotReader(self._digests)
         try:
             trees = [reading.object(env) for env in self._envs]
         except (Unreadable, RecursionError) as reason:
-            self.obstacle = str(reason)
+            self.unreadable_reason = str(reason)
             return None
-        self.obstacle = None
+        self.unreadable_reason = None
         return {"by": "reading", "envs": trees}
 
     def settle(self) -> None:
@@ -63,20 +63,20 @@ class Snapshots:
         """Bring the environments where they were; raises CannotResume if they do not get there."""
         if tree["by"] != "reading":
             raise CannotResume("the snapshot holds actions to repeat, which only single environments can do")
-        building = Rebuilding()
+        building = SnapshotWriter()
         for env, state in zip(self._envs, tree["envs"], strict=True):
             building.fill(env, state)
         building.finish()
 
 
-class LoopSnapshots(Snapshots):
+class LoopEnvSnapshots(EnvSnapshots):
     """The same for single environments, with tapes for those that cannot be read; `steps` and `resets` are to be called."""
 
     def __init__(self, envs: list[gym.Env[Any, Any]]) -> None:
         super().__init__(envs)
         self.steps: list[Callable[[Any], Any]] = []
         self.resets: list[Callable[..., Any]] = []
-        self._tapes: list[Tape] = []
+        self._tapes: list[EpisodeReplayLog] = []
         self._record(on=True)  # until the first reset has shown whether they are needed
 
     @property
@@ -113,13 +113,13 @@ class LoopSnapshots(Snapshots):
 
     def _record(self, *, on: bool) -> None:
         # The lists stay the same objects: the loop holds on to them.
-        self._tapes = [Tape(env) for env in self._envs] if on else []
+        self._tapes = [EpisodeReplayLog(env) for env in self._envs] if on else []
         acting: list[Any] = self._tapes or self._envs
         self.steps[:] = [each.step for each in acting]
         self.resets[:] = [each.reset for each in acting]
 
 
-class Tape:
+class EpisodeReplayLog:
     """Stands before one environment and remembers how its episode can be repeated, for at most MAX_TAPE_STEPS steps."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -133,7 +133,7 @@ class Tape:
         """Begin an episode, and a new tape with it."""
         self._seed, self._actions = seed, []
         try:
-            self._before = Reading(partial=True).object(self._env, partial=True)
+            self._before = SnapshotReader(partial=True).object(self._env, partial=True)
         except (Unreadable, RecursionError):
             self._before = None
         result = self._env.reset() if seed is None else self._env.reset(seed=seed)
@@ -142,7 +142,7 @@ class Tape:
 
     def step(self, action: Any) -> Any:
         """Act, and write the action down: it lies in memory of its own by the rule of envs/vector/spaces.py."""
-        if len(self._actions) < MAX_TAPE_STEPS:
+        if len(self._actions) < MAX_REPLAY_STEPS:
             self._actions.append(action)
         else:
             self._before = None
@@ -160,7 +160,7 @@ class Tape:
         if self._before is None:
             return None
         try:
-            seen = Reading().value(self._seen)
+            seen = SnapshotReader().value(self._seen)
         except Unreadable:
             return None
         together = np.array(self._actions)
@@ -169,7 +169,7 @@ class Tape:
     def give(self, tree: Tree) -> None:
         """Repeat a tape, and go on recording behind it."""
         name = type(self._env.unwrapped).__name__
-        building = Rebuilding()
+        building = SnapshotWriter()
         building.fill(self._env, tree["before"])
         building.finish()
         try:
@@ -184,10 +184,12 @@ class Tape:
             raise CannotResume(f"repeating the actions of the episode under way did not lead {name} where it was")
 
 
-class WorldState:
+class SegmentEnvState:
     """A world's state: its environments, and the little it knows besides them."""
 
-    def __init__(self, world: Seeded, envs: Snapshots, ledger: Ledger, arrays: dict[str, np.ndarray | None]) -> None:
+    def __init__(
+        self, world: SeededEnv, envs: EnvSnapshots, ledger: EpisodeStatistics, arrays: dict[str, np.ndarray | None]
+    ) -> None:
         """`arrays` of the world itself are read and written in place, as the ledger's are."""
         mine = {**arrays, "returns": ledger.returns, "lengths": ledger.lengths, "episodes": ledger.episodes}
         mine["played"] = ledger.played
@@ -227,7 +229,7 @@ class WorldState:
                 _fill(array, state["arrays"][name], name)
             world.seeds[:] = [int(seed) for seed in state["seeds"]]
             self._ledger.refill(state["finished"])
-        except _MISFIT as error:
+        except _MISMATCH_ERRORS as error:
             raise CannotResume(f"the snapshot is not one of this world: {type(error).__name__}: {error}") from error
 
 

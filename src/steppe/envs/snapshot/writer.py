@@ -20,7 +20,7 @@ import numpy as np
 from steppe.core.config.references import current_module
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import CannotResume, EnvironmentFault
-from steppe.envs.snapshot.reader import PLAIN, TAG, Digests, class_name, class_names, facts, spaces_in
+from steppe.envs.snapshot.reader import PLAIN, TAG, TableDigests, class_name, class_names, get_class_info, spaces_in
 
 _SOURCES = {
     kind.__name__: kind
@@ -28,7 +28,7 @@ _SOURCES = {
 }
 
 
-class Rebuilding:
+class SnapshotWriter:
     """One walk over a tree; objects met on the way are numbered as `Reading` numbered them.
 
     Nothing is written before `finish`, so a tree that does not fit leaves the environment as it was.
@@ -44,12 +44,16 @@ class Rebuilding:
             if self.made[tree["as"]] is not live:
                 raise CannotResume(f"a {class_name(type(live))} is shared otherwise than in the snapshot")
             return
-        if tree.get(TAG) != "object" or tree["class"] not in class_names(type(live)) or not facts(type(live)).plain:
+        if (
+            tree.get(TAG) != "object"
+            or tree["class"] not in class_names(type(live))
+            or not get_class_info(type(live)).plain
+        ):
             raise CannotResume(f"the snapshot holds a {tree.get('class')} where there is a {class_name(type(live))}")
         self.made.append(live)
         own = self.value(tree["own"]) if "own" in tree else None
-        _check_left(live, tree)
-        self._fill_values(live, tree)
+        _check_skipped(live, tree)
+        self._prepare_attributes(live, tree)
         if "own" in tree:
             self._writes.append(partial(_restore_own, live, own))
 
@@ -85,12 +89,12 @@ class Rebuilding:
         """The values in a container."""
         return trees if PLAIN.issuperset(map(type, trees)) else [self.value(item) for item in trees]
 
-    def _fill_values(self, live: Any, tree: Tree) -> None:
+    def _prepare_attributes(self, live: Any, tree: Tree) -> None:
         attributes = vars(live)
         values = {name: self._attribute(attributes.get(name), item) for name, item in tree["values"].items()}
         gone: set[str] = set()
         if "own" not in tree and not tree.get("partial"):
-            gone = attributes.keys() - values.keys() - tree["left"].keys() - set(facts(type(live)).tables)
+            gone = attributes.keys() - values.keys() - tree["left"].keys() - set(get_class_info(type(live)).tables)
         self._writes.append(partial(_write, attributes, values, gone))
 
     def _attribute(self, live: Any, tree: Any) -> Any:
@@ -118,9 +122,9 @@ def _write(attributes: dict[str, Any], values: dict[str, Any], gone: set[str]) -
         del attributes[name]
 
 
-def _check_left(live: Any, tree: Tree) -> None:
+def _check_skipped(live: Any, tree: Tree) -> None:
     """What was not read must be there in its own right, and equal as far as that is known."""
-    if "digest" in tree and tree["digest"] != Digests().of(live, facts(type(live)).tables):
+    if "digest" in tree and tree["digest"] != TableDigests().of(live, get_class_info(type(live)).tables):
         raise CannotResume(f"this {class_name(type(live))} was made with other tables than the one in the snapshot")
     if tree.get("partial"):
         return
@@ -140,51 +144,51 @@ def _restore_own(live: Any, state: Any) -> None:
         raise EnvironmentFault(f"{whose} raised {type(error).__name__}: {error}", details) from error
 
 
-def _same(building: Rebuilding, tree: Tree) -> Any:
+def _same(building: SnapshotWriter, tree: Tree) -> Any:
     return building.made[tree["as"]]
 
 
-def _tuple(building: Rebuilding, tree: Tree) -> Any:
+def _tuple(building: SnapshotWriter, tree: Tree) -> Any:
     return tuple(building.items(tree["items"]))
 
 
-def _deque(building: Rebuilding, tree: Tree) -> Any:
+def _deque(building: SnapshotWriter, tree: Tree) -> Any:
     made = building.keep(deque(maxlen=tree["most"]))
     made.extend(building.items(tree["items"]))
     return made
 
 
-def _dict(building: Rebuilding, tree: Tree) -> Any:
+def _dict(building: SnapshotWriter, tree: Tree) -> Any:
     made = building.keep({})
     made.update((building.value(key), building.value(item)) for key, item in tree["items"])
     return made
 
 
-def _set(building: Rebuilding, tree: Tree) -> Any:
+def _set(building: SnapshotWriter, tree: Tree) -> Any:
     made: set[Any] = building.keep(set())
     made.update(building.items(tree["items"]))
     return made
 
 
-def _frozenset(building: Rebuilding, tree: Tree) -> Any:
+def _frozenset(building: SnapshotWriter, tree: Tree) -> Any:
     place = len(building.made)
     building.keep(None)
     building.made[place] = frozenset(building.items(tree["items"]))
     return building.made[place]
 
 
-def _text(building: Rebuilding, tree: Tree) -> Any:
+def _text(building: SnapshotWriter, tree: Tree) -> Any:
     dtype = np.dtype(tree["dtype"])
     if dtype.kind not in "SU":
         raise CannotResume(f"an array of text cannot have the dtype {dtype}")
     return building.keep(np.ndarray(tree["shape"], dtype, tree["bytes"]).copy())
 
 
-def _axes(building: Rebuilding, tree: Tree) -> Any:
+def _axes(building: SnapshotWriter, tree: Tree) -> Any:
     return building.keep(tree["array"].copy().transpose(np.argsort(tree["axes"])))
 
 
-def _generator(building: Rebuilding, tree: Tree) -> Any:
+def _generator(building: SnapshotWriter, tree: Tree) -> Any:
     place = len(building.made)
     building.keep(None)
     entropy, spawn_key, pool_size, spawned = (building.value(part) for part in tree["seeds"])
@@ -195,23 +199,23 @@ def _generator(building: Rebuilding, tree: Tree) -> Any:
     return building.made[place]
 
 
-def _random_state(building: Rebuilding, tree: Tree) -> Any:
+def _random_state(building: SnapshotWriter, tree: Tree) -> Any:
     made = building.keep(np.random.RandomState(0))
     made.set_state(tree["state"])
     return made
 
 
-def _python_random(building: Rebuilding, tree: Tree) -> Any:
+def _python_random(building: SnapshotWriter, tree: Tree) -> Any:
     made = building.keep(random.Random(0))
     made.setstate((tree["version"], tuple(tree["words"].tolist()), tree["gauss"]))
     return made
 
 
-def _str(building: Rebuilding, tree: Tree) -> Any:
+def _str(building: SnapshotWriter, tree: Tree) -> Any:
     return np.str_(tree["text"])
 
 
-def _enum(building: Rebuilding, tree: Tree) -> Any:
+def _enum(building: SnapshotWriter, tree: Tree) -> Any:
     kind: Any = sys.modules.get(current_module(tree["module"]))
     for name in tree["class"].split("."):
         kind = vars(kind).get(name) if isinstance(kind, type | type(sys)) else None
@@ -220,7 +224,7 @@ def _enum(building: Rebuilding, tree: Tree) -> Any:
     return kind[tree["name"]]
 
 
-_BUILDERS: dict[str, Callable[[Rebuilding, Tree], Any]] = {
+_BUILDERS: dict[str, Callable[[SnapshotWriter, Tree], Any]] = {
     "same": _same,
     "tuple": _tuple,
     "deque": _deque,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import DRAW, TurnGame, moves_of
+from steppe.core.games import DRAW, TurnGame, player_moves
 from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 NUM_CELLS, NUM_BOARDS = 9, 3**9
@@ -60,9 +60,9 @@ class TicTacToeEnv(DistClassicRLEnv):
         if not 0 <= opening_moves < NUM_CELLS:
             raise ConfigError(f"opening_moves={opening_moves} must be from 0 to {NUM_CELLS - 1}")
         if isinstance(opponent, str) and opponent != "self":
-            moves_of(tictactoe(), opponent)  # says what there is instead
+            player_moves(tictactoe(), opponent)  # says what there is instead
         elif not isinstance(opponent, str) and not hasattr(opponent, "select_action"):
-            moves_of(tictactoe(), opponent)
+            player_moves(tictactoe(), opponent)
         self.render_mode = render_mode
         self.opponent = opponent
         self.agent_starts = agent_starts
@@ -90,7 +90,7 @@ class TicTacToeEnv(DistClassicRLEnv):
         while self.num_agents == 1 or self.opening_moves:
             for _ in range(int(self.np_random.integers(self.opening_moves + 1)) if self.opening_moves else 0):
                 if not self.game_over:
-                    self._place(self._any(int(tictactoe().legal[self._get_observation()])))
+                    self._place(self._random_move(int(tictactoe().legal[self._get_observation()])))
             if not self.game_over and self.num_agents == 1 and not self._agent_first():
                 self._reply()
             if not self.game_over:
@@ -169,11 +169,11 @@ class TicTacToeEnv(DistClassicRLEnv):
         observation = self._get_observation()
         choose = getattr(self.opponent, "select_action", None)
         if choose is None:
-            return self._any(int(moves_of(tictactoe(), self.opponent)[observation]))
+            return self._random_move(int(player_moves(tictactoe(), self.opponent)[observation]))
         if getattr(self.opponent, "takes_masks", False):
             return int(choose(observation, self._info()["action_mask"], deterministic=True))
         return int(choose(observation))
 
-    def _any(self, moves: int) -> int:
+    def _random_move(self, moves: int) -> int:
         choices = [cell for cell in range(NUM_CELLS) if moves >> cell & 1]
         return choices[int(self.np_random.integers(len(choices)))] if len(choices) > 1 else choices[0]

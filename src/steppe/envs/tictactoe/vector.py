@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import DRAW, Rules, Starts, TurnGame, moves_of, spread
-from steppe.core.play import another, begin, mover_in, moves_in, outcome_in, pick
+from steppe.core.games import DRAW, GameTables, StartDistribution, TurnGame, moves_to_mask, player_moves
+from steppe.core.play import random_move, random_start, splitmix64, unpack_mover, unpack_moves, unpack_outcome
 from steppe.envs.tictactoe.env import NUM_BOARDS, NUM_CELLS, tictactoe
 
 _LARGEST = 2**64 - 1
@@ -51,7 +51,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.num_agents = 2 if opponent == "self" else 1
         self.opponent = opponent
         self.opening_moves = opening_moves
-        self.opponent_moves = tictactoe().legal[:0] if opponent == "self" else moves_of(tictactoe(), opponent)
+        self.opponent_moves = tictactoe().legal[:0] if opponent == "self" else player_moves(tictactoe(), opponent)
         self.starts = tictactoe().starts(self.opponent_moves, opening_moves)
         self.states = np.zeros(num_envs, np.int64)
         self.ended = np.zeros(num_envs, np.bool_)
@@ -70,7 +70,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ConfigError("one stream of chance serves all games: seed it with one number, not a list")
         super().reset(seed=seed, options=options)
         self.ended.fill(False)
-        begin_games(self.starts, self._words(), self.states)
+        start_games(self.starts, self._words(), self.states)
         return self.states.copy(), self._info()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -93,7 +93,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
     def _info(self) -> dict[str, Any]:
         game, every = self.game, np.ones(self.num_envs, np.bool_)
-        masks = spread(game.legal[self.states], NUM_CELLS) & ~self.ended[:, None]
+        masks = moves_to_mask(game.legal[self.states], NUM_CELLS) & ~self.ended[:, None]
         player = game.mover[self.states] + 1
         return {"action_mask": masks, "_action_mask": every, "current_player": player, "_current_player": every}
 
@@ -102,17 +102,17 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
 
 @numba.njit(cache=True, nogil=True)
-def begin_games(starts: Starts, words: np.ndarray, states: np.ndarray) -> None:
+def start_games(starts: StartDistribution, words: np.ndarray, states: np.ndarray) -> None:
     """Write the first state of each game."""
     for b in range(len(states)):
-        states[b] = begin(starts, words[b])
+        states[b] = random_start(starts, words[b])
 
 
 @numba.njit(cache=True, nogil=True)
 def step_games(
-    rules: Rules,
+    rules: GameTables,
     opponent: np.ndarray,
-    starts: Starts,
+    starts: StartDistribution,
     at_once: bool,
     words: np.ndarray,
     actions: np.ndarray,
@@ -128,23 +128,23 @@ def step_games(
         state, action = states[b], actions[b]
         rewards[b], terminated[b], invalid[b], final[b] = 0.0, False, False, state
         if ended[b]:
-            states[b], ended[b] = begin(starts, words[b]), False
+            states[b], ended[b] = random_start(starts, words[b]), False
             continue
-        facts = rules.facts[state]
-        if not 0 <= action < rules.placed.shape[1] or not (moves_in(facts) >> action) & 1:
+        facts = rules.state_bits[state]
+        if not 0 <= action < rules.placed.shape[1] or not (unpack_moves(facts) >> action) & 1:
             rewards[b], terminated[b], invalid[b] = -1.0, True, True
         else:
-            seat = mover_in(facts)
+            seat = unpack_mover(facts)
             state += rules.placed[seat, action]
             if len(opponent) > 0 and opponent[state] != 0:
-                state += rules.placed[1 - seat, pick(rules, opponent[state], words[b])]
+                state += rules.placed[1 - seat, random_move(rules, opponent[state], words[b])]
             states[b] = final[b] = state
-            facts = rules.facts[state]
-            if moves_in(facts) == 0:
+            facts = rules.state_bits[state]
+            if unpack_moves(facts) == 0:
                 terminated[b] = True
-                if outcome_in(facts) != DRAW:
-                    rewards[b] = 1.0 if outcome_in(facts) == seat + 1 else -1.0
+                if unpack_outcome(facts) != DRAW:
+                    rewards[b] = 1.0 if unpack_outcome(facts) == seat + 1 else -1.0
         if terminated[b] and at_once:
-            states[b] = begin(starts, another(words[b]))
+            states[b] = random_start(starts, splitmix64(words[b]))
         elif terminated[b]:
             ended[b] = True

@@ -46,7 +46,7 @@ class RecallEnv(gym.Env[np.ndarray, np.int64]):
 
     def _seen(self) -> np.ndarray:
         seen = np.zeros((1, self.num_choices + 1), np.float32)
-        show(self.cue, self.elapsed, self.delay, seen)
+        write_observations(self.cue, self.elapsed, self.delay, seen)
         first: np.ndarray = seen[0]
         return first
 
@@ -84,7 +84,7 @@ class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         if chosen.shape != (self.num_envs,):
             raise ConfigError(f"{self.num_envs} environments need as many actions, not {chosen.shape}")
         rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
-        answer(chosen, self._cues(), self.cue, self.elapsed, self.delay, rewards, terminated)
+        step_episodes(chosen, self._cues(), self.cue, self.elapsed, self.delay, rewards, terminated)
         return self._seen(), rewards, terminated, np.zeros(self.num_envs, np.bool_), {}
 
     def _cues(self) -> np.ndarray:
@@ -92,7 +92,7 @@ class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
     def _seen(self) -> np.ndarray:
         seen = np.zeros((self.num_envs, self.num_choices + 1), np.float32)
-        show(self.cue, self.elapsed, self.delay, seen)
+        write_observations(self.cue, self.elapsed, self.delay, seen)
         return seen
 
 
@@ -103,7 +103,7 @@ def _spaces(num_choices: int, delay: int) -> tuple[spaces.Box, spaces.Discrete]:
 
 
 @numba.njit(cache=True, nogil=True)
-def show(cue: np.ndarray, elapsed: np.ndarray, delay: int, seen: np.ndarray) -> None:
+def write_observations(cue: np.ndarray, elapsed: np.ndarray, delay: int, seen: np.ndarray) -> None:
     """Write what there is to see into `seen`, which is 0; nothing after an episode's end."""
     last = seen.shape[1] - 1
     for b in range(len(cue)):
@@ -114,7 +114,7 @@ def show(cue: np.ndarray, elapsed: np.ndarray, delay: int, seen: np.ndarray) -> 
 
 
 @numba.njit(cache=True, nogil=True)
-def answer(
+def step_episodes(
     actions: np.ndarray,
     fresh: np.ndarray,
     cue: np.ndarray,

@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise MissingExtra("steppe/Teamwork-v0", "multiagent") from error
 
-Told = dict[str, Any]
+AgentDict = dict[str, Any]
 _TASKS = ("agree", "divide")
 
 
@@ -51,20 +51,20 @@ class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no ty
         """A number."""
         return self._spaces[agent]
 
-    def reset(self, seed: int | None = None, options: Told | None = None) -> tuple[Told, Told]:
+    def reset(self, seed: int | None = None, options: AgentDict | None = None) -> tuple[AgentDict, AgentDict]:
         """A new episode; without a seed chance goes on from where it was."""
         if seed is not None:
             self._stream = np.random.default_rng(seed)
         self.agents, self._steps = list(self.possible_agents), 0
         return self._seen(), {agent: {} for agent in self.agents}
 
-    def step(self, actions: Told) -> tuple[Told, Told, Told, Told, Told]:
+    def step(self, actions: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
         """Everyone names a number at once."""
         named = [int(actions[agent]) for agent in self.agents]
         done = set(named) == {self._number} if self.task == "agree" else len(set(named)) == len(named)
         playing, self._steps = self.agents, self._steps + 1
         over = self._steps >= self.length
-        result: tuple[Told, Told, Told, Told, Told] = (
+        result: tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict] = (
             self._seen(),
             dict.fromkeys(playing, float(done)),
             dict.fromkeys(playing, over),
@@ -74,6 +74,6 @@ class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no ty
         self.agents = [] if over else playing
         return result
 
-    def _seen(self) -> Told:
+    def _seen(self) -> AgentDict:
         self._number = int(self._stream.integers(len(self.possible_agents)))
         return dict.fromkeys(self.agents, self._number)

@@ -9,18 +9,18 @@ import gymnasium as gym
 import numpy as np
 
 from steppe.core.contracts.errors import UsageError
-from steppe.envs.validation.report import MOST, Findings, short
-from steppe.envs.vector.spaces import action_rule, observation_rule
+from steppe.envs.validation.report import MAX_FINDINGS, EnvCheckReport, shorten
+from steppe.envs.vector.spaces import make_action_decoder, make_observation_encoder
 
-Told = dict[Any, Any]  # by agent
+AgentDict = dict[Any, Any]  # by agent
 _PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
-def team_spaces(env: Any, text: str) -> list[str]:
+def check_agent_spaces(env: Any, text: str) -> list[str]:
     """What is wrong with the agents' spaces."""
     found: list[str] = []
     for agent in env.possible_agents:
-        for name, rule in (("observation_space", observation_rule), ("action_space", action_rule)):
+        for name, rule in (("observation_space", make_observation_encoder), ("action_space", make_action_decoder)):
             sentence = _space(env, agent, name, rule, text)
             if sentence is not None and sentence not in found:
                 found.append(sentence)
@@ -30,13 +30,13 @@ def team_spaces(env: Any, text: str) -> list[str]:
 def _space(env: Any, agent: Any, name: str, rule: Any, text: str) -> str | None:
     ask = getattr(env, name, None)
     if not callable(ask):
-        return f"{name} must be a function of the agent, as in {name}({agent!r}), not {short(ask)}"
+        return f"{name} must be a function of the agent, as in {name}({agent!r}), not {shorten(ask)}"
     try:
         space, again = ask(agent), ask(agent)
     except Exception as error:  # noqa: BLE001 - to report whatever a user's code raises is the purpose
         return f"{name}({agent!r}) raised {type(error).__name__}: {error}"
     if not isinstance(space, gym.Space):
-        return f"{name}({agent!r}) must be a gymnasium space, not {short(space)}"
+        return f"{name}({agent!r}) must be a gymnasium space, not {shorten(space)}"
     if space != again:
         return f"{name}({agent!r}) is another space at every call: make it once and keep it"
     try:
@@ -46,7 +46,7 @@ def _space(env: Any, agent: Any, name: str, rule: Any, text: str) -> str | None:
     return None
 
 
-class TeamWalk(Findings):
+class MultiAgentChecker(EnvCheckReport):
     """Random steps through one environment, every agent in `agents` choosing."""
 
     def __init__(self, env: Any) -> None:
@@ -54,12 +54,12 @@ class TeamWalk(Findings):
         self.env = env
         self.gone: set[Any] = set()  # in this episode
 
-    def go(self, steps: int, seed: int) -> None:
+    def run(self, steps: int, seed: int) -> None:
         """Walk until the steps are done or what was found leaves no way on."""
         for index, agent in enumerate(self.env.possible_agents):
             self.env.action_space(agent).seed(seed + index)
         going = self._reset(seed)
-        while going and len(self.trace) < steps and len(self.found) < MOST:
+        while going and len(self.trace) < steps and len(self.found) < MAX_FINDINGS:
             going = self._step()
 
     def _reset(self, seed: int) -> bool:
@@ -67,13 +67,13 @@ class TeamWalk(Findings):
         if result is None and self.found:
             return False
         if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, dict) for part in result)):
-            self.say(f"reset() must return (observations, infos), two dicts by agent, not {short(result)}")
+            self.report(f"reset() must return (observations, infos), two dicts by agent, not {shorten(result)}")
             return False
         self.gone = set()
         if not self._known():
             return False
         if not self.env.agents:
-            self.say("`agents` is empty after reset(): an episode begins with somebody")
+            self.report("`agents` is empty after reset(): an episode begins with somebody")
             return False
         self._complete(result[0], list(self.env.agents), "observations of reset()")
         self._observations(result[0], "reset()")
@@ -84,11 +84,11 @@ class TeamWalk(Findings):
     def _step(self) -> bool:
         acting = list(self.env.agents)
         actions = {agent: self.env.action_space(agent).sample() for agent in acting}
-        result = self.call(f"step({short(actions)})", self.env.step, actions)
+        result = self.call(f"step({shorten(actions)})", self.env.step, actions)
         if result is None and self.found:
             return False
         if not (isinstance(result, tuple) and len(result) == 5 and all(isinstance(part, dict) for part in result)):
-            self.say(f"step() must return {', '.join(_PARTS)}: five dicts by agent, not {short(result)}")
+            self.report(f"step() must return {', '.join(_PARTS)}: five dicts by agent, not {shorten(result)}")
             return False
         for name, part in zip(_PARTS[:4], result[:4], strict=True):
             self._complete(part, acting, name)
@@ -100,7 +100,7 @@ class TeamWalk(Findings):
         for name, ends in (("terminations", terminated), ("truncations", truncated)):
             for agent, value in ends.items():
                 self.flag(value, f"{name}[{agent!r}]")
-        if not self._known() or not self._list_is_true(acting, terminated, truncated):
+        if not self._known() or not self._check_agents_list(acting, terminated, truncated):
             return False
         self.trace.append((copy.deepcopy(observations), dict(rewards), dict(terminated), dict(truncated)))
         return True if self.env.agents else self._reset(len(self.trace))
@@ -109,49 +109,53 @@ class TeamWalk(Findings):
         """Whether `agents` is a list of agents that may be there."""
         agents = self.env.agents
         if not isinstance(agents, list):
-            self.say(f"`agents` must be a list, not {short(agents)}")
+            self.report(f"`agents` must be a list, not {shorten(agents)}")
             return False
         strangers = [agent for agent in agents if agent not in self.env.possible_agents]
         if strangers:
-            self.say(f"{strangers[0]!r} is in `agents` but not in `possible_agents`: list everyone who may ever come")
+            self.report(
+                f"{strangers[0]!r} is in `agents` but not in `possible_agents`: list everyone who may ever come"
+            )
         twice = len(set(agents)) < len(agents)
         if twice:
-            self.say(f"`agents` has somebody twice: {short(agents)}")
+            self.report(f"`agents` has somebody twice: {shorten(agents)}")
         return not strangers and not twice
 
-    def _complete(self, part: Told, agents: list[Any], name: str) -> None:
+    def _complete(self, part: AgentDict, agents: list[Any], name: str) -> None:
         for agent in agents:
             if agent not in part:
-                self.say(f"the {name} have nothing for {agent!r}, which was in `agents`")
+                self.report(f"the {name} have nothing for {agent!r}, which was in `agents`")
         for agent in part:
             if agent not in self.env.possible_agents:
-                self.say(f"the {name} have something for {agent!r}, which is not in `possible_agents`")
+                self.report(f"the {name} have something for {agent!r}, which is not in `possible_agents`")
             elif agent in self.gone:
-                self.say(f"the {name} have something for {agent!r}, whose episode ended at an earlier step")
+                self.report(f"the {name} have something for {agent!r}, whose episode ended at an earlier step")
 
-    def _observations(self, observations: Told, where: str) -> None:
+    def _observations(self, observations: AgentDict, where: str) -> None:
         for agent, raw in observations.items():
             if agent in self.env.possible_agents:
                 self.observation(self.env.observation_space(agent), raw, f"the observation of {agent!r} from {where}")
 
-    def _infos(self, infos: Told, where: str) -> None:
+    def _infos(self, infos: AgentDict, where: str) -> None:
         count = len(self.env.possible_agents)
         for agent, info in infos.items():
             if not isinstance(info, dict):
-                self.say(f"{where} must return a dict as the info of {agent!r}, not {short(info)}")
+                self.report(f"{where} must return a dict as the info of {agent!r}, not {shorten(info)}")
             elif "comm_mask" in info and np.shape(info["comm_mask"]) != (count,):
                 shape = np.shape(info["comm_mask"])
-                self.say(f"the comm_mask of {agent!r} has shape {shape}, not ({count},), one for each possible agent")
+                self.report(
+                    f"the comm_mask of {agent!r} has shape {shape}, not ({count},), one for each possible agent"
+                )
 
-    def _list_is_true(self, acting: list[Any], terminated: Told, truncated: Told) -> bool:
+    def _check_agents_list(self, acting: list[Any], terminated: AgentDict, truncated: AgentDict) -> bool:
         """Whether `agents` follows from who was there and whose end has come."""
         ended = {agent for agent in acting if terminated.get(agent) or truncated.get(agent)}
         self.gone |= ended
         ghosts = [agent for agent in self.env.agents if agent in self.gone]
         for agent in ghosts:
             again = "is still" if agent in ended else "is again"
-            self.say(f"{agent!r} {again} in `agents` after its episode ended: take it out, until the next reset()")
+            self.report(f"{agent!r} {again} in `agents` after its episode ended: take it out, until the next reset()")
         lost = [agent for agent in acting if agent not in ended and agent not in self.env.agents]
         for agent in lost:
-            self.say(f"{agent!r} left `agents` without having been terminated or truncated")
+            self.report(f"{agent!r} left `agents` without having been terminated or truncated")
         return not ghosts and not lost

@@ -9,17 +9,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-MOST = 10  # a check that finds this much has said enough
+MAX_FINDINGS = 10  # a check that finds this much has said enough
 
 
-class Findings:
+class EnvCheckReport:
     """Everything seen on a walk through an environment, and everything found wrong."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self.trace: list[tuple[Any, ...]] = []
 
-    def say(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         """Say it, unless it has been said."""
         if sentence not in self.found:
             self.found.append(sentence)
@@ -29,37 +29,37 @@ class Findings:
         try:
             return function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - to report whatever a user's code raises is the purpose
-            self.say(f"{what} raised {type(error).__name__}: {error}")
+            self.report(f"{what} raised {type(error).__name__}: {error}")
             return None
 
     def flag(self, value: Any, name: str) -> None:
         """An end must be a bool."""
         if not isinstance(value, (bool, np.bool_)):
-            self.say(f"step() must return {name} as a bool, not {short(value)}")
+            self.report(f"step() must return {name} as a bool, not {shorten(value)}")
 
     def reward(self, reward: Any, whose: str = "the reward") -> None:
         """A reward must be a finite number."""
         try:
             number = float(reward)
         except (TypeError, ValueError):
-            self.say(f"{whose} must be a number, not {short(reward)}")
+            self.report(f"{whose} must be a number, not {shorten(reward)}")
             return
         if not math.isfinite(number):
-            self.say(f"{whose} is {number}")
+            self.report(f"{whose} is {number}")
 
     def observation(self, space: gym.Space[Any], raw: Any, whose: str) -> None:
         """An observation must lie in its space."""
         box = isinstance(space, gym.spaces.Box)
         if (not box or isinstance(raw, (np.ndarray, np.generic))) and space.contains(raw):
             if box and not np.isfinite(raw).all():  # infinite bounds contain infinity
-                self.say(f"{whose} has a NaN or an infinity: {short(raw)}")
+                self.report(f"{whose} has a NaN or an infinity: {shorten(raw)}")
             return
-        self.say(f"{whose} is outside its space {space}: {_reason(space, raw)}")
+        self.report(f"{whose} is outside its space {space}: {_reason(space, raw)}")
 
 
 def _reason(space: gym.Space[Any], raw: Any) -> str:
     if not isinstance(space, gym.spaces.Box):
-        return f"it is {short(raw)}"
+        return f"it is {shorten(raw)}"
     if not isinstance(raw, np.ndarray):
         return f"it is a {type(raw).__name__}, not an array"
     if raw.shape != space.shape:
@@ -67,11 +67,11 @@ def _reason(space: gym.Space[Any], raw: Any) -> str:
     if not np.can_cast(raw.dtype, space.dtype):
         return f"its dtype is {raw.dtype}, not {space.dtype}"
     if not np.isfinite(raw).all():
-        return f"it has a NaN or an infinity: {short(raw)}"
-    return f"it lies beyond the bounds: {short(raw)}"
+        return f"it has a NaN or an infinity: {shorten(raw)}"
+    return f"it lies beyond the bounds: {shorten(raw)}"
 
 
-def short(value: Any) -> str:
+def shorten(value: Any) -> str:
     """A value in at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

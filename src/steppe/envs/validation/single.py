@@ -14,52 +14,52 @@ from gymnasium.utils.env_checker import data_equivalence
 from steppe.core.config import references
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import UsageError, WorldError
-from steppe.envs.factory import is_team, make_env
-from steppe.envs.lookup import find
-from steppe.envs.validation.multi import TeamWalk, team_spaces
-from steppe.envs.validation.report import MOST, Findings, short
-from steppe.envs.vector.spaces import action_rule, observation_rule
+from steppe.envs.factory import is_multi_agent, make_env
+from steppe.envs.lookup import find_env
+from steppe.envs.validation.multi import MultiAgentChecker, check_agent_spaces
+from steppe.envs.validation.report import MAX_FINDINGS, EnvCheckReport, shorten
+from steppe.envs.vector.spaces import make_action_decoder, make_observation_encoder
 
-Env = gym.Env[Any, Any]
+GymEnv = gym.Env[Any, Any]
 
 
-def require_sound(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **kwargs: Any) -> None:
+def require_valid_env(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **kwargs: Any) -> None:
     """Raise WorldError with everything `check` finds."""
-    found = check(env, steps=steps, seed=seed, **kwargs)
+    found = check_env(env, steps=steps, seed=seed, **kwargs)
     if found:
-        raise WorldError(f"{references.reference(env)}: " + "; ".join(found))
+        raise WorldError(f"{references.make_reference(env)}: " + "; ".join(found))
 
 
-def check(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **kwargs: Any) -> list[str]:
+def check_env(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **kwargs: Any) -> list[str]:
     """What is wrong with an environment, one sentence each; empty if `steps` random steps, taken twice, show nothing.
 
     It may be Gymnasium's or PettingZoo's. `kwargs` go to its constructor.
     """
-    text = references.reference(env)
+    text = references.make_reference(env)
     config = EnvConfig(kwargs=kwargs, vector="loop")
     try:
-        source = find(text)
+        source = find_env(text)
         made = make_env(text, source, config)
     except UsageError as error:
         return [str(error)]
-    team = is_team(made)
+    team = is_multi_agent(made)
     with closing(made):
-        found = (team_spaces(made, text) if team else _spaces(made, text)) or _signature(made)
+        found = (check_agent_spaces(made, text) if team else _spaces(made, text)) or _signature(made)
         if found:
             return found
-        walk: Walk | TeamWalk = TeamWalk(made) if team else Walk(made)
-        walk.go(steps, seed)
+        walk: SingleAgentChecker | MultiAgentChecker = MultiAgentChecker(made) if team else SingleAgentChecker(made)
+        walk.run(steps, seed)
     if walk.found:
         return walk.found
     with closing(make_env(text, source, config)) as again:
-        second: Walk | TeamWalk = TeamWalk(again) if team else Walk(again)
-        second.go(steps, seed)
-    return _differences(walk, second, seed)
+        second: SingleAgentChecker | MultiAgentChecker = MultiAgentChecker(again) if team else SingleAgentChecker(again)
+        second.run(steps, seed)
+    return _compare_traces(walk, second, seed)
 
 
-def _spaces(env: Env, text: str) -> list[str]:
+def _spaces(env: GymEnv, text: str) -> list[str]:
     found = []
-    for rule, space in ((observation_rule, env.observation_space), (action_rule, env.action_space)):
+    for rule, space in ((make_observation_encoder, env.observation_space), (make_action_decoder, env.action_space)):
         try:
             rule(space, text)
         except UsageError as error:
@@ -74,18 +74,18 @@ def _signature(env: Any) -> list[str]:
     return ["reset() takes no seed: define it as reset(self, *, seed=None, options=None)"]
 
 
-class Walk(Findings):
+class SingleAgentChecker(EnvCheckReport):
     """Random steps through one environment."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: GymEnv) -> None:
         super().__init__()
         self.env = env
 
-    def go(self, steps: int, seed: int) -> None:
+    def run(self, steps: int, seed: int) -> None:
         """Walk until the steps are done or what was found leaves no way on."""
         self.env.action_space.seed(seed)
         going = self._reset(seed)
-        while going and len(self.trace) < steps and len(self.found) < MOST:
+        while going and len(self.trace) < steps and len(self.found) < MAX_FINDINGS:
             going = self._step()
 
     def _reset(self, seed: int | None) -> bool:
@@ -93,7 +93,7 @@ class Walk(Findings):
         if result is None and self.found:
             return False
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            self.say(f"reset() must return (observation, info), info being a dict, not {short(result)}")
+            self.report(f"reset() must return (observation, info), info being a dict, not {shorten(result)}")
             return False
         self.observation(self.env.observation_space, result[0], "the observation from reset()")
         self.trace.append((copy.deepcopy(result[0]),))
@@ -101,11 +101,11 @@ class Walk(Findings):
 
     def _step(self) -> bool:
         action = self.env.action_space.sample()
-        result = self.call(f"step({short(action)})", self.env.step, action)
+        result = self.call(f"step({shorten(action)})", self.env.step, action)
         if result is None and self.found:
             return False
         if not (isinstance(result, tuple) and len(result) == 5):
-            self.say(f"step() must return (observation, reward, terminated, truncated, info), not {short(result)}")
+            self.report(f"step() must return (observation, reward, terminated, truncated, info), not {shorten(result)}")
             return False
         raw, reward, terminated, truncated, info = result
         self.observation(self.env.observation_space, raw, "the observation from step()")
@@ -113,17 +113,17 @@ class Walk(Findings):
         self.flag(terminated, "terminated")
         self.flag(truncated, "truncated")
         if not isinstance(info, dict):
-            self.say(f"step() must return info as a dict, not {short(info)}")
+            self.report(f"step() must return info as a dict, not {shorten(info)}")
         self.trace.append((copy.deepcopy(raw), reward, bool(terminated), bool(truncated)))
         return self._reset(None) if terminated or truncated else True
 
 
-def _differences(first: Findings, second: Findings, seed: int) -> list[str]:
+def _compare_traces(first: EnvCheckReport, second: EnvCheckReport, seed: int) -> list[str]:
     for number, (one, other) in enumerate(zip(first.trace, second.trace, strict=False)):
         if not data_equivalence(one, other, exact=True):
             return [
                 f"two copies with the same seed ({seed}) and the same actions differ after {number} calls "
-                f"({short(one)} and {short(other)}): draw random numbers from self.np_random, "
+                f"({shorten(one)} and {shorten(other)}): draw random numbers from self.np_random, "
                 "which super().reset(seed=seed) prepares"
             ]
     return second.found

@@ -21,25 +21,25 @@ from steppe.core.contracts.errors import EnvironmentFault
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.system.seeding import env_seeds
-from steppe.envs.snapshot.snapshots import LoopSnapshots, WorldState
-from steppe.envs.vector.rendering import image_of
-from steppe.envs.vector.spaces import ActionRule, ObservationRule
-from steppe.envs.wrappers.frame_stack import Frames
-from steppe.envs.wrappers.rewards import Ledger
+from steppe.envs.snapshot.snapshots import LoopEnvSnapshots, SegmentEnvState
+from steppe.envs.vector.rendering import render_rgb
+from steppe.envs.vector.spaces import ActionDecoder, ObservationEncoder
+from steppe.envs.wrappers.frame_stack import FrameStack
+from steppe.envs.wrappers.rewards import EpisodeStatistics
 
-Env = gym.Env[Any, Any]
+GymEnv = gym.Env[Any, Any]
 
 
-class LoopWorld:
+class LoopSegmentEnv:
     """B environments stepped one after the other; each is seeded and then follows its own random numbers."""
 
     def __init__(
         self,
-        envs: list[Env],
+        envs: list[GymEnv],
         spec: EnvSpec,
-        observations: ObservationRule | Frames,
-        actions: ActionRule,
-        ledger: Ledger,
+        observations: ObservationEncoder | FrameStack,
+        actions: ActionDecoder,
+        ledger: EpisodeStatistics,
         seeds: list[int],
     ) -> None:
         self.spec = spec
@@ -48,18 +48,18 @@ class LoopWorld:
         self.masks = np.ones((len(envs), *spec.action.sizes), np.bool_) if spec.num_states is not None else None
         self.seeds = seeds
         self._envs = envs
-        self._snapshots = LoopSnapshots(envs)
+        self._snapshots = LoopEnvSnapshots(envs)
         self._steps, self._resets = self._snapshots.steps, self._snapshots.resets
         self._put = observations.put
-        self._put_first = observations.restart if isinstance(observations, Frames) else observations.put_checked
+        self._put_first = observations.restart if isinstance(observations, FrameStack) else observations.put_checked
         self._actions = actions
         self._ledger = ledger
         self._seeded = False
         self._first: list[Any] = [None] * len(envs)  # the newest episode's first observation, as it came
-        self._retired: list[int] = []
-        frames = observations.memory if isinstance(observations, Frames) else None
+        self._inactive: list[int] = []
+        frames = observations.memory if isinstance(observations, FrameStack) else None
         arrays = {"starts": self.starts, "frames": frames, "masks": self.masks}
-        self._state = WorldState(self, self._snapshots, ledger, arrays)
+        self._state = SegmentEnvState(self, self._snapshots, ledger, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
@@ -77,7 +77,7 @@ class LoopWorld:
         """Act once everywhere; see the contract in core/contracts/env.py."""
         columns = segment.columns
         following, rewards, put = columns["obs"][t + 1], self._ledger.rewards, self._put
-        masks, steps = self.masks, self._resting_steps() if self._retired else self._steps
+        masks, steps = self.masks, self._steps_with_inactive() if self._inactive else self._steps
         ended: list[tuple[int, bool, bool]] = []
         index, action = 0, None
         try:
@@ -96,10 +96,10 @@ class LoopWorld:
         columns["terminated"][t] = False
         columns["truncated"][t] = False
         self.starts.fill(False)
-        if self._retired:
-            columns["valid"][t, self._retired] = False
-            self.starts[self._retired] = True
-        self._ledger.book(columns["reward"][t], columns["valid"][t] if self._retired else None)
+        if self._inactive:
+            columns["valid"][t, self._inactive] = False
+            self.starts[self._inactive] = True
+        self._ledger.add_step(columns["reward"][t], columns["valid"][t] if self._inactive else None)
         for index, died, cut in ended:
             columns["terminated"][t, index] = died
             columns["truncated"][t, index] = cut
@@ -112,12 +112,12 @@ class LoopWorld:
 
         Their rows are written with `valid == False`, and nothing ends in them.
         """
-        self._retired = list(indices)
+        self._inactive = list(indices)
 
-    def _resting_steps(self) -> list[Callable[[Any], Any]]:
+    def _steps_with_inactive(self) -> list[Callable[[Any], Any]]:
         """How to step each environment; those that are retired stay where they are."""
         steps = list(self._steps)
-        for index in self._retired:
+        for index in self._inactive:
             steps[index] = partial(self._rest, index)
         return steps
 
@@ -136,7 +136,7 @@ class LoopWorld:
 
     def render(self) -> np.ndarray | None:
         """The first environment as an RGB image, where it was made for that."""
-        return image_of(self._envs[0])
+        return render_rgb(self._envs[0])
 
     @property
     def resume_kind(self) -> ResumeKind:

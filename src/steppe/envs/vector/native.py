@@ -19,14 +19,14 @@ from steppe.core.contracts.errors import EnvironmentFault, WorldError
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.system.seeding import env_seeds
-from steppe.envs.snapshot.snapshots import Snapshots, WorldState
-from steppe.envs.vector.rendering import image_of
-from steppe.envs.vector.spaces import ActionRule, ObservationRule
-from steppe.envs.wrappers.frame_stack import Frames
-from steppe.envs.wrappers.rewards import Ledger
+from steppe.envs.snapshot.snapshots import EnvSnapshots, SegmentEnvState
+from steppe.envs.vector.rendering import render_rgb
+from steppe.envs.vector.spaces import ActionDecoder, ObservationEncoder
+from steppe.envs.wrappers.frame_stack import FrameStack
+from steppe.envs.wrappers.rewards import EpisodeStatistics
 
 
-def require_native(env: VectorEnv[Any, Any, Any], whose: str, *, numbered: bool = False) -> None:
+def require_supported_vector_env(env: VectorEnv[Any, Any, Any], whose: str, *, numbered: bool = False) -> None:
     """Raise WorldError unless this world's rows can be written from `env`; `numbered` where states are to be numbers."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
@@ -38,19 +38,19 @@ def require_native(env: VectorEnv[Any, Any, Any], whose: str, *, numbered: bool 
         raise WorldError(f"the vector version of {whose} observes {space}, not a plain vector: use vector='loop'")
 
 
-class NativeWorld:
+class NativeSegmentEnv:
     """B environments behind one call. One random stream serves them all, seeded once with one number."""
 
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
         spec: EnvSpec,
-        observations: ObservationRule | Frames,
-        actions: ActionRule,
-        ledger: Ledger,
+        observations: ObservationEncoder | FrameStack,
+        actions: ActionDecoder,
+        ledger: EpisodeStatistics,
         seed: int,
     ) -> None:
-        require_native(env, spec.id, numbered=spec.num_states is not None)
+        require_supported_vector_env(env, spec.id, numbered=spec.num_states is not None)
         self.spec = spec
         self.num_envs = env.num_envs
         self.starts = np.ones(env.num_envs, np.bool_)
@@ -59,15 +59,15 @@ class NativeWorld:
         self.ended = np.zeros(env.num_envs, np.bool_)  # the next step of these is their reset
         self.steps = 0  # since the last `reset` of all
         self._env = env
-        self._frames = observations if isinstance(observations, Frames) else None
+        self._frames = observations if isinstance(observations, FrameStack) else None
         self._actions = actions
         self._ledger = ledger
         self._seeded = False
-        self._snapshots = Snapshots([env])
+        self._snapshots = EnvSnapshots([env])
         frames = self._frames.memory if self._frames else None
         arrays = {"starts": self.starts, "ended": self.ended, "frames": frames, "masks": self.masks}
         self._start = int(getattr(env.single_observation_space, "start", 0))
-        self._state = WorldState(self, self._snapshots, ledger, arrays)
+        self._state = SegmentEnvState(self, self._snapshots, ledger, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
@@ -84,7 +84,7 @@ class NativeWorld:
         if not self._seeded:
             self._snapshots.settle()
         self._seeded = True
-        self._allow(info)
+        self._update_action_masks(info)
         self._write(obs, batch)
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
@@ -100,7 +100,7 @@ class NativeWorld:
         np.logical_and(terminated, live, out=columns["terminated"][t])
         np.logical_and(truncated, live, out=columns["truncated"][t])
         np.multiply(rewards, live, out=ledger.rewards)
-        ledger.book(columns["reward"][t], live)
+        ledger.add_step(columns["reward"][t], live)
         self.starts[...] = resetting
         following = columns["obs"][t + 1]
         self._write(following, batch)
@@ -109,7 +109,7 @@ class NativeWorld:
             ended = np.flatnonzero(self.ended)
             columns["final_obs"][t, ended] = following[ended]
             ledger.end(ended)
-        self._allow(info)
+        self._update_action_masks(info)
 
     def take_finished(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes that ended since the last call."""
@@ -121,7 +121,7 @@ class NativeWorld:
 
     def render(self) -> np.ndarray | None:
         """The first environment as an RGB image, where the world was made for that."""
-        return image_of(self._env)
+        return render_rgb(self._env)
 
     @property
     def resume_kind(self) -> ResumeKind:
@@ -142,7 +142,7 @@ class NativeWorld:
         """Close the environments."""
         self._env.close()
 
-    def _allow(self, info: dict[str, Any]) -> None:
+    def _update_action_masks(self, info: dict[str, Any]) -> None:
         """What may be done now; of an episode that has ended anything, as its next action is ignored."""
         if self.masks is not None:
             self.masks[...] = info.get("action_mask", True)

@@ -10,7 +10,7 @@ import numpy as np
 from steppe.core.contracts.errors import MissingExtra
 
 
-def image_of(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray | None:
+def render_rgb(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray | None:
     """An RGB image [height, width, 3] of the environment (of the first, if it is many), or None where it has none."""
     if env.render_mode is None:
         return None

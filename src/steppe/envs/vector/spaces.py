@@ -20,19 +20,19 @@ from gymnasium import spaces
 
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.specs import ActionSpec, FieldSpec
-from steppe.envs.wrappers.images import ImageRule, channels_last, is_image
+from steppe.envs.wrappers.images import ImageEncoder, channels_last, is_image
 
 Space = spaces.Space[Any]
-Put = Callable[[np.ndarray, int, Any], Any]  # writes one raw observation into row `index` of an array [B, …]
+PutRow = Callable[[np.ndarray, int, Any], Any]  # writes one raw observation into row `index` of an array [B, …]
 Write = Callable[[np.ndarray, Any], None]  # writes one raw value into a flat float32 view
 
 
 @dataclass(frozen=True)
-class ObservationRule:
+class ObservationEncoder:
     """How one raw observation becomes one row; `raw_shape` is what a Box promised, None where parts are checked alone."""
 
     field: FieldSpec
-    put: Put
+    put: PutRow
     raw_shape: tuple[int, ...] | None = None
 
     def put_checked(self, target: np.ndarray, index: int, raw: Any) -> None:
@@ -43,7 +43,7 @@ class ObservationRule:
 
 
 @dataclass(frozen=True)
-class ActionRule:
+class ActionDecoder:
     """What the agent is told, and how its array [B, …] becomes the actions that environments take."""
 
     spec: ActionSpec
@@ -54,41 +54,41 @@ class ActionRule:
         return list(self.batch(actions))
 
 
-def observation_rule(
+def make_observation_encoder(
     space: Space, whose: str, *, grayscale: bool = False, resize: int | None = None
-) -> ObservationRule:
+) -> ObservationEncoder:
     """The rule for a space; raises WorldError for a space without one."""
     if is_image(space):
-        image = ImageRule(channels_last(space.shape or ()), grayscale, resize)
-        return ObservationRule(FieldSpec("obs", image.shape, "uint8"), image.put, space.shape)
+        image = ImageEncoder(channels_last(space.shape or ()), grayscale, resize)
+        return ObservationEncoder(FieldSpec("obs", image.shape, "uint8"), image.put, space.shape)
     if grayscale or resize:
         option = "grayscale" if grayscale else "resize"
         raise ConfigError(f"environment.{option} is for images, but {whose} observes {space}")
     size, write = _flat(space, whose)
     field = FieldSpec("obs", (size,), "float32")
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        fast: Put = operator.setitem  # type: ignore[assignment]  # a C function: no frame on the hot path
-        return ObservationRule(field, fast, space.shape)
+        fast: PutRow = operator.setitem  # type: ignore[assignment]  # a C function: no frame on the hot path
+        return ObservationEncoder(field, fast, space.shape)
 
     def put(target: np.ndarray, index: int, raw: Any) -> None:
         write(target[index], raw)
 
-    return ObservationRule(field, put, space.shape if isinstance(space, spaces.Box) else None)
+    return ObservationEncoder(field, put, space.shape if isinstance(space, spaces.Box) else None)
 
 
-def planes_rule(space: Space, whose: str) -> ObservationRule:
+def make_planes_encoder(space: Space, whose: str) -> ObservationEncoder:
     """The rule for environments that declare planes, (channels, height, width) of small whole numbers: they stay as they are."""
     if not (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3):
         raise WorldError(f"{whose} declares planes but observes {space}: make it a Box of uint8 with three axes")
     field = FieldSpec("obs", space.shape, "uint8", most=max(1, int(space.high.max())))
-    fast: Put = operator.setitem  # type: ignore[assignment]
-    return ObservationRule(field, fast, space.shape)
+    fast: PutRow = operator.setitem  # type: ignore[assignment]
+    return ObservationEncoder(field, fast, space.shape)
 
 
-def index_rule(space: Space, whose: str) -> tuple[ObservationRule, int]:
+def make_state_index_encoder(space: Space, whose: str) -> tuple[ObservationEncoder, int]:
     """The rule for agents that look states up in a table, and how many states there are; WorldError for other spaces."""
     if not isinstance(space, spaces.Discrete):
-        raise WorldError(f"{whose} observes {space}, but a table needs numbered states{_how_to_number(space)}")
+        raise WorldError(f"{whose} observes {space}, but a table needs numbered states{_numbering_hint(space)}")
     start, size = int(space.start), int(space.n)
 
     def put(target: np.ndarray, index: int, raw: Any) -> None:
@@ -97,10 +97,10 @@ def index_rule(space: Space, whose: str) -> tuple[ObservationRule, int]:
             raise ValueError(f"the observation {raw} is not in {space}")
         target[index] = number
 
-    return ObservationRule(FieldSpec("obs", (), "int64"), put), size
+    return ObservationEncoder(FieldSpec("obs", (), "int64"), put), size
 
 
-def _how_to_number(space: Space) -> str:
+def _numbering_hint(space: Space) -> str:
     if isinstance(space, spaces.Box):
         return (
             ': cut it into bins with -s environment.wrappers=["steppe.classic:DiscretizeWrapper"] (for bins of your own, a '
@@ -109,23 +109,27 @@ def _how_to_number(space: Space) -> str:
     return ": FlattenMultiDiscreteWrapper numbers MultiDiscrete and Tuples of Discrete; wrap it into one of these"
 
 
-def action_rule(space: Space, whose: str) -> ActionRule:
+def make_action_decoder(space: Space, whose: str) -> ActionDecoder:
     """The rule for a space; raises WorldError for a space without one."""
     if isinstance(space, spaces.Discrete):
-        return ActionRule(ActionSpec("discrete", (int(space.n),)), _shifted(space.start, (), space.dtype))
+        return ActionDecoder(
+            ActionSpec("discrete", (int(space.n),)), _make_discrete_decoder(space.start, (), space.dtype)
+        )
     if isinstance(space, spaces.MultiDiscrete):
         sizes = tuple(int(n) for n in space.nvec.ravel())
-        return ActionRule(ActionSpec("multi_discrete", sizes), _shifted(space.start, space.nvec.shape, space.dtype))
+        return ActionDecoder(
+            ActionSpec("multi_discrete", sizes), _make_discrete_decoder(space.start, space.nvec.shape, space.dtype)
+        )
     if isinstance(space, spaces.MultiBinary):
         sizes = (2,) * math.prod(space.shape)
-        return ActionRule(ActionSpec("multi_discrete", sizes), _shifted(0, space.shape, space.dtype))
+        return ActionDecoder(ActionSpec("multi_discrete", sizes), _make_discrete_decoder(0, space.shape, space.dtype))
     if isinstance(space, spaces.Box):
         low, high = (tuple(float(x) for x in bound.ravel()) for bound in (space.low, space.high))
-        return ActionRule(ActionSpec("box", space.shape, low, high), _clipped(space))
+        return ActionDecoder(ActionSpec("box", space.shape, low, high), _make_box_decoder(space))
     raise _unsupported("takes", space, whose, "Discrete, MultiDiscrete, MultiBinary and Box")
 
 
-def _shifted(start: Any, shape: tuple[int, ...], dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+def _make_discrete_decoder(start: Any, shape: tuple[int, ...], dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
     """Choices counted from 0 become the space's own, which may begin elsewhere and have several axes."""
     offset = np.asarray(start, dtype)
 
@@ -136,7 +140,7 @@ def _shifted(start: Any, shape: tuple[int, ...], dtype: Any) -> Callable[[np.nda
     return batch
 
 
-def _clipped(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
+def _make_box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
     """Real numbers held within the bounds, compared in the space's own precision."""
     whole = np.issubdtype(space.dtype, np.integer)
 

@@ -19,14 +19,14 @@ from gymnasium.envs.registration import EnvSpec as Registration
 
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Tree
-from steppe.core.contracts.errors import ConfigError, nearest
-from steppe.envs.wrappers.downscale import Shrinking
+from steppe.core.contracts.errors import ConfigError, did_you_mean
+from steppe.envs.wrappers.downscale import AreaDownscaler
 
 Info = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Rules:
+class AtariSettings:
     """How a game is played: the keys of `environment.kwargs`, beginning with what ale-py registers for the game."""
 
     game: str
@@ -40,14 +40,14 @@ class Rules:
     difficulty: int | None = None
 
     @classmethod
-    def of(cls, known: dict[str, Any], given: dict[str, Any]) -> Rules:
+    def of(cls, known: dict[str, Any], given: dict[str, Any]) -> AtariSettings:
         """What is registered, changed by what is given; an unknown or impossible value is an error."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "game"]
         for name in given:
             if name not in names:
                 raise ConfigError(
                     f"environment.kwargs has no {name!r} for Atari games; there are: {', '.join(names)}."
-                    f"{nearest(name, names)}"
+                    f"{did_you_mean(name, names)}"
                 )
         rules = cls(**known | given)
         sound = isinstance(rules.frameskip, int) and rules.frameskip > 0 and rules.noop_max >= 0
@@ -61,40 +61,42 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # declared so by gym.Env
 
-    def __init__(self, rules: Rules, *, grayscale: bool = True, size: int = 84, render_mode: str | None = None) -> None:
+    def __init__(
+        self, rules: AtariSettings, *, grayscale: bool = True, size: int = 84, render_mode: str | None = None
+    ) -> None:
         self.rules = rules
         self.render_mode = render_mode
-        self.ale = _loaded(rules)
-        self._fresh = self.ale.cloneState(include_rng=True)
+        self.ale = _load_emulator(rules)
+        self._initial_state = self.ale.cloneState(include_rng=True)
         self._actions = self.ale.getLegalActionSet() if rules.full_action_space else self.ale.getMinimalActionSet()
         height, width = self.ale.getScreenDims()
         screen = (height, width) if grayscale else (height, width, 3)
         self._see = self.ale.getScreenGrayscale if grayscale else self.ale.getScreenRGB
         self._frames = np.zeros(screen, np.uint8), np.zeros(screen, np.uint8)  # the last two
-        self._shrink = Shrinking(screen, (size or height, size or width))
-        seen = self._shrink(*self._frames).shape
+        self._downscale = AreaDownscaler(screen, (size or height, size or width))
+        seen = self._downscale(*self._frames).shape
         self.observation_space = spaces.Box(0, 255, seen, np.uint8)
         self.action_space = spaces.Discrete(len(self._actions))
         self._held = Action.NOOP
         self._lives = 0
-        self._goes_on = False  # the last episode ended by a lost life
+        self._life_lost = False  # the last episode ended by a lost life
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         """Begin a new game, or after a lost life go on with the one under way."""
         super().reset(seed=seed)
-        if seed is None and self._goes_on:
+        if seed is None and self._life_lost:
             self.ale.act(Action.NOOP)
         else:
             self._begin(anew=seed is not None)
-        self._held, self._goes_on = Action.NOOP, False
+        self._held, self._life_lost = Action.NOOP, False
         self._lives = self.ale.lives()
         self._see(self._frames[1])
-        return self._shrink(self._frames[1], self._frames[1]), self._info()
+        return self._downscale(self._frames[1], self._frames[1]), self._info()
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         ale, wanted, last = self.ale, self._actions[action], self.rules.frameskip - 1
         reward, alone = 0, True
-        for frame, sticks in enumerate(self._sticking()):
+        for frame, sticks in enumerate(self._sample_sticky_frames()):
             if not sticks:
                 self._held = wanted
             reward += ale.act(self._held)
@@ -107,10 +109,10 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         terminated = ale.game_over(with_truncation=False)
         truncated = ale.game_truncated() and not terminated
         lives = ale.lives()
-        self._goes_on = self.rules.episodic_life and 0 < lives < self._lives and not (terminated or truncated)
+        self._life_lost = self.rules.episodic_life and 0 < lives < self._lives and not (terminated or truncated)
         self._lives = lives
-        obs = self._shrink(self._frames[alone], self._frames[1])
-        return obs, float(reward), terminated or self._goes_on, truncated, self._info()
+        obs = self._downscale(self._frames[alone], self._frames[1])
+        return obs, float(reward), terminated or self._life_lost, truncated, self._info()
 
     def render(self) -> np.ndarray:
         """The screen in colour, as the emulator drew it last."""
@@ -123,18 +125,18 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
             "emulator": self.ale.cloneState(include_rng=True).serialize(),
             "held": self._held.value,
             "lives": self._lives,
-            "goes_on": self._goes_on,
+            "goes_on": self._life_lost,
         }
 
     def restore(self, state: Tree) -> None:
         """Go on where `snapshot` was taken."""
         self.ale.restoreState(ALEState(state["emulator"]))
-        self._held, self._lives, self._goes_on = Action(state["held"]), state["lives"], state["goes_on"]
+        self._held, self._lives, self._life_lost = Action(state["held"]), state["lives"], state["goes_on"]
 
     def _begin(self, *, anew: bool) -> None:
         """Switch on, and do nothing for a while; `anew` also forgets what games leave in memory for the next."""
         if anew:
-            self.ale.restoreState(self._fresh)
+            self.ale.restoreState(self._initial_state)
         self.ale.reset_game()
         if not self.rules.noop_max:
             return
@@ -143,7 +145,7 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
             if self.ale.game_over():
                 self.ale.reset_game()
 
-    def _sticking(self) -> list[bool]:
+    def _sample_sticky_frames(self) -> list[bool]:
         """For each frame of a step, whether it gets the action before instead."""
         stickiness = self.rules.repeat_action_probability
         if not stickiness:
@@ -155,17 +157,17 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         return {"lives": self._lives}
 
 
-def make_game(source: Registration, config: EnvConfig, *, render: bool = False) -> AtariGame:
+def make_atari_env(source: Registration, config: EnvConfig, *, render: bool = False) -> AtariGame:
     """The game that ale-py registered, as a fitted configuration wants it."""
     return AtariGame(
-        Rules.of(source.kwargs, config.kwargs),
+        AtariSettings.of(source.kwargs, config.kwargs),
         grayscale=bool(config.grayscale),
         size=config.resize or 0,
         render_mode="rgb_array" if render else None,
     )
 
 
-def _loaded(rules: Rules) -> ALEInterface:
+def _load_emulator(rules: AtariSettings) -> ALEInterface:
     """An emulator with the game in it. The seed matters to nothing once actions do not stick by themselves."""
     ALEInterface.setLoggerMode(LoggerMode.Error)
     ale = ALEInterface()

@@ -14,7 +14,7 @@ import numpy as np
 _EXACT = 2**24  # float32 holds every whole number up to here
 
 
-class Shrinking:
+class AreaDownscaler:
     """From screens (height, width) or (height, width, colours) to images of `size` pixels."""
 
     def __init__(self, screen: tuple[int, ...], size: tuple[int, int]) -> None:
@@ -30,7 +30,7 @@ class Shrinking:
         """A new image from two screens, which are left alone."""
         image = np.empty(self._shape, np.uint8)
         height = len(one)
-        _shrink(
+        _downscale(
             one.reshape(height, -1),
             other.reshape(height, -1),
             *self._rows,
@@ -56,7 +56,7 @@ def _coverage(old: int, new: int) -> tuple[tuple[np.ndarray, np.ndarray], int]:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _shrink(
+def _downscale(
     one: np.ndarray,
     other: np.ndarray,
     first_row: np.ndarray,

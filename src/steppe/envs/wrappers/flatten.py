@@ -132,7 +132,7 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
         return getattr(self.env, name)
 
 
-def as_environment(env: Any) -> gym.Env[Any, Any]:
+def as_gym_env(env: Any) -> gym.Env[Any, Any]:
     """The environment itself if it is Gymnasium's, else one around whatever has `reset`, `step` and numbers of choices."""
     return env if isinstance(env, gym.Env) else FlattenMultiDiscreteWrapper(env)
 

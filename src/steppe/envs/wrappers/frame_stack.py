@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from steppe.core.contracts.specs import FieldSpec
-from steppe.envs.vector.spaces import ObservationRule
+from steppe.envs.vector.spaces import ObservationEncoder
 
 
-class Frames:
+class FrameStack:
     """`count` observations per environment; an episode begins with copies of its first one."""
 
-    def __init__(self, num_envs: int, rule: ObservationRule, count: int) -> None:
+    def __init__(self, num_envs: int, rule: ObservationEncoder, count: int) -> None:
         unit, *rest = rule.field.shape
         self.field: FieldSpec = replace(rule.field, shape=(unit * count, *rest), frames=count)
         self.memory = np.zeros((num_envs, *self.field.shape), rule.field.dtype)

@@ -29,7 +29,7 @@ def channels_last(shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
     return ((shape[1], shape[2], shape[0]) if first else shape), first
 
 
-class ImageRule:
+class ImageEncoder:
     """Writes a raw image into a uint8 row (channels, height, width)."""
 
     def __init__(self, layout: tuple[tuple[int, ...], bool], grayscale: bool, resize: int | None) -> None:

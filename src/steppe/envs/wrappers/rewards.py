@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-class Ledger:
+class EpisodeStatistics:
     """Sums rewards over running episodes before they are scaled or clipped, by row: agent after agent of each environment."""
 
     def __init__(self, num_envs: int, scale: float, clip: float | None, num_agents: int = 1) -> None:
@@ -29,7 +29,7 @@ class Ledger:
         if self.played is not None:
             self.played.fill(False)
 
-    def book(self, row: np.ndarray, live: np.ndarray | None = None) -> None:
+    def add_step(self, row: np.ndarray, live: np.ndarray | None = None) -> None:
         """Add the step's rewards and write what the agent sees of them, scaled first, then clipped.
 
         `live` leaves out environments whose step was no experience; their rewards must be 0.

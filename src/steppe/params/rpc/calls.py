@@ -12,22 +12,22 @@ import numpy as np
 from steppe.core.contracts.errors import DamagedFile, SteppeError, UsageError
 from steppe.core.contracts.weights import Weights
 from steppe.core.io.codec import Buffer, encode_weights, pack
-from steppe.params.parameter_layout import MISFITS, Refusal
+from steppe.params.parameter_layout import INVALID_UPDATE_REASONS, Refusal
 from steppe.params.push_api import POLICY, Push
-from steppe.params.round_sum import countable
+from steppe.params.round_sum import validate_counts
 from steppe.params.rpc import protocol
 
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
 
 _NONE = type(None)
-_WHO: dict[str, tuple[type, ...]] = {"worker": (str,)}
+_WORKER_FIELD: dict[str, tuple[type, ...]] = {"worker": (str,)}
 REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
-    "Register": _WHO,
-    "Unregister": _WHO,
+    "Register": _WORKER_FIELD,
+    "Unregister": _WORKER_FIELD,
     "Pull": {"worker": (str, _NONE), "newer_than": (int,)},
     "Push": {
-        **_WHO,
+        **_WORKER_FIELD,
         "row": (np.ndarray, _NONE),
         "refusal": (list, _NONE),
         "weight": (float, int),
@@ -35,36 +35,36 @@ REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
         "version": (int, _NONE),
     },
     "PushRow": {
-        **_WHO,
+        **_WORKER_FIELD,
         "row": (_NONE,),
         "refusal": (_NONE,),
         "weight": (float, int),
         "number": (int, _NONE),
         "version": (int, _NONE),
     },
-    "Tally": {**_WHO, "round_number": (int,), "counted": (list,)},
-    "Report": {**_WHO, "metrics": (dict,)},
+    "Tally": {**_WORKER_FIELD, "round_number": (int,), "counted": (list,)},
+    "Report": {**_WORKER_FIELD, "metrics": (dict,)},
     "Stats": {},
     "Checkpoint": {},
 }
 
-Answer = tuple[str, Any, int | None]  # "ok" and bytes, or "usage", "error" and words; the round, after a pull
+RpcReply = tuple[str, Any, int | None]  # "ok" and bytes, or "usage", "error" and words; the round, after a pull
 
 
-def carry_out(server: ParameterServer, method: str, request: dict[str, Any]) -> tuple[bytes, int | None]:
+def dispatch(server: ParameterServer, method: str, request: dict[str, Any]) -> tuple[bytes, int | None]:
     """The answer's bytes, and for a worker's pull the server's round."""
     if method == "Pull" and request["worker"] is not None:
         found, number = server.pull_newer(request["worker"], request["newer_than"])
         return _weights(found), number
-    return CALLS[method](server, request), None
+    return HANDLERS[method](server, request), None
 
 
-def answer(server: ParameterServer, method: str, data: Buffer) -> Answer:
+def handle_call(server: ParameterServer, method: str, data: Buffer) -> RpcReply:
     """Read and carry out; what is wrong comes back in words."""
     try:
-        if method not in CALLS:
+        if method not in HANDLERS:
             raise DamagedFile(f"there is no call {method!r}")
-        return ("ok", *carry_out(server, method, protocol.read_request(data, REQUESTS[method])))
+        return ("ok", *dispatch(server, method, protocol.read_request(data, REQUESTS[method])))
     except UsageError as error:
         return "usage", str(error), None
     except SteppeError as error:
@@ -74,11 +74,11 @@ def answer(server: ParameterServer, method: str, data: Buffer) -> Answer:
 def _register(server: ParameterServer, request: dict[str, Any]) -> bytes:
     new, about = server.register_worker(request["worker"]), server.description()
     del about["carried"]
-    return packed({"new": new, **server.standing(request["worker"]), **about})
+    return encode_reply({"new": new, **server.standing(request["worker"]), **about})
 
 
 def _unregister(server: ParameterServer, request: dict[str, Any]) -> bytes:
-    return packed({"was": server.unregister_worker(request["worker"])})
+    return encode_reply({"was": server.unregister_worker(request["worker"])})
 
 
 def _pull(server: ParameterServer, request: dict[str, Any]) -> bytes:
@@ -98,37 +98,39 @@ def _push(server: ParameterServer, request: dict[str, Any]) -> bytes:
     if (row is None) == (words is None):
         raise DamagedFile("a push has either numbers or what is wrong with them")
     if row is not None:
-        return packed(msgspec.to_builtins(server.take_row(push, row)))
-    if len(words) != 2 or not all(isinstance(word, str) for word in words) or words[0] not in MISFITS:
+        return encode_reply(msgspec.to_builtins(server.take_row(push, row)))
+    if len(words) != 2 or not all(isinstance(word, str) for word in words) or words[0] not in INVALID_UPDATE_REASONS:
         raise DamagedFile("a push's refusal is a known word and a sentence")
-    return packed(msgspec.to_builtins(server.refuse_push(push, Refusal(words[0], words[1][:1000]))))
+    return encode_reply(msgspec.to_builtins(server.refuse_push(push, Refusal(words[0], words[1][:1000]))))
 
 
 def _tally(server: ParameterServer, request: dict[str, Any]) -> bytes:
-    number, total = server.tally(request["worker"], request["round_number"], countable(request["counted"]).tolist())
-    return packed({"round_number": number, "total": total})
+    number, total = server.tally(
+        request["worker"], request["round_number"], validate_counts(request["counted"]).tolist()
+    )
+    return encode_reply({"round_number": number, "total": total})
 
 
 def _report(server: ParameterServer, request: dict[str, Any]) -> bytes:
     server.report(request["worker"], request["metrics"])
-    return packed({})
+    return encode_reply({})
 
 
 def _stats(server: ParameterServer, _: dict[str, Any]) -> bytes:
-    return packed(server.get_server_stats())
+    return encode_reply(server.get_server_stats())
 
 
 def _checkpoint(server: ParameterServer, _: dict[str, Any]) -> bytes:
     """Where the server was told to keep it: a client names no path."""
-    return packed({"path": str(server.save_checkpoint())})
+    return encode_reply({"path": str(server.save_checkpoint())})
 
 
-def packed(tree: Any) -> bytes:
+def encode_reply(tree: Any) -> bytes:
     """An answer's bytes."""
     return pack(tree, sealed=False)
 
 
-CALLS: dict[str, Callable[[ParameterServer, dict[str, Any]], bytes]] = {
+HANDLERS: dict[str, Callable[[ParameterServer, dict[str, Any]], bytes]] = {
     "Register": _register,
     "Unregister": _unregister,
     "Pull": _pull,

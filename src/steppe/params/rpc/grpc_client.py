@@ -12,20 +12,20 @@ import numpy as np
 
 from steppe.core.contracts.errors import ConfigError, MissingExtra, SteppeError, Unreachable, UsageError
 from steppe.params.rpc import protocol
-from steppe.params.rpc.packed_client import PackedLine
+from steppe.params.rpc.packed_client import PackedClient
 
 try:
     import grpc
 except ImportError as error:  # pragma: no cover
     raise MissingExtra("a client of the parameter server", "grpc") from error
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
+INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.02, 2.0
 
 
-class GrpcLine(PackedLine):
+class GrpcClient(PackedClient):
     """One channel to one address."""
 
-    LONGEST_ROW = protocol.CHUNK
+    MAX_INLINE_ROW_BYTES = protocol.CHUNK
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class GrpcLine(PackedLine):
         retry_s: float,
     ) -> None:
         super().__init__()
-        secure, self._host, self._port = protocol.address_of(url)
+        secure, self._host, self._port = protocol.parse_address(url)
         if ca is not None and not secure:
             raise ConfigError(f"ca is for grpcs:// addresses, and {url!r} is not one")
         self._url, self._token, self._timeout_s, self._retry_s = url, token, timeout_s, retry_s
         options = [
-            *protocol.BULK,
+            *protocol.BULK_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", 50),
@@ -67,20 +67,20 @@ class GrpcLine(PackedLine):
         self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
     ) -> tuple[bytes, int | None, int]:
         kind = self._channel.unary_unary if row is None else self._channel.stream_unary
-        call = kind(protocol.path_of(method))
-        until, pause, tries = time.monotonic() + self._retry_s, FIRST_PAUSE_S, 0
+        call = kind(protocol.method_path(method))
+        until, pause, tries = time.monotonic() + self._retry_s, INITIAL_BACKOFF_S, 0
         while True:
             tries += 1
             try:
-                sent = data if row is None else protocol.parts_of(data, row)
+                sent = data if row is None else protocol.iter_push_parts(data, row)
                 answer, details = call.with_call(sent, timeout=self._timeout_s, metadata=self._metadata(worker))
                 return answer, _round_of(details), tries
             except grpc.RpcError as error:
                 left = until - time.monotonic()
-                if not _passing(error) or left <= 0:
-                    raise self._meaning(error) from None
+                if not _is_retryable(error) or left <= 0:
+                    raise self._to_steppe_error(error) from None
             time.sleep(min(left, pause * random.uniform(0.5, 1.0)))  # apart, so that not all come again at once
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_BACKOFF_S)
 
     def _metadata(self, worker: str | None) -> list[tuple[str, str]]:
         # A server that began anew has a new one.
@@ -97,7 +97,7 @@ class GrpcLine(PackedLine):
             raise UsageError(f"there is no token for worker {worker!r}, only for {', '.join(self._token)}")
         return self._token[worker]
 
-    def _meaning(self, error: Any) -> SteppeError:
+    def _to_steppe_error(self, error: Any) -> SteppeError:
         code, words = error.code(), error.details()
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return Unreachable(f"no parameter server answers at {self._url} ({words}): is it running?")
@@ -108,7 +108,7 @@ class GrpcLine(PackedLine):
         return UsageError(str(words))
 
 
-def _passing(error: Any) -> bool:
+def _is_retryable(error: Any) -> bool:
     """Whether trying again may help."""
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return "larger than max" not in (error.details() or "")
@@ -116,7 +116,7 @@ def _passing(error: Any) -> bool:
 
 
 def _round_of(details: Any) -> int | None:
-    found = dict(details.trailing_metadata() or ()).get(protocol.ROUND)
+    found = dict(details.trailing_metadata() or ()).get(protocol.ROUND_METADATA_KEY)
     return None if found is None else int(found)
 
 

@@ -34,7 +34,7 @@ THREADS, RESERVED = 24, 8  # the second are kept from rows that come in parts, w
 WAITING_BYTES = 1 << 30  # of requests that are being read or wait for a thread; more are asked to come again
 
 
-class Service:
+class GrpcServer:
     """One gRPC server around a ParameterServer. `token`: one for all, or one per worker, which then speaks only for itself."""
 
     def __init__(
@@ -42,14 +42,14 @@ class Service:
     ) -> None:
         self.server = server
         self.refused: dict[str, int] = {}
-        self._counting = threading.Lock()
+        self._refused_lock = threading.Lock()
         self._streams = threading.BoundedSemaphore(max(1, THREADS - RESERVED))
         self._rows: list[np.ndarray] = []  # for rows that come in parts
         self._token_file: Path | None = None
-        self.token = _tokens(token, host, tls, private=server.is_private)
+        self.token = _accepted_tokens(token, host, tls, private=server.is_private)
         largest = 4 * server.num_parameters + protocol.SLACK
         options = [
-            *protocol.BULK,
+            *protocol.BULK_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", largest),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
@@ -58,14 +58,14 @@ class Service:
         at_once = max(THREADS, min(256, WAITING_BYTES // largest))
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="params")
         self._grpc = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=at_once)
-        self._grpc.add_generic_rpc_handlers((_Methods(self),))
+        self._grpc.add_generic_rpc_handlers((_RpcHandlers(self),))
         try:
             self.port = self._bind(host, port, tls)
         except BaseException:
             self.stop(0.0)
             raise
         if token is None:
-            self._token_file = protocol.leave_token(self.port, str(self.token))
+            self._token_file = protocol.write_token(self.port, str(self.token))
         self._grpc.start()
 
     def stop(self, grace_s: float = 2.0) -> None:
@@ -89,9 +89,9 @@ class Service:
                 self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
             if rest is not None:
                 return self._push_row(request, rest)
-            found, number = calls.carry_out(self.server, method, request)
+            found, number = calls.dispatch(self.server, method, request)
             if number is not None:
-                context.set_trailing_metadata(((protocol.ROUND, str(number)),))
+                context.set_trailing_metadata(((protocol.ROUND_METADATA_KEY, str(number)),))
             return found
         except DamagedFile as error:
             self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -126,7 +126,7 @@ class Service:
             push, row, finite=bool(finite)
         )  # one that is not is looked at again, and refused
         self._rows.append(row)
-        return calls.packed(msgspec.to_builtins(receipt))
+        return calls.encode_reply(msgspec.to_builtins(receipt))
 
     def _bind(self, host: str, port: int, tls: Tls | None) -> int:
         address = f"{host}:{port}"
@@ -158,35 +158,35 @@ class Service:
         return found[0]
 
     def _refuse(self, context: Any, reason: str, status: Any, words: str) -> NoReturn:
-        with self._counting:
+        with self._refused_lock:
             self.refused[reason] = self.refused.get(reason, 0) + 1
         context.abort(status, words)
         raise AssertionError("abort raises")
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Names to handlers; nothing is decoded before the gate."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: GrpcServer) -> None:
         self._handlers = {
-            protocol.path_of(method): grpc.unary_unary_rpc_method_handler(_bound(service, method))
-            for method in calls.CALLS
+            protocol.method_path(method): grpc.unary_unary_rpc_method_handler(_make_handler(service, method))
+            for method in calls.HANDLERS
         }
         rows = grpc.stream_unary_rpc_method_handler(
             lambda parts, context: service.answer_parts("PushRow", parts, context)
         )
-        self._handlers[protocol.path_of("PushRow")] = rows
+        self._handlers[protocol.method_path("PushRow")] = rows
         self._handlers[protocol.HEALTH] = grpc.unary_unary_rpc_method_handler(lambda _, __: protocol.SERVING)
 
     def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method)
 
 
-def _bound(service: Service, method: str) -> Callable[[bytes, Any], bytes]:
+def _make_handler(service: GrpcServer, method: str) -> Callable[[bytes, Any], bytes]:
     return lambda data, context: service.answer(method, data, context)
 
 
-def _tokens(
+def _accepted_tokens(
     token: str | Mapping[str, str] | None, host: str, tls: Tls | None, *, private: bool
 ) -> str | dict[str, str]:
     """The tokens that are accepted; ConfigError where they would protect nothing."""

@@ -11,27 +11,29 @@ import numpy as np
 from steppe.core.contracts.errors import SteppeError, UsageError
 from steppe.core.contracts.weights import Weights
 from steppe.core.io.codec import decode_weights, pack, unpack
-from steppe.params.parameter_layout import Space
+from steppe.params.parameter_layout import ParameterLayout
 from steppe.params.push_api import Push
 from steppe.params.rounds import Receipt
-from steppe.params.rpc.calls import Answer
+from steppe.params.rpc.calls import RpcReply
 
 
-class PackedLine:
+class PackedClient:
     """Makes requests and reads answers; `_send` is each line's own."""
 
-    FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1
-    LONGEST_ROW: int | None = None  # bytes; what is longer follows the request in parts
-    tells_version = False
+    MIN_POLL_S, MAX_POLL_S = 0.002, 0.1
+    MAX_INLINE_ROW_BYTES: int | None = None  # bytes; what is longer follows the request in parts
+    sends_version = False
 
     def __init__(self) -> None:
-        self._space: tuple[Space, bool] | None = None  # what the server trains, and whether a push has to have it all
+        self._space: tuple[ParameterLayout, bool] | None = (
+            None  # what the server trains, and whether a push has to have it all
+        )
 
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
         sent = self._send(method, pack(dict(request), sealed=False), worker=request.get("worker"))
         answer = unpack(sent[0], sealed=False)
         if method == "Register":
-            self._space = Space.described(answer.pop("fields")), bool(answer.pop("whole"))
+            self._space = ParameterLayout.described(answer.pop("fields")), bool(answer.pop("whole"))
         return answer
 
     def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
@@ -45,13 +47,13 @@ class PackedLine:
         space, whole = self._space
         row: np.ndarray | None
         if isinstance(update, np.ndarray):
-            row, refusal = update, space.unfit_row(update)
+            row, refusal = update, space.validate_row(update)
         else:
-            row, refusal = None if whole else space.shared_row(update), None
+            row, refusal = None if whole else space.view_as_row(update), None
             if row is None:
                 row = np.empty(space.size, np.float32)
                 refusal = space.fill(row, update, whole=whole)
-        long = refusal is None and self.LONGEST_ROW is not None and row.nbytes > self.LONGEST_ROW
+        long = refusal is None and self.MAX_INLINE_ROW_BYTES is not None and row.nbytes > self.MAX_INLINE_ROW_BYTES
         words = {**push._asdict(), "refusal": list(refusal) if refusal else None}
         header = pack({**words, "row": None if refusal or long else row}, sealed=False)
         method, rest = ("PushRow", row) if long else ("Push", None)
@@ -66,7 +68,7 @@ class PackedLine:
         raise NotImplementedError
 
 
-def settled(answer: Answer) -> tuple[bytes, int | None]:
+def unwrap_reply(answer: RpcReply) -> tuple[bytes, int | None]:
     """An answer's bytes and round; what went wrong at the other end is raised here."""
     kind, found, number = answer
     if kind != "ok":

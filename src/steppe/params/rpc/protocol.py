@@ -23,9 +23,9 @@ from steppe.core.io.codec import Buffer, unpack
 SERVICE = "steppe.ParameterServer"
 HEALTH = "/grpc.health.v1.Health/Check"  # the standard protocol, whose two messages are small enough to write by hand
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-ROUND = "steppe-round"  # trailing metadata of a pull
+ROUND_METADATA_KEY = "steppe-round"  # trailing metadata of a pull
 TOKEN_VARIABLE = "STEPPE_PARAMS_TOKEN"
-BULK = [  # megabytes in few frames
+BULK_CHANNEL_OPTIONS = [  # megabytes in few frames
     ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.write_buffer_size", 4 << 20),
@@ -43,7 +43,7 @@ class Tls:
     key: str | Path
 
 
-def parts_of(header: bytes, row: np.ndarray) -> Iterator[bytes]:
+def iter_push_parts(header: bytes, row: np.ndarray) -> Iterator[bytes]:
     """A push in parts: its header, then the row's bytes."""
     yield header
     raw = np.ascontiguousarray(row).view(np.uint8).data
@@ -51,7 +51,7 @@ def parts_of(header: bytes, row: np.ndarray) -> Iterator[bytes]:
         yield bytes(raw[start : start + CHUNK])
 
 
-def path_of(method: str) -> str:
+def method_path(method: str) -> str:
     """A method's full name on the wire."""
     return f"/{SERVICE}/{method}"
 
@@ -87,7 +87,7 @@ def token_file(port: int) -> Path:
     return (Path(home) if home else Path.home() / ".steppe") / "params" / f"{port}.token"
 
 
-def leave_token(port: int, token: str) -> Path:
+def write_token(port: int, token: str) -> Path:
     """Write the token where only this user reads it."""
     path = token_file(port)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def find_token(host: str, port: int) -> str | None:
         return None
 
 
-def address_of(url: str) -> tuple[bool, str, int]:
+def parse_address(url: str) -> tuple[bool, str, int]:
     """(TLS, host, port) of `grpc://host:port` or `grpcs://host:port`."""
     scheme, _, rest = url.partition("://")
     host, _, port = rest.rpartition(":")

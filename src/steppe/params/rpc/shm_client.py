@@ -18,39 +18,39 @@ import numpy as np
 
 from steppe.core.contracts.errors import DamagedFile, SteppeError, Unreachable, UsageError
 from steppe.core.contracts.weights import Weights
-from steppe.core.system.shared_dir import Bell
+from steppe.core.system.shared_dir import Wakeup
 from steppe.params.push_api import Push
 from steppe.params.rounds import Receipt
 from steppe.params.rpc import shm_server
-from steppe.params.rpc.shm_server import Memory, Question, Seat
+from steppe.params.rpc.shm_server import RequestSlot, SharedParameters, ShmRequest
 
 
-class SharedLine:
+class ShmClient:
     """Its threads ask one after the other; pulls wait for nobody."""
 
-    FIRST_LOOK_S, LAST_LOOK_S = 0.0001, 0.002  # between looks for a newer version
-    tells_version = True  # the server does not see who pulls
+    MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002  # between looks for a newer version
+    sends_version = True  # the server does not see who pulls
 
     def __init__(self, room: Path, timeout_s: float, retry_s: float) -> None:
         self._room, self._timeout_s, self._retry_s = room, timeout_s, retry_s
         self._number = 0
         self._asking = threading.Lock()
-        self._memory: Memory | None = None
-        self._seat: Seat | None = None
+        self._memory: SharedParameters | None = None
+        self._seat: RequestSlot | None = None
         self._held: int | None = None
-        self._bells: tuple[Bell, Bell] | None = None
+        self._wakeups: tuple[Wakeup, Wakeup] | None = None
 
     def close(self) -> None:
         with self._asking:
             self._leave()
 
     def is_serving(self) -> bool:
-        return shm_server.is_owned(self._room)
+        return shm_server.is_server_alive(self._room)
 
     def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
         memory = self._memory
         if memory is None or memory.words[shm_server.CLOSED]:
-            memory = self._look_again()
+            memory = self._reconnect()
         if memory.words[shm_server.VERSION] <= newer_than:
             return None, memory.words[shm_server.ROUND]
         return memory.newest(), memory.words[shm_server.ROUND]
@@ -58,7 +58,7 @@ class SharedLine:
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
         with self._asking:
             self._sit()
-            return self._ask(Question(method, **request))[0]
+            return self._ask(ShmRequest(method, **request))[0]
 
     def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
         with self._asking:
@@ -69,10 +69,10 @@ class SharedLine:
                 refusal = space.copy_row(update, seat.row)
             else:
                 refusal = space.fill(seat.row, update, whole=whole)
-            answer, tries = self._ask(Question("Push", *push, refusal=refusal))
+            answer, tries = self._ask(ShmRequest("Push", *push, refusal=refusal))
         return msgspec.convert(answer, Receipt), tries
 
-    def _ask(self, question: Question) -> tuple[Any, int]:
+    def _ask(self, question: ShmRequest) -> tuple[Any, int]:
         """The answer, and how often it was asked for: again when another server is there than before."""
         data, tries = msgspec.msgpack.encode(question), 1
         while not self._answered(data):
@@ -92,16 +92,16 @@ class SharedLine:
     def _answered(self, data: bytes) -> bool:
         """Leave a question and wait for its answer; False when the server that was asked is no more."""
         assert self._seat is not None
-        assert self._bells is not None
-        words, (theirs, mine) = self._seat.words, self._bells
+        assert self._wakeups is not None
+        words, (theirs, mine) = self._seat.words, self._wakeups
         until = time.monotonic() + self._timeout_s
-        self._seat.put(data, shm_server.ASKED)
-        while words[shm_server.STATE] != shm_server.ANSWERED:
+        self._seat.put(data, shm_server.REQUESTED)
+        while words[shm_server.STATE] != shm_server.REPLIED:
             theirs.ring(struct.pack("<q", self._number))  # again now and then: a bell full of rings does not take one
-            mine.wait(shm_server.PATIENCE_S)
-            if words[shm_server.STATE] == shm_server.ANSWERED:
+            mine.wait(shm_server.POLL_TIMEOUT_S)
+            if words[shm_server.STATE] == shm_server.REPLIED:
                 break
-            if self._closed() or not shm_server.is_owned(self._room):
+            if self._closed() or not shm_server.is_server_alive(self._room):
                 return False
             if time.monotonic() >= until:
                 raise Unreachable(f"the parameter server in {self._room} does not answer: is its process stopped?")
@@ -110,32 +110,32 @@ class SharedLine:
     def _closed(self) -> bool:
         return self._memory is None or bool(self._memory.words[shm_server.CLOSED])
 
-    def _sit(self, *, anew: bool = False) -> Seat:
+    def _sit(self, *, anew: bool = False) -> RequestSlot:
         """A seat with the server that is there now."""
         if self._seat is not None and not anew and not self._closed():
             return self._seat
-        memory = self._look_again()
+        memory = self._reconnect()
         self._leave()
         self._number = secrets.randbits(63)
-        name = shm_server.seat_name(self._number)
+        name = shm_server.slot_name(self._number)
         path = self._room / name
         try:
-            seat = Seat(path, memory.space.size, create=True)
+            seat = RequestSlot(path, memory.space.size, create=True)
         except OSError as error:
             raise UsageError(f"{memory.space.size >> 18} MiB of shared memory for updates: {error.strerror}") from None
         self._held = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._held, fcntl.LOCK_EX)
-        self._bells = Bell(self._room / "bell"), Bell(self._room / f"bell-{name}")
+        self._wakeups = Wakeup(self._room / "bell"), Wakeup(self._room / f"bell-{name}")
         self._seat = seat
         return seat
 
-    def _look_again(self) -> Memory:
+    def _reconnect(self) -> SharedParameters:
         """The memory of the server that is there, waiting for one as long as was asked."""
         until, pause = time.monotonic() + self._retry_s, 0.005
         while True:
             with contextlib.suppress(OSError, DamagedFile, ValueError):
-                memory = Memory(self._room / "parameters")
-                if not memory.words[shm_server.CLOSED] and shm_server.is_owned(self._room):
+                memory = SharedParameters(self._room / "parameters")
+                if not memory.words[shm_server.CLOSED] and shm_server.is_server_alive(self._room):
                     self._memory = memory
                     return memory
             left = until - time.monotonic()
@@ -148,10 +148,10 @@ class SharedLine:
         if self._seat is not None:
             self._seat.remove()
             self._seat = None
-        for bell in self._bells or ():
+        for bell in self._wakeups or ():
             bell.close()
-            (self._room / f"bell-{shm_server.seat_name(self._number)}").unlink(missing_ok=True)
-        self._bells = None
+            (self._room / f"bell-{shm_server.slot_name(self._number)}").unlink(missing_ok=True)
+        self._wakeups = None
         if self._held is not None:
             os.close(self._held)
             self._held = None

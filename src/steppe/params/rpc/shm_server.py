@@ -29,26 +29,28 @@ import numpy as np
 from steppe.core.contracts.errors import Conflict, DamagedFile, SteppeError, UsageError
 from steppe.core.contracts.weights import Weights
 from steppe.core.io.codec import pack, unpack
-from steppe.core.system.shared_dir import Bell, fence, make_room, map_file, remove_room
-from steppe.params.parameter_layout import Refusal, Space
+from steppe.core.system.shared_dir import Wakeup, make_shared_dir, map_file, memory_fence, remove_shared_dir
+from steppe.params.parameter_layout import ParameterLayout, Refusal
 from steppe.params.push_api import Push
 
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
 
 PAGE = mmap.PAGESIZE
-MESSAGE = 16 * PAGE  # the longest question or answer that has its place in a seat; a longer answer is a file beside it
+MAX_INLINE_BYTES = (
+    16 * PAGE
+)  # the longest question or answer that has its place in a seat; a longer answer is a file beside it
 ROWS = 3
 CLOSED, SEQUENCE, VERSION, ROUND, DESCRIPTION = range(
     5
 )  # words of the parameters; behind them [version, updates] per row
 _ROW_WORDS = 8
 STATE, LENGTH = range(2)  # words of a seat, the second of its question or answer
-IDLE, ASKED, ANSWERED = range(3)  # a seat's states
-PATIENCE_S = 0.2
+IDLE, REQUESTED, REPLIED = range(3)  # a seat's states
+POLL_TIMEOUT_S = 0.2
 
 
-class Question(msgspec.Struct, array_like=True):
+class ShmRequest(msgspec.Struct, array_like=True):
     """What lies in a seat. A push's numbers are in the row, unless `refusal` says what is wrong with them."""
 
     method: str
@@ -61,7 +63,7 @@ class Question(msgspec.Struct, array_like=True):
     counted: list[float] = []
 
 
-class Memory:
+class SharedParameters:
     """The parameters' file, mapped."""
 
     def __init__(self, path: Path, description: bytes | None = None, size: int = 0) -> None:
@@ -75,7 +77,7 @@ class Memory:
         self.inode = os.stat(path).st_ino
         length = int(self.words[DESCRIPTION])
         found = unpack(mapped[PAGE : PAGE + length])
-        self.space = Space.described(found["fields"], found["carried"])
+        self.space = ParameterLayout.described(found["fields"], found["carried"])
         self.whole = bool(found["whole"])
         begin, stride, size = PAGE + -(-length // PAGE) * PAGE, _stride(self.space.size) // 4, self.space.size
         rows = np.frombuffer(mapped, np.float32, ROWS * stride, begin)
@@ -86,7 +88,7 @@ class Memory:
         sequence = 0 if first else self.words[SEQUENCE] + 1
         row = _ROW_WORDS + 2 * (sequence % ROWS)
         self.words[row], self.words[row + 1] = version, updates
-        fence()
+        memory_fence()
         self.words[SEQUENCE] = sequence
         self.words[VERSION] = version
 
@@ -94,40 +96,40 @@ class Memory:
         """A whole copy of the newest version."""
         while True:
             sequence = self.words[SEQUENCE]
-            fence()
+            memory_fence()
             row = _ROW_WORDS + 2 * (sequence % ROWS)
             found = self.space.weights(self.rows[sequence % ROWS], self.words[row], self.words[row + 1])
-            fence()
+            memory_fence()
             if self.words[SEQUENCE] <= sequence + 1:
                 return found
 
 
-class Seat:
+class RequestSlot:
     """A client's file, mapped by client and server."""
 
     def __init__(self, path: Path, size: int, *, create: bool = False) -> None:
-        total = PAGE + MESSAGE + _stride(size)
+        total = PAGE + MAX_INLINE_BYTES + _stride(size)
         mapped = map_file(path, total if create else None, reserve=True)
         if len(mapped) != total:
             raise DamagedFile(f"{path} is no seat of this server")
         self.path = path
         self.words = memoryview(mapped)[:PAGE].cast("q")
-        self.row = np.frombuffer(mapped, np.float32, size, PAGE + MESSAGE)
-        self._text = memoryview(mapped)[PAGE : PAGE + MESSAGE]
+        self.row = np.frombuffer(mapped, np.float32, size, PAGE + MAX_INLINE_BYTES)
+        self._text = memoryview(mapped)[PAGE : PAGE + MAX_INLINE_BYTES]
 
     def put(self, data: bytes, state: int) -> None:
         """Leave a question or an answer; one that is too long for its place goes into a file beside it."""
-        if len(data) > MESSAGE:
+        if len(data) > MAX_INLINE_BYTES:
             self._aside.write_bytes(data)
         else:
             self._text[: len(data)] = data
         self.words[LENGTH] = len(data)
-        fence()
+        memory_fence()
         self.words[STATE] = state
 
     def get(self) -> bytes:
         length = self.words[LENGTH]
-        return self._aside.read_bytes() if length > MESSAGE else bytes(self._text[:length])
+        return self._aside.read_bytes() if length > MAX_INLINE_BYTES else bytes(self._text[:length])
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -138,31 +140,33 @@ class Seat:
         return self.path.with_name(f"long-{self.path.name}")
 
 
-class SharedService:
+class ShmServer:
     """Answers what lies in the seats of a room, by `step` or from a thread of its own."""
 
     def __init__(self, server: ParameterServer, room: Path | None) -> None:
         self.server = server
         self._made = room is None
-        self.room = make_room("params", 8 * PAGE + ROWS * _stride(server.num_parameters)) if room is None else room
+        self.room = (
+            make_shared_dir("params", 8 * PAGE + ROWS * _stride(server.num_parameters)) if room is None else room
+        )
         self.room.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.url = f"shm://{self.room.resolve()}"
-        self._owner = None if self._made else own(self.room)
-        self._bell = Bell(self.room / "bell")
-        self._seats: dict[int, tuple[Seat, Bell]] = {}
+        self._owner = None if self._made else lock_directory(self.room)
+        self._wakeup = Wakeup(self.room / "bell")
+        self._slots_by_number: dict[int, tuple[RequestSlot, Wakeup]] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self.renew()
+        self.remap()
 
-    def renew(self) -> None:
+    def remap(self) -> None:
         """Move the parameters into fresh memory; whoever reads the old one is told to look again."""
         path = self.room / "parameters"
-        _close(path)
+        _mark_closed(path)
         description = pack(self.server.description())
         draft = path.with_suffix(".new")
         draft.unlink(missing_ok=True)
         try:
-            self._memory = Memory(draft, description, self.server.num_parameters)
+            self._memory = SharedParameters(draft, description, self.server.num_parameters)
         except OSError as error:
             draft.unlink(missing_ok=True)
             need = ROWS * _stride(self.server.num_parameters) >> 20
@@ -171,10 +175,10 @@ class SharedService:
         self._memory.show(self.server.version, self.server.updates, first=True)
         self._memory.words[ROUND] = self.server.round_number
         os.rename(draft, path)
-        for seat, bell in self._seats.values():  # they come again
+        for seat, bell in self._slots_by_number.values():  # they come again
             bell.close()
             seat.words[STATE] = IDLE
-        self._seats.clear()
+        self._slots_by_number.clear()
 
     def show(self) -> None:
         """The server has a new version, in the row after the newest."""
@@ -188,7 +192,7 @@ class SharedService:
 
     def step(self, timeout_s: float = 0.0) -> bool:
         """Answer every question that was asked; False when there was none within `timeout_s`."""
-        words = self._bell.wait(timeout_s)
+        words = self._wakeup.wait(timeout_s)
         self.server.tick()
         self._memory.words[ROUND] = self.server.round_number
         for number in set(np.frombuffer(words[: len(words) // 8 * 8], np.int64).tolist()):
@@ -200,12 +204,12 @@ class SharedService:
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
-        _close(self.room / "parameters")
-        for _, bell in self._seats.values():
+        _mark_closed(self.room / "parameters")
+        for _, bell in self._slots_by_number.values():
             bell.close()
-        self._bell.close()
+        self._wakeup.close()
         if self._made:
-            remove_room(self.room)
+            remove_shared_dir(self.room)
         elif self._owner is not None:
             for name in ("parameters", "bell"):
                 (self.room / name).unlink(missing_ok=True)
@@ -213,42 +217,47 @@ class SharedService:
 
     def _serve(self) -> None:
         while not self._ending.is_set():
-            self.step(PATIENCE_S)
+            self.step(POLL_TIMEOUT_S)
 
     def _answer(self, number: int) -> None:
         """One seat's question; seats of clients that are gone, and whatever else the bell said, are passed over."""
         try:
-            seat, bell = self._seats.get(number) or self._seated(number)
+            seat, bell = self._slots_by_number.get(number) or self._open_slot(number)
         except (OSError, ValueError, DamagedFile):
             return
-        if seat.words[STATE] != ASKED:
+        if seat.words[STATE] != REQUESTED:
             return  # it rang twice
         try:
-            question = msgspec.msgpack.decode(seat.get(), type=Question)
-            answer: tuple[str, Any] = ("ok", _CALLS[question.method](self.server, question, seat))
+            question = msgspec.msgpack.decode(seat.get(), type=ShmRequest)
+            answer: tuple[str, Any] = ("ok", _HANDLERS[question.method](self.server, question, seat))
         except UsageError as error:
             answer = ("usage", str(error))
         except (SteppeError, msgspec.MsgspecError, KeyError) as error:
             answer = ("error", str(error))
         self._memory.words[ROUND] = self.server.round_number
-        seat.put(msgspec.msgpack.encode(answer), ANSWERED)
+        seat.put(msgspec.msgpack.encode(answer), REPLIED)
         bell.ring()
 
-    def _seated(self, number: int) -> tuple[Seat, Bell]:
-        self._seats = {known: found for known, found in self._seats.items() if _still_there(*found)}
-        name = seat_name(number)
-        self._seats[number] = Seat(self.room / name, self.server.num_parameters), Bell(self.room / f"bell-{name}")
-        return self._seats[number]
+    def _open_slot(self, number: int) -> tuple[RequestSlot, Wakeup]:
+        self._slots_by_number = {
+            known: found for known, found in self._slots_by_number.items() if _is_client_alive(*found)
+        }
+        name = slot_name(number)
+        self._slots_by_number[number] = (
+            RequestSlot(self.room / name, self.server.num_parameters),
+            Wakeup(self.room / f"bell-{name}"),
+        )
+        return self._slots_by_number[number]
 
 
-def seat_name(number: int) -> str:
+def slot_name(number: int) -> str:
     return f"seat-{number:016x}"
 
 
-def own(room: Path) -> int:
+def lock_directory(room: Path) -> int:
     """Hold the lock by which clients know that a server is there; Conflict when another one holds it."""
     handle = os.open(room / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + POLL_TIMEOUT_S
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,7 +270,7 @@ def own(room: Path) -> int:
         time.sleep(0.005)  # a client that looks whether anyone is there holds it for a moment
 
 
-def is_owned(room: Path) -> bool:
+def is_server_alive(room: Path) -> bool:
     """Whether a server that lives holds the room."""
     try:
         with (room / "owner").open() as owner:
@@ -278,13 +287,13 @@ def _stride(size: int) -> int:
     return -(-4 * size // PAGE) * PAGE
 
 
-def _close(path: Path) -> None:
+def _mark_closed(path: Path) -> None:
     """Tell whoever maps this file to look for another one."""
     with contextlib.suppress(FileNotFoundError):
         memoryview(map_file(path))[:PAGE].cast("q")[CLOSED] = 1
 
 
-def _still_there(seat: Seat, bell: Bell) -> bool:
+def _is_client_alive(seat: RequestSlot, bell: Wakeup) -> bool:
     """Whether a seat's client lives; otherwise what it left is removed. It holds its seat's lock for life."""
     with contextlib.suppress(OSError), seat.path.open() as file:
         try:
@@ -297,42 +306,42 @@ def _still_there(seat: Seat, bell: Bell) -> bool:
     return False
 
 
-def _register(server: ParameterServer, question: Question, _: Seat) -> Any:
+def _register(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
     assert question.worker is not None
     new, about = server.register_worker(question.worker), server.description()
     told = {name: about[name] for name in ("deltas", "run", "tallies", "weighs")}
     return {"new": new, **server.standing(question.worker), **told}
 
 
-def _push(server: ParameterServer, question: Question, seat: Seat) -> Any:
+def _push(server: ParameterServer, question: ShmRequest, seat: RequestSlot) -> Any:
     push = Push(question.worker or "", question.weight, question.round_number, question.version)
     if question.refusal is not None:
         return msgspec.to_builtins(server.refuse_push(push, Refusal(*question.refusal)))
     return msgspec.to_builtins(server.take_row(push, seat.row, finite=True))
 
 
-def _tally(server: ParameterServer, question: Question, _: Seat) -> Any:
+def _tally(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
     number, total = server.tally(question.worker or "", question.round_number or 0, question.counted)
     return {"round_number": number, "total": total}
 
 
-def _unregister(server: ParameterServer, question: Question, _: Seat) -> Any:
+def _unregister(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
     return {"was": server.unregister_worker(question.worker or "")}
 
 
-def _report(server: ParameterServer, question: Question, _: Seat) -> Any:
+def _report(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
     server.report(question.worker or "", question.metrics)
 
 
-def _stats(server: ParameterServer, _: Question, __: Seat) -> Any:
+def _stats(server: ParameterServer, _: ShmRequest, __: RequestSlot) -> Any:
     return server.get_server_stats()
 
 
-def _checkpoint(server: ParameterServer, _: Question, __: Seat) -> Any:
+def _checkpoint(server: ParameterServer, _: ShmRequest, __: RequestSlot) -> Any:
     return {"path": str(server.save_checkpoint())}
 
 
-_CALLS: dict[str, Callable[[ParameterServer, Question, Seat], Any]] = {
+_HANDLERS: dict[str, Callable[[ParameterServer, ShmRequest, RequestSlot], Any]] = {
     "Register": _register,
     "Unregister": _unregister,
     "Push": _push,

@@ -12,17 +12,21 @@ from steppe.core.config.run import RunConfig
 from steppe.records.phase_times import TimeTotals
 from steppe.records.view import RunView, time_shares_of
 
-LEAST_S = 2.0  # of measured time; starting up is most of what is shorter
-DROPPED, CHECKPOINTS, EVALUATION = 0.10, 0.10, 0.20  # shares from which on a part is too much
-WAITING, BLOCKED = 0.30, 0.30  # where both go on at once: from which on one side starves
-MOSTLY = 0.60  # taking turns: from which on one side is the slower one
-FULL = 0.90  # of all cores
-MERGING = 0.20  # workers: from which on merges are too many
-WAITING = 0.30  # workers with networks: from which on they wait too long
+MIN_MEASURED_S = 2.0  # of measured time; starting up is most of what is shorter
+MAX_DROPPED_SHARE, MAX_CHECKPOINT_SHARE, MAX_EVALUATION_SHARE = (
+    0.10,
+    0.10,
+    0.20,
+)  # shares from which on a part is too much
+MAX_WAITING_SHARE, MAX_BLOCKED_SHARE = 0.30, 0.30  # where both go on at once: from which on one side starves
+DOMINANT_SHARE = 0.60  # taking turns: from which on one side is the slower one
+FULL_CORE_SHARE = 0.90  # of all cores
+MAX_MERGE_SHARE = 0.20  # workers: from which on merges are too many
+MAX_WAITING_SHARE = 0.30  # workers with networks: from which on they wait too long
 
 
 @dataclass(frozen=True)
-class Measured:
+class TimeShares:
     """Shares of time, 0 to 1. Actors' are means over actors."""
 
     seconds: float
@@ -65,17 +69,17 @@ class Measured:
     @property
     def full(self) -> bool:
         """Whether the run uses all cores it has."""
-        return self.used_cores is not None and self.used_cores >= FULL * self.cores
+        return self.used_cores is not None and self.used_cores >= FULL_CORE_SHARE * self.cores
 
     @property
     def starving(self) -> bool:
         """Whether acting is the slower side."""
-        return self.waits >= (WAITING if self.overlapping else MOSTLY)
+        return self.waits >= (MAX_WAITING_SHARE if self.overlapping else DOMINANT_SHARE)
 
     @property
     def flooded(self) -> bool:
         """Whether learning is the slower side."""
-        return self.blocked >= BLOCKED if self.overlapping else self.waits <= 1 - MOSTLY
+        return self.blocked >= MAX_BLOCKED_SHARE if self.overlapping else self.waits <= 1 - DOMINANT_SHARE
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,8 @@ class Rule:
     """A reason, when it is the one, and what it says then."""
 
     name: str
-    holds: Callable[[Measured], bool]
-    says: Callable[[Measured], str]
+    applies: Callable[[TimeShares], bool]
+    explain: Callable[[TimeShares], str]
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,13 @@ class Diagnosis:
     sentence: str
 
 
-def diagnose(measured: Measured) -> Diagnosis:
+def diagnose(measured: TimeShares) -> Diagnosis:
     """What the first rule that holds says."""
-    rule = next(rule for rule in RULES if rule.holds(measured))
-    return Diagnosis(rule.name, rule.says(measured))
+    rule = next(rule for rule in RULES if rule.applies(measured))
+    return Diagnosis(rule.name, rule.explain(measured))
 
 
-def measure(view: RunView, spent: TimeTotals | None = None) -> Measured:
+def measure_time_shares(view: RunView, spent: TimeTotals | None = None) -> TimeShares:
     """The shares of what was spent: so far over all of the run's lives, or lately (`view.lately`)."""
     spent, config = spent or view.totals, view.config
     shares, phases = time_shares_of(spent.phases), spent.phases
@@ -114,7 +118,7 @@ def measure(view: RunView, spent: TimeTotals | None = None) -> Measured:
     learning, waits = 1.0 - learner.get("wait", 0.0), learner.get("wait", 0.0)
     if together:
         waits = acting / (acting + learning) if acting + learning else 0.0
-    return Measured(
+    return TimeShares(
         seconds=seconds,
         env=actor.get("env", 0.0),
         policy=actor.get("policy", 0.0),
@@ -160,17 +164,17 @@ def _used_cores(config: RunConfig, spent: TimeTotals, seconds: float, judging: f
     return (max(used.values()) if config.mode == "single" else sum(used.values())) / seconds + judging
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """A share as whole percents."""
     return f"{100 * share:.0f} %"
 
 
-def _waiting(m: Measured) -> str:
-    return "" if m.together else f"the learner waits {percent(m.waits)} for experience, and "
+def _waiting(m: TimeShares) -> str:
+    return "" if m.together else f"the learner waits {format_percent(m.waits)} for experience, and "
 
 
-def _env(m: Measured) -> str:
-    part = f"{_waiting(m)}the environment takes {percent(m.env)} of the actors' time: "
+def _env(m: TimeShares) -> str:
+    part = f"{_waiting(m)}the environment takes {format_percent(m.env)} of the actors' time: "
     if m.full:
         return part + f"a faster environment or more cores, as the run already uses all {m.cores} of them"
     if m.inline:
@@ -178,69 +182,67 @@ def _env(m: Measured) -> str:
     return part + "more actors (--actors), or a faster environment"
 
 
-def _policy(m: Measured) -> str:
+def _policy(m: TimeShares) -> str:
     return (
-        f"{_waiting(m)}choosing actions takes {percent(m.policy)} of the actors' time: more environments per actor (--envs), "
+        f"{_waiting(m)}choosing actions takes {format_percent(m.policy)} of the actors' time: more environments per actor (--envs), "
         "so that one call serves more of them, or a smaller network"
     )
 
 
-def _handing(m: Measured) -> str:
-    part = f"{_waiting(m)}handing segments over takes {percent(m.handing)} of the actors' time: "
+def _handing(m: TimeShares) -> str:
+    part = f"{_waiting(m)}handing segments over takes {format_percent(m.handing)} of the actors' time: "
     return part + "longer segments (segment_steps)"
 
 
-def _learn(m: Measured) -> str:
+def _learn(m: TimeShares) -> str:
     remedy = (
         "fewer epochs, a larger minibatch_size"
         if m.epochs
         else "fewer updates (samples_per_insert), a larger batch_size"
     )
-    why = f"the learner learns {percent(m.learn)} of its time"
+    why = f"the learner learns {format_percent(m.learn)} of its time"
     if m.together:
         return f"{why}, and acting waits for it: {remedy}, or a smaller network"
     fewer = ", or fewer actors" if m.mode == "async" and m.actors > 1 else ", or a smaller network"
-    return f"the actors are blocked {percent(m.blocked)} because {why}: {remedy}{fewer}"
+    return f"the actors are blocked {format_percent(m.blocked)} because {why}: {remedy}{fewer}"
 
 
-def _turns(m: Measured) -> str:
-    halves = f"acting takes {percent(m.waits)} of a round and learning {percent(1 - m.waits)}"
+def _turns(m: TimeShares) -> str:
+    halves = f"acting takes {format_percent(m.waits)} of a round and learning {format_percent(1 - m.waits)}"
     remedy = (
         "flow.ahead=1 or --mode async" if m.mode == "sync" and not m.inline else "--mode sync or async in processes"
     )
     return f"acting and learning wait for each other: {halves}: {remedy}, where both go on at once"
 
 
-def _balanced(m: Measured) -> str:
+def _balanced(m: TimeShares) -> str:
     return (
-        f"nothing stands out: the learner waits {percent(m.waits)}, the actors are blocked {percent(m.blocked)}; "
+        f"nothing stands out: the learner waits {format_percent(m.waits)}, the actors are blocked {format_percent(m.blocked)}; "
         "more speed takes more cores, a faster environment or less learning per step"
     )
 
 
-def _workers(m: Measured) -> str:
-    if m.merge >= MERGING:
-        return f"merging takes {percent(m.merge)} of the workers' time: longer stretches between merges (segment_steps)"
+def _workers(m: TimeShares) -> str:
+    if m.merge >= MAX_MERGE_SHARE:
+        return f"merging takes {format_percent(m.merge)} of the workers' time: longer stretches between merges (segment_steps)"
     more = (
         f"as the run already uses all {m.cores} cores"
         if m.full or m.actors >= m.cores
         else "or more workers (--actors)"
     )
-    return (
-        f"the workers are never held up, and merge for {percent(m.merge)} of their time: a faster environment, {more}"
-    )
+    return f"the workers are never held up, and merge for {format_percent(m.merge)} of their time: a faster environment, {more}"
 
 
-def _gradients(m: Measured) -> str:
-    if m.blocked >= WAITING:
+def _gradients(m: TimeShares) -> str:
+    if m.blocked >= MAX_WAITING_SHARE:
         words = "for each other or for the learner's place"
-        return f"the workers wait for {percent(m.blocked)} of their time, {words}: longer stretches between pushes (segment_steps)"
+        return f"the workers wait for {format_percent(m.blocked)} of their time, {words}: longer stretches between pushes (segment_steps)"
     shares = {"the environment": m.env, "choosing actions": m.policy, "computing gradients": m.gradients}
     most = max(shares, key=lambda name: shares[name])
     more = (
         f"the run already uses all {m.cores} cores" if m.full or m.actors >= m.cores else "more workers (--actors) help"
     )
-    return f"{most} takes {percent(shares[most])} of the workers' time: {more}"
+    return f"{most} takes {format_percent(shares[most])} of the workers' time: {more}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -248,37 +250,37 @@ RULES: tuple[Rule, ...] = (
         "refused",
         lambda m: m.refused > 0,
         lambda m: (
-            f"{percent(m.refused)} of the segments were refused, because their values cannot be learned from: the warnings in "
+            f"{format_percent(m.refused)} of the segments were refused, because their values cannot be learned from: the warnings in "
             "the event log name the actor and the value; mend that policy or environment"
         ),
     ),
     Rule(
         "too_short",
-        lambda m: m.seconds < LEAST_S,
+        lambda m: m.seconds < MIN_MEASURED_S,
         lambda m: (
-            f"too short to judge: {m.seconds:.1f} s were measured, and it takes {LEAST_S:g} s of training to tell"
+            f"too short to judge: {m.seconds:.1f} s were measured, and it takes {MIN_MEASURED_S:g} s of training to tell"
         ),
     ),
     Rule(
         "dropped",
-        lambda m: m.dropped >= DROPPED,
+        lambda m: m.dropped >= MAX_DROPPED_SHARE,
         lambda m: (
-            f"{percent(m.dropped)} of the segments were dropped for lag, collected for nothing: fewer actors, less learning "
+            f"{format_percent(m.dropped)} of the segments were dropped for lag, collected for nothing: fewer actors, less learning "
             "per step, or a larger flow.max_lag"
         ),
     ),
     Rule(
         "checkpoints",
-        lambda m: m.checkpoints >= CHECKPOINTS,
+        lambda m: m.checkpoints >= MAX_CHECKPOINT_SHARE,
         lambda m: (
-            f"checkpoints take {percent(m.checkpoints)} of the learner's time: fewer of them (checkpoint.every_s)"
+            f"checkpoints take {format_percent(m.checkpoints)} of the learner's time: fewer of them (checkpoint.every_s)"
         ),
     ),
     Rule(
         "evaluation",
-        lambda m: m.evaluation >= EVALUATION and (m.inline or (m.full and m.busy > m.cores)),
+        lambda m: m.evaluation >= MAX_EVALUATION_SHARE and (m.inline or (m.full and m.busy > m.cores)),
         lambda m: (
-            f"evaluation takes {percent(m.evaluation)} of "
+            f"evaluation takes {format_percent(m.evaluation)} of "
             + ("the one thread's time" if m.inline else f"a core, and the run uses all {m.cores}")
             + ": a smaller evaluation.max_share, or fewer evaluation.episodes"
             + (", or use --runtime processes" if m.inline else "")
@@ -301,13 +303,15 @@ RULES: tuple[Rule, ...] = (
         "sampling",
         lambda m: m.flooded and m.sample > m.learn,
         lambda m: (
-            f"the learner spends {percent(m.sample)} of its time on gathering batches: larger batches, of which it takes fewer"
+            f"the learner spends {format_percent(m.sample)} of its time on gathering batches: larger batches, of which it takes fewer"
         ),
     ),
     Rule(
         "publishing",
         lambda m: m.flooded and m.publish > m.learn,
-        lambda m: f"publishing weights takes {percent(m.publish)} of the learner's time: more learning per version",
+        lambda m: (
+            f"publishing weights takes {format_percent(m.publish)} of the learner's time: more learning per version"
+        ),
     ),
     Rule("learner", lambda m: m.flooded, _learn),
     Rule("turns", lambda m: not m.overlapping and m.cores > 1, _turns),

@@ -25,23 +25,23 @@ _HOVER = "<style>.f:hover rect{stroke:#111;stroke-width:1.5}</style>"
 
 
 @dataclass
-class Node:
+class CallNode:
     """A function as called from one place: seconds in it and what it called."""
 
     name: str
     seconds: float = 0.0
     own_s: float = 0.0
-    calls: dict[str, Node] = field(default_factory=dict)
+    calls: dict[str, CallNode] = field(default_factory=dict)
 
 
-def tree(name: str, stacks: Mapping[Stack, float]) -> Node:
+def build_call_tree(name: str, stacks: Mapping[Stack, float]) -> CallNode:
     """The stacks joined at the functions they have in common, under one root."""
-    root = Node(name)
+    root = CallNode(name)
     for stack, seconds in stacks.items():
         node = root
         node.seconds += seconds
         for function in stack:
-            node = node.calls.setdefault(function, Node(function))
+            node = node.calls.setdefault(function, CallNode(function))
             node.seconds += seconds
         node.own_s += seconds
     return root
@@ -49,7 +49,7 @@ def tree(name: str, stacks: Mapping[Stack, float]) -> Node:
 
 def flame_svg(role: str, stacks: Mapping[Stack, float]) -> str:
     """The picture of one role at work."""
-    root = tree(role, {stack: seconds for stack, seconds in stacks.items() if stack != (WAITING,)})
+    root = build_call_tree(role, {stack: seconds for stack, seconds in stacks.items() if stack != (WAITING,)})
     scale = (WIDTH - 2 * _LEFT) / root.seconds if root.seconds > 0 else 0.0
     frames = list(_frames(root, float(_LEFT), 0, scale, root.seconds))
     height = _TOP + _ROW * (1 + max((depth for depth, _ in frames), default=0)) + _BOTTOM
@@ -59,7 +59,7 @@ def flame_svg(role: str, stacks: Mapping[Stack, float]) -> str:
     return svg_document(WIDTH, height, title, [_HOVER, *(text for _, text in frames), *_legend(height)], left=_LEFT)
 
 
-def busiest(stacks: Mapping[Stack, float], count: int) -> list[tuple[str, float]]:
+def top_functions(stacks: Mapping[Stack, float], count: int) -> list[tuple[str, float]]:
     """The functions with the most time of their own, native calls included, waiting left out."""
     own: dict[str, float] = {}
     for stack, seconds in stacks.items():
@@ -68,7 +68,7 @@ def busiest(stacks: Mapping[Stack, float], count: int) -> list[tuple[str, float]
     return sorted(own.items(), key=lambda item: -item[1])[:count]
 
 
-def _frames(node: Node, x: float, depth: int, scale: float, total_s: float) -> Iterator[tuple[int, str]]:
+def _frames(node: CallNode, x: float, depth: int, scale: float, total_s: float) -> Iterator[tuple[int, str]]:
     width = node.seconds * scale
     if width < _NARROWEST:
         return
@@ -78,7 +78,7 @@ def _frames(node: Node, x: float, depth: int, scale: float, total_s: float) -> I
         x += called.seconds * scale
 
 
-def _frame(node: Node, x: float, y: float, width: float, total_s: float) -> str:
+def _frame(node: CallNode, x: float, y: float, width: float, total_s: float) -> str:
     words = f"{node.name}: {100 * node.seconds / total_s:.1f} %, {node.seconds:.2f} s"
     words += f", {node.own_s:.2f} s of its own" if node.own_s else ""
     letters = int((width - 6) / _LETTER)

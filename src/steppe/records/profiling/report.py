@@ -12,11 +12,11 @@ from pathlib import Path
 
 from steppe.core.io.atomic_files import write_atomic
 from steppe.records.phase_times import role_order
-from steppe.records.profiling.flamegraph import busiest, flame_svg
+from steppe.records.profiling.flamegraph import flame_svg, top_functions
 from steppe.records.profiling.sampler import WAITING, Stack, read_stacks
 from steppe.records.view import RunView, shares_of
 
-MOST_FUNCTIONS = 8
+MAX_FUNCTIONS = 8
 
 
 def write_profile(view: RunView) -> None:
@@ -57,5 +57,5 @@ def _function_lines(sampled: dict[str, dict[Stack, float]]) -> Iterator[str]:
     yield "|---|---|---:|---:|"
     for role, stacks in sampled.items():
         total = sum(seconds for stack, seconds in stacks.items() if stack != (WAITING,))
-        for function, seconds in busiest(stacks, MOST_FUNCTIONS):
+        for function, seconds in top_functions(stacks, MAX_FUNCTIONS):
             yield f"| {role} | `{function}` | {seconds:.2f} | {100 * seconds / total:.1f} % |"

@@ -25,14 +25,14 @@ from steppe.core.io.atomic_files import write_atomic
 
 INTERVAL_S = 0.005
 WRITE_EVERY_S = 10.0  # what a kill -9 may cost
-MOST_FRAMES = 100  # of a stack, from the role's step on
-MOST_STACKS = 20_000
+MAX_STACK_DEPTH = 100  # of a stack, from the role's step on
+MAX_STACKS = 20_000
 WAITING, DEEPER = "(waiting)", "(deeper)"
 
 Stack = tuple[str, ...]
 
 
-class Watched:
+class SampledRole:
     """A role that says when it is at work."""
 
     def __init__(self, role: Role, sampler: Sampler) -> None:
@@ -56,11 +56,11 @@ class Watched:
         self._role.close()
 
 
-_STEP, _CLOSE = Watched.step.__code__, Watched.close.__code__
+_STEP, _CLOSE = SampledRole.step.__code__, SampledRole.close.__code__
 _RESUME = bytes([dis.opmap["RESUME"]])
 
 
-class Function(NamedTuple):
+class FunctionInfo(NamedTuple):
     """What is asked of a function again and again."""
 
     code: CodeType  # kept, so that its id stays its own
@@ -82,18 +82,18 @@ class Sampler:
         self.at_work = ""
         self.seconds: dict[str, dict[Stack, float]] = {}
         self._directory, self._waiting = directory, waiting
-        self._functions: dict[int, Function] = {}  # by id, as a code object takes long to hash
+        self._functions: dict[int, FunctionInfo] = {}  # by id, as a code object takes long to hash
         self._random = random.Random(0)  # intervals vary: a role may have a rhythm of its own
         self._looked_s = self._written_s = time.perf_counter()
-        self._looking = False
+        self._sampling = False
 
     def watch(self, role: Role) -> Role:
         """The role, for whoever is to step it."""
         self.seconds[role.name] = read_stacks(self._directory / f"{role.name}.txt")
-        return Watched(role, self)
+        return SampledRole(role, self)
 
     def __enter__(self) -> Self:
-        self._looking = True
+        self._sampling = True
         signal.signal(signal.SIGALRM, self._look)
         signal.siginterrupt(signal.SIGALRM, False)  # native code that does not expect a signal sees none
         self._looked_s = time.perf_counter()
@@ -101,7 +101,7 @@ class Sampler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._looking = False  # for a signal that is under way already
+        self._sampling = False  # for a signal that is under way already
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
@@ -122,20 +122,20 @@ class Sampler:
         self._written_s = time.perf_counter()
         self._directory.mkdir(exist_ok=True)
         for role, seconds in self.seconds.items():
-            write_atomic(self._directory / f"{role}.txt", collapsed(seconds).encode())
+            write_atomic(self._directory / f"{role}.txt", format_collapsed(seconds).encode())
 
     def _wait(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, INTERVAL_S * (0.5 + self._random.random()))
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         """The signal's handler. A native call is looked at when it returns, and charged with all it took."""
-        if not self._looking:
+        if not self._sampling:
             return
         now = time.perf_counter()
         role, stack = self._find(frame)
         if role is not None:
             seconds = self.seconds[role]
-            stack = stack if stack in seconds or len(seconds) < MOST_STACKS else stack[:1]
+            stack = stack if stack in seconds or len(seconds) < MAX_STACKS else stack[:1]
             seconds[stack] = seconds.get(stack, 0.0) + now - self._looked_s
         self.write_if_due()
         self._looked_s = time.perf_counter()
@@ -151,24 +151,24 @@ class Sampler:
             frame = frame.f_back
         if frame is None:
             return self._waiting, (WAITING,)
-        return self.at_work, _cut(stack[::-1])
+        return self.at_work, _truncate(stack[::-1])
 
-    def _function(self, frame: FrameType) -> Function:
+    def _function(self, frame: FrameType) -> FunctionInfo:
         code = frame.f_code
         known = self._functions.get(id(code))
         if known is None:
             label = f"{frame.f_globals.get('__name__', '?')}.{code.co_qualname}".replace(";", ",")
             entry = code.co_code[::2].find(_RESUME) * 2
-            known = self._functions[id(code)] = Function(code, label, entry)
+            known = self._functions[id(code)] = FunctionInfo(code, label, entry)
         return known
 
 
-def _cut(stack: list[str]) -> Stack:
-    return tuple(stack) if len(stack) <= MOST_FRAMES else (*stack[: MOST_FRAMES - 1], DEEPER)
+def _truncate(stack: list[str]) -> Stack:
+    return tuple(stack) if len(stack) <= MAX_STACK_DEPTH else (*stack[: MAX_STACK_DEPTH - 1], DEEPER)
 
 
 @contextlib.contextmanager
-def sampled(roles: Sequence[Role], directory: Path | None, waiting: str) -> Iterator[list[Role]]:
+def sample_roles(roles: Sequence[Role], directory: Path | None, waiting: str) -> Iterator[list[Role]]:
     """The roles to step, sampled into a directory until the end; without one they are the same as before."""
     if directory is None:
         yield list(roles)
@@ -182,7 +182,7 @@ def sampled(roles: Sequence[Role], directory: Path | None, waiting: str) -> Iter
         sampler.write()
 
 
-def collapsed(seconds: Mapping[Stack, float]) -> str:
+def format_collapsed(seconds: Mapping[Stack, float]) -> str:
     """One line per stack, outermost function first: what flame-graph tools read."""
     lines = [f"{';'.join(stack)} {spent_s * 1e6:.0f}" for stack, spent_s in sorted(seconds.items()) if stack]
     return "".join(line + "\n" for line in lines)

@@ -10,7 +10,7 @@ from steppe.core.contracts.reports import ActorReport, EvaluationReport, Trainin
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One number, with the name and the labels that it has."""
 
     name: str
@@ -19,7 +19,7 @@ class Sample:
 
 
 # Name → what it is, and in which words.
-FAMILIES: dict[str, tuple[str, str]] = {
+METRIC_FAMILIES: dict[str, tuple[str, str]] = {
     "steppe_learner_env_steps_total": ("counter", "Environment steps learned from."),
     "steppe_learner_updates_total": ("counter", "Optimizer steps."),
     "steppe_learner_version": ("gauge", "The policy's version."),
@@ -44,13 +44,13 @@ FAMILIES: dict[str, tuple[str, str]] = {
 }
 
 
-def of_learner(report: TrainingReport) -> Iterator[Sample]:
+def learner_samples(report: TrainingReport) -> Iterator[MetricSample]:
     run = (("run", report.run),)
-    yield Sample("steppe_learner_env_steps_total", report.env_steps, run)
-    yield Sample("steppe_learner_updates_total", report.updates, run)
-    yield Sample("steppe_learner_version", report.version, run)
-    yield Sample("steppe_learner_segments_total", sum(report.lags.values()), run)
-    yield Sample("steppe_learner_lag_versions_total", sum(lag * count for lag, count in report.lags.items()), run)
+    yield MetricSample("steppe_learner_env_steps_total", report.env_steps, run)
+    yield MetricSample("steppe_learner_updates_total", report.updates, run)
+    yield MetricSample("steppe_learner_version", report.version, run)
+    yield MetricSample("steppe_learner_segments_total", sum(report.lags.values()), run)
+    yield MetricSample("steppe_learner_lag_versions_total", sum(lag * count for lag, count in report.lags.items()), run)
     yield from _by("steppe_learner_seconds_total", "phase", report.phases, run)
     yield from _by("steppe_learner_dropped_total", "cause", report.dropped, run)
     yield from _by("steppe_learner_memory", "name", report.memory, run)
@@ -58,29 +58,29 @@ def of_learner(report: TrainingReport) -> Iterator[Sample]:
     yield from _process(report, (*run, ("role", "learner")))
 
 
-def of_actor(report: ActorReport) -> Iterator[Sample]:
+def actor_samples(report: ActorReport) -> Iterator[MetricSample]:
     labels = (("run", report.run), ("actor", str(report.actor)))
-    yield Sample("steppe_actor_env_steps_total", report.env_steps, labels)
-    yield Sample("steppe_actor_version", report.version, labels)
-    yield Sample("steppe_actor_up", float(report.state == "running"), labels)
-    yield Sample("steppe_actor_restarts_total", report.epoch, labels)
+    yield MetricSample("steppe_actor_env_steps_total", report.env_steps, labels)
+    yield MetricSample("steppe_actor_version", report.version, labels)
+    yield MetricSample("steppe_actor_up", float(report.state == "running"), labels)
+    yield MetricSample("steppe_actor_restarts_total", report.epoch, labels)
     yield from _by("steppe_actor_seconds_total", "phase", report.phases, labels)
     yield from _process(report, (("run", report.run), ("role", f"actor-{report.actor}")))
 
 
-def of_evaluation(report: EvaluationReport) -> Iterator[Sample]:
+def evaluation_samples(report: EvaluationReport) -> Iterator[MetricSample]:
     run = (("run", report.run),)
-    yield Sample("steppe_evaluation_return_mean", report.return_mean, run)
-    yield Sample("steppe_evaluation_version", report.version, run)
+    yield MetricSample("steppe_evaluation_return_mean", report.return_mean, run)
+    yield MetricSample("steppe_evaluation_version", report.version, run)
 
 
-def text(samples: Iterable[Sample]) -> Iterator[str]:
+def format_samples(samples: Iterable[MetricSample]) -> Iterator[str]:
     """Lines, each family under its head."""
-    found: dict[str, list[Sample]] = {}
+    found: dict[str, list[MetricSample]] = {}
     for sample in samples:
         found.setdefault(sample.name, []).append(sample)
     for name, members in found.items():
-        kind, words = FAMILIES[name]
+        kind, words = METRIC_FAMILIES[name]
         yield f"# HELP {name} {words}"
         yield f"# TYPE {name} {kind}"
         for sample in members:
@@ -88,16 +88,18 @@ def text(samples: Iterable[Sample]) -> Iterator[str]:
             yield f"{name}{{{labels}}} {_number(sample.value)}"
 
 
-def _by(name: str, label: str, values: Mapping[str, float], labels: tuple[tuple[str, str], ...]) -> Iterator[Sample]:
+def _by(
+    name: str, label: str, values: Mapping[str, float], labels: tuple[tuple[str, str], ...]
+) -> Iterator[MetricSample]:
     for key, value in values.items():
-        yield Sample(name, value, (*labels, (label, key)))
+        yield MetricSample(name, value, (*labels, (label, key)))
 
 
-def _process(report: TrainingReport | ActorReport, labels: tuple[tuple[str, str], ...]) -> Iterator[Sample]:
+def _process(report: TrainingReport | ActorReport, labels: tuple[tuple[str, str], ...]) -> Iterator[MetricSample]:
     if report.rss_bytes is not None:
-        yield Sample("steppe_role_resident_bytes", report.rss_bytes, labels)
+        yield MetricSample("steppe_role_resident_bytes", report.rss_bytes, labels)
     if report.cpu_s is not None:
-        yield Sample("steppe_role_cpu_seconds_total", report.cpu_s, labels)
+        yield MetricSample("steppe_role_cpu_seconds_total", report.cpu_s, labels)
 
 
 def _number(value: float) -> str:

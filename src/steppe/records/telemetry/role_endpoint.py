@@ -17,24 +17,30 @@ from typing import Any, TextIO
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, Report, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
-from steppe.records.telemetry.prometheus import Sample, of_actor, of_evaluation, of_learner, text
+from steppe.records.telemetry.prometheus import (
+    MetricSample,
+    actor_samples,
+    evaluation_samples,
+    format_samples,
+    learner_samples,
+)
 
 HANG_S = 120.0  # a role that has not moved for so long is no longer healthy
 _KINDS: dict[str, tuple[type[Report], Callable[[Any], Any]]] = {
-    TRAINING: (TrainingReport, of_learner),
-    ACTORS: (ActorReport, of_actor),
-    EVALUATIONS: (EvaluationReport, of_evaluation),
+    TRAINING: (TrainingReport, learner_samples),
+    ACTORS: (ActorReport, actor_samples),
+    EVALUATIONS: (EvaluationReport, evaluation_samples),
 }
 
 
-class Showing:
+class RoleEndpoint:
     """One role's. `over` gives it what the role reports, `beat` is to be called as long as it moves."""
 
     def __init__(self, run: str, role: str, *, lines: TextIO | None = None) -> None:
         self._about = {"run": run, "role": role, "version": importlib.metadata.version("steppe")}
         self._lines = lines
         self._newest: dict[str, dict[str, Any]] = {}
-        self._moved_s: float | None = None  # None until the role begins: waiting for others is no illness
+        self._last_step_s: float | None = None  # None until the role begins: waiting for others is no illness
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -69,8 +75,8 @@ class Showing:
             self._thread.join()
             self._server.server_close()
 
-    def beat(self) -> None:
-        self._moved_s = time.monotonic()
+    def heartbeat(self) -> None:
+        self._last_step_s = time.monotonic()
 
     def tell(self, kind: str, **details: Any) -> None:
         """One line, if lines are wanted."""
@@ -80,7 +86,7 @@ class Showing:
 
     def over(self, board: Board) -> Board:
         """A Board that lets everything through and shows it."""
-        return _Shown(board, self)
+        return _ObservedBoard(board, self)
 
     def take(self, topic: str, record: dict[str, Any]) -> None:
         if topic in _KINDS:
@@ -90,34 +96,34 @@ class Showing:
 
     def answer(self, path: str) -> tuple[int, bytes]:
         if path == "/healthz":
-            hangs = self._moved_s is not None and time.monotonic() - self._moved_s > HANG_S
+            hangs = self._last_step_s is not None and time.monotonic() - self._last_step_s > HANG_S
             return (503, b"it does not move\n") if hangs else (200, b"ok\n")
         if path == "/readyz":
-            return (200, b"ok\n") if self._moved_s is not None else (503, b"it waits for its run\n")
+            return (200, b"ok\n") if self._last_step_s is not None else (503, b"it waits for its run\n")
         if path == "/metrics":
-            return 200, ("\n".join(text(self._samples())) + "\n").encode()
+            return 200, ("\n".join(format_samples(self._samples())) + "\n").encode()
         return 404, b"there is /healthz, /readyz and /metrics\n"
 
-    def _samples(self) -> list[Sample]:
+    def _samples(self) -> list[MetricSample]:
         newest = list(self._newest.items())
         return [sample for topic, record in newest for sample in _KINDS[topic][1](_KINDS[topic][0].read(record))]
 
 
-class _Shown:
-    def __init__(self, board: Board, showing: Showing) -> None:
-        self._board, self._showing = board, showing
+class _ObservedBoard:
+    def __init__(self, board: Board, showing: RoleEndpoint) -> None:
+        self._board, self._endpoint = board, showing
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
-        self._showing.take(topic, record)
+        self._endpoint.take(topic, record)
         return self._board.post(topic, record)
 
     def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
         return self._board.read(topic, after, limit)
 
 
-def shown(run: str, role: str, port: int | None, *, log_json: bool) -> Showing:
+def start_role_endpoint(run: str, role: str, port: int | None, *, log_json: bool) -> RoleEndpoint:
     """What the command line asks for; without port and lines it shows nothing and costs nothing."""
-    showing = Showing(run, role, lines=sys.stdout if log_json else None)
+    showing = RoleEndpoint(run, role, lines=sys.stdout if log_json else None)
     if port is not None:
         showing.serve(port)
     return showing

@@ -14,17 +14,19 @@ from typing import Any
 
 from steppe.core.contracts.errors import ConfigError, MissingExtra
 
-Take = Callable[[str, float, Mapping[str, object]], None]  # what was done, how many seconds until now, and about what
+RecordSpan = Callable[
+    [str, float, Mapping[str, object]], None
+]  # what was done, how many seconds until now, and about what
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 FLUSH_S = 2.0  # how long the last spans may hold up an end
 
-_open: tuple[int, Any] | None = None  # a process and its provider: threads do not survive a fork
+_provider_of_process: tuple[int, Any] | None = None  # a process and its provider: threads do not survive a fork
 
 
-def tracing(run: str, role: str, environ: Mapping[str, str] = os.environ) -> Take | None:
+def make_span_recorder(run: str, role: str, environ: Mapping[str, str] = os.environ) -> RecordSpan | None:
     """What takes a role's pieces of work; None where nobody asked for them."""
-    if not wanted(environ):
+    if not is_tracing_enabled(environ):
         return None
     _provider()  # what is missing is said at the beginning
 
@@ -38,7 +40,7 @@ def tracing(run: str, role: str, environ: Mapping[str, str] = os.environ) -> Tak
     return take
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
+def is_tracing_enabled(environ: Mapping[str, str]) -> bool:
     """Whether traces are asked for; ConfigError where that is in a way that is not known here."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "")
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
@@ -53,24 +55,24 @@ def wanted(environ: Mapping[str, str]) -> bool:
     return True
 
 
-def finish() -> None:
+def shutdown_tracing() -> None:
     """Send what has not been sent, for a moment at most; what comes later begins anew."""
-    global _open
-    if _open is not None and _open[0] == os.getpid():
-        last = threading.Thread(target=_open[1].shutdown, name="last spans", daemon=True)
+    global _provider_of_process
+    if _provider_of_process is not None and _provider_of_process[0] == os.getpid():
+        last = threading.Thread(target=_provider_of_process[1].shutdown, name="last spans", daemon=True)
         last.start()
         last.join(FLUSH_S)
-    _open = None
+    _provider_of_process = None
 
 
 def _provider() -> Any:
-    global _open
-    if _open is None or _open[0] != os.getpid():
-        _open = (os.getpid(), _made())
-    return _open[1]
+    global _provider_of_process
+    if _provider_of_process is None or _provider_of_process[0] != os.getpid():
+        _provider_of_process = (os.getpid(), _make_provider())
+    return _provider_of_process[1]
 
 
-def _made() -> Any:
+def _make_provider() -> Any:
     """A provider with the sampler, the resource, the batches and the way to the collector that OTEL_* variables say."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

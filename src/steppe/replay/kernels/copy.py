@@ -28,7 +28,7 @@ def compiled(function: F) -> F:
     return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
-def _instruction(emitting: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
+def _intrinsic_or_fallback(emitting: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
     """An instruction inside of compiled code, or its plain twin where compilation is off."""
     return otherwise if _COMPILATION_OFF else intrinsic(emitting)
 
@@ -45,7 +45,7 @@ def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 
 
 # memcpy(target, source, count) from address to address; of a constant count the compiler makes plain moves.
-copy_bytes = cast(Callable[[Any, Any, Any], None], _instruction(_copy_bytes, plain.copy_bytes))
+copy_bytes = cast(Callable[[Any, Any, Any], None], _intrinsic_or_fallback(_copy_bytes, plain.copy_bytes))
 
 
 def _prefetch(typing: Any, address: Any) -> Any:
@@ -61,7 +61,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
 
 
 # Asks for the cache line at an address, and does not wait for it.
-prefetch = cast(Callable[[Any], None], _instruction(_prefetch, plain.prefetch))
+prefetch = cast(Callable[[Any], None], _intrinsic_or_fallback(_prefetch, plain.prefetch))
 
 
 def _load(kind: Any, otherwise: Callable[[int], Any]) -> Any:
@@ -72,7 +72,7 @@ def _load(kind: Any, otherwise: Callable[[int], Any]) -> Any:
 
         return kind(types.int64), emit
 
-    return _instruction(load, otherwise)
+    return _intrinsic_or_fallback(load, otherwise)
 
 
 # Reads a number at an address: without the arithmetic that indices from the end of an array need.
@@ -80,10 +80,10 @@ load_float64 = cast(Callable[[Any], float], _load(types.float64, plain.load_floa
 load_float32 = cast(Callable[[Any], float], _load(types.float32, plain.load_float32))
 
 
-def _num_passed(typing: Any, address: Any, number: Any) -> Any:
+def _count_not_above(typing: Any, address: Any, number: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        numbers = builder.load(builder.inttoptr(args[0], _EIGHT.as_pointer()), align=64)
-        bits = builder.bitcast(builder.fcmp_ordered(">=", _eight_times(builder, args[1]), numbers), ir.IntType(8))
+        numbers = builder.load(builder.inttoptr(args[0], _FLOAT64X8.as_pointer()), align=64)
+        bits = builder.bitcast(builder.fcmp_ordered(">=", _broadcast_to_8(builder, args[1]), numbers), ir.IntType(8))
         return builder.zext(builder.ctpop(bits), ir.IntType(64))
 
     return types.int64(types.int64, types.float64), emit
@@ -97,7 +97,7 @@ def _block_sum(typing: Any, address: Any) -> Any:
             at = builder.add(args[0], args[0].type(16 * quarter))
             leaves = builder.fpext(builder.load(builder.inttoptr(at, four.as_pointer()), align=16), wide)
             total = leaves if total is None else builder.fadd(total, leaves)
-        a, b, c, d = (builder.extract_element(total, _PLACE(lane)) for lane in range(4))
+        a, b, c, d = (builder.extract_element(total, _INT32(lane)) for lane in range(4))
         return builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
 
     return types.float64(types.int64), emit
@@ -107,35 +107,35 @@ def _group_sum(typing: Any, nodes: Any, starts: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = ir.DoubleType()
         total: Any = number(0.0)
-        running = ir.Constant(_EIGHT, [number(0.0)] * 8)
+        running = ir.Constant(_FLOAT64X8, [number(0.0)] * 8)
         for node in range(8):
-            running = builder.insert_element(running, total, _PLACE(node))
+            running = builder.insert_element(running, total, _INT32(node))
             at = builder.add(args[0], args[0].type(8 * node))
             total = builder.fadd(total, builder.load(builder.inttoptr(at, number.as_pointer())))
-        begun = builder.fcmp_ordered("<", running, _eight_times(builder, total))
-        found = builder.select(begun, running, ir.Constant(_EIGHT, [number(math.inf)] * 8))
-        builder.store(found, builder.inttoptr(args[1], _EIGHT.as_pointer()), align=64)
+        begun = builder.fcmp_ordered("<", running, _broadcast_to_8(builder, total))
+        found = builder.select(begun, running, ir.Constant(_FLOAT64X8, [number(math.inf)] * 8))
+        builder.store(found, builder.inttoptr(args[1], _FLOAT64X8.as_pointer()), align=64)
         return total
 
     return types.float64(types.int64, types.int64), emit
 
 
-_EIGHT = ir.VectorType(ir.DoubleType(), 8)
-_PLACE = ir.IntType(32)
+_FLOAT64X8 = ir.VectorType(ir.DoubleType(), 8)
+_INT32 = ir.IntType(32)
 
 
-def _eight_times(builder: Any, number: Any) -> Any:
-    blank: Any = ir.Constant(_EIGHT, ir.Undefined)
-    once = builder.insert_element(blank, number, _PLACE(0))
-    return builder.shuffle_vector(once, blank, ir.Constant(ir.VectorType(_PLACE, 8), [0] * 8))
+def _broadcast_to_8(builder: Any, number: Any) -> Any:
+    blank: Any = ir.Constant(_FLOAT64X8, ir.Undefined)
+    once = builder.insert_element(blank, number, _INT32(0))
+    return builder.shuffle_vector(once, blank, ir.Constant(ir.VectorType(_INT32, 8), [0] * 8))
 
 
 # Several numbers at a time, in registers; every result is rounded as the same additions one by one would be.
 # num_passed: of 8 float64 at an address, those not above a number; block_sum: of 16 float32 at an address;
 # group_sum: of 8 float64, and it writes their starts (see sumtree.py).
-num_passed = cast(Callable[[Any, Any], int], _instruction(_num_passed, plain.num_passed))
-block_sum = cast(Callable[[Any], float], _instruction(_block_sum, plain.block_sum))
-group_sum = cast(Callable[[Any, Any], float], _instruction(_group_sum, plain.group_sum))
+count_not_above = cast(Callable[[Any, Any], int], _intrinsic_or_fallback(_count_not_above, plain.count_not_above))
+block_sum = cast(Callable[[Any], float], _intrinsic_or_fallback(_block_sum, plain.block_sum))
+group_sum = cast(Callable[[Any, Any], float], _intrinsic_or_fallback(_group_sum, plain.group_sum))
 
 
 @compiled

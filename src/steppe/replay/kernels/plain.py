@@ -30,7 +30,7 @@ def load_float32(address: int) -> np.float32:
     return np.float32(ctypes.c_float.from_address(int(address)).value)
 
 
-def num_passed(address: int, number: float) -> int:
+def count_not_above(address: int, number: float) -> int:
     """How many of the 8 float64 at an address are not above a number."""
     return sum(number >= one for one in (ctypes.c_double * 8).from_address(int(address)))
 

@@ -13,14 +13,14 @@ import numpy as np
 from steppe.replay.kernels.copy import compiled, prefetch
 from steppe.replay.kernels.pow import power
 
-SMALLEST = float(np.finfo(np.float32).tiny)  # a positive priority never becomes a leaf of 0
-LARGEST = float(np.finfo(np.float32).max)
-LEAST = 1e-300  # of a priority: below it numbers have fewer digits
+MIN_LEAF = float(np.finfo(np.float32).tiny)  # a positive priority never becomes a leaf of 0
+MAX_LEAF = float(np.finfo(np.float32).max)
+MIN_NORMAL_PRIORITY = 1e-300  # of a priority: below it numbers have fewer digits
 SIZE, CURSOR, LAP = 0, 1, 3
 
 
 @compiled
-def spread(
+def sample_uniform(
     rings: np.ndarray, capacity: int, first: int, last: int, draws: np.ndarray, plan: np.ndarray, slots: np.ndarray
 ) -> None:
     """Write slots at `draws` (uniform in [0, 1)) of all rows of parts first … last - 1, and ask for them in the cache."""
@@ -38,7 +38,7 @@ def spread(
 
 
 @compiled
-def describe(
+def compute_indices_and_weights(
     rings: np.ndarray,
     capacity: int,
     shift: int,
@@ -55,11 +55,11 @@ def describe(
         position = slots[i] - part * capacity
         lap = rings[LAP, part] - (position >= rings[CURSOR, part])
         indices[i] = ((lap * capacity + position) << shift) + part
-    weigh(leaves, beta, weights)
+    compute_importance_weights(leaves, beta, weights)
 
 
 @compiled
-def weigh(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
+def compute_importance_weights(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
     """(N · P) ** -beta over its maximum in the batch (Schaul et al. 2016, 3.4); N and the total cancel out."""
     if not len(leaves):
         return
@@ -73,7 +73,9 @@ def weigh(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
 
 
 @compiled
-def _find(rings: np.ndarray, capacity: int, shift: int, indices: np.ndarray, slots: np.ndarray) -> tuple[int, int]:
+def _find_slots(
+    rings: np.ndarray, capacity: int, shift: int, indices: np.ndarray, slots: np.ndarray
+) -> tuple[int, int]:
     """Write the slots of indices, -1 where a row is gone; which index never was given out, or -1, and how many are gone."""
     unknown, stale = -1, 0
     mask = (1 << shift) - 1
@@ -97,7 +99,7 @@ def _find(rings: np.ndarray, capacity: int, shift: int, indices: np.ndarray, slo
 
 
 @compiled
-def prepare(
+def resolve_priority_update(
     rings: np.ndarray,
     capacity: int,
     shift: int,
@@ -111,16 +113,16 @@ def prepare(
 
     The largest priority is -1 if one of them is negative, infinite or not a number.
     """
-    unknown, stale = _find(rings, capacity, shift, indices, slots)
+    unknown, stale = _find_slots(rings, capacity, shift, indices, slots)
     raised = np.empty(len(priorities), np.float64)
     sound, largest = True, 0.0
     for i in range(len(priorities)):
         sound = sound and priorities[i] >= 0.0 and priorities[i] < math.inf
         largest = max(largest, priorities[i])
-        raised[i] = max(priorities[i], LEAST)
+        raised[i] = max(priorities[i], MIN_NORMAL_PRIORITY)
     if not sound:
         return unknown, -1.0, stale
     power(raised, alpha)
     for i in range(len(priorities)):
-        leaves[i] = 0.0 if priorities[i] == 0.0 else min(max(raised[i], SMALLEST), LARGEST)
+        leaves[i] = 0.0 if priorities[i] == 0.0 else min(max(raised[i], MIN_LEAF), MAX_LEAF)
     return unknown, largest, stale

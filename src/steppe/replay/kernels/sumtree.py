@@ -13,25 +13,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.replay.kernels.copy import block_sum, compiled, group_sum, load_float32, load_float64, num_passed, prefetch
+from steppe.replay.kernels.copy import (
+    block_sum,
+    compiled,
+    count_not_above,
+    group_sum,
+    load_float32,
+    load_float64,
+    prefetch,
+)
 from steppe.replay.store.disk_columns import zeros
 
 BLOCK = 16
-FAN = 8
-NOTHING = np.empty((0, 2), np.int64)
+FANOUT = 8
+NO_PREFETCH = np.empty((0, 2), np.int64)
 
 
 class SumTree:
     """One tree for each of `num_parts` rings of `capacity` slots; slot = part * capacity + position."""
 
     def __init__(self, capacity: int, num_parts: int = 1) -> None:
-        widths = [_whole(-(-capacity // BLOCK))]  # padding nodes stay 0, so no bound is ever checked
-        while widths[-1] > FAN:
-            widths.append(_whole(widths[-1] // FAN))
+        widths = [_round_up_to_fanout(-(-capacity // BLOCK))]  # padding nodes stay 0, so no bound is ever checked
+        while widths[-1] > FANOUT:
+            widths.append(_round_up_to_fanout(widths[-1] // FANOUT))
         self.capacity = capacity
         self.levels = np.cumsum([0, *widths])
         self._leaves = zeros((num_parts, widths[0] * BLOCK), "float32", None)
-        self._nodes = zeros((num_parts, sum(widths) + FAN), "float64", None)
+        self._nodes = zeros((num_parts, sum(widths) + FANOUT), "float64", None)
         self._starts = zeros(self._nodes.shape, "float64", None)
         self._waiting, self._value = np.zeros(3, np.int64), np.zeros(1, np.float32)  # part, from, to; their only value
         self._numbers = self._waiting.data  # the same, read as plain numbers
@@ -96,7 +104,7 @@ class SumTree:
     def settle(self) -> None:
         """Set the leaves that wait."""
         if self._numbers[1] < self._numbers[2]:
-            settle(self._leaves, self._nodes, self._starts, self.levels, self._waiting, self._value)
+            flush_pending(self._leaves, self._nodes, self._starts, self.levels, self._waiting, self._value)
 
     def rebuild(self) -> None:
         """Recompute every sum from the leaves."""
@@ -104,7 +112,7 @@ class SumTree:
             self.fill(part, 0, self._leaves[part].copy())
 
     def descend(
-        self, draws: np.ndarray, first: int, last: int, plan: np.ndarray = NOTHING
+        self, draws: np.ndarray, first: int, last: int, plan: np.ndarray = NO_PREFETCH
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Slots, and their leaves, at `draws` (uniform in [0, 1)) of the cumulated leaves of parts first … last - 1.
 
@@ -113,7 +121,7 @@ class SumTree:
         slots, drawn = np.empty(len(draws), np.int64), np.empty(len(draws), np.float32)
         return (slots, drawn) if descend(*self.arrays(), first, last, draws, plan, slots, drawn) else None
 
-    def find(self, part: int, rests: np.ndarray, plan: np.ndarray = NOTHING) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, part: int, rests: np.ndarray, plan: np.ndarray = NO_PREFETCH) -> tuple[np.ndarray, np.ndarray]:
         """Slots, and their leaves, that lie so far into the sum of one part, which is not empty."""
         slots, drawn = np.empty(len(rests), np.int64), np.empty(len(rests), np.float32)
         find(*self.arrays(), np.full(len(rests), part), np.array(rests, np.float64), plan, slots, drawn)
@@ -124,15 +132,15 @@ class SumTree:
             _fill(self._leaves, self._nodes, self._starts, self.levels, part, start, end, values)
 
 
-def _whole(count: int) -> int:
+def _round_up_to_fanout(count: int) -> int:
     """So many nodes in whole groups."""
-    return -(-count // FAN) * FAN
+    return -(-count // FANOUT) * FANOUT
 
 
 @compiled
 def _sum_group(nodes: np.ndarray, starts: np.ndarray, part: int, below: int, level: int, node: int) -> None:
     """Recompute a node of the level that begins at `level`, and the starts of its group in the level below."""
-    group = (part * nodes.shape[1] + below + node * FAN) * 8
+    group = (part * nodes.shape[1] + below + node * FANOUT) * 8
     nodes[part, level + node] = group_sum(np.int64(nodes.ctypes.data) + group, np.int64(starts.ctypes.data) + group)
 
 
@@ -156,13 +164,13 @@ def _fill(
     for block in range(low, high + 1):
         nodes[part, block] = block_sum(begin + block * (BLOCK * 4))
     for level in range(1, len(levels)):
-        low, high = low // FAN, high // FAN
+        low, high = low // FANOUT, high // FANOUT
         for node in range(low, high + 1):
             _sum_group(nodes, starts, part, levels[level - 1], levels[level], node)
 
 
 @compiled
-def settle(
+def flush_pending(
     leaves: np.ndarray,
     nodes: np.ndarray,
     starts: np.ndarray,
@@ -204,14 +212,14 @@ def assign(
         nodes[parts[i], at[i]] = block_sum(begin + (parts[i] * leaves.shape[1] + at[i] * BLOCK) * 4)
     for level in range(1, len(levels)):
         below = levels[level - 1]
-        width = (levels[level] - below) // FAN
+        width = (levels[level] - below) // FANOUT
         if width * num_parts <= count:  # each one once is less work than one for each slot
             for part in range(num_parts):
                 for node in range(width):
                     _sum_group(nodes, starts, part, below, levels[level], node)
             continue
         for i in range(count):
-            at[i] //= FAN
+            at[i] //= FANOUT
             _sum_group(nodes, starts, parts[i], below, levels[level], at[i])
 
 
@@ -290,10 +298,10 @@ def find(
     for level in range(len(levels) - 2, -1, -1):  # level by level for the whole batch, so that cache misses overlap
         begin = np.int64(starts.ctypes.data) + levels[level] * 8
         for i in range(count):
-            at = begin + parts[i] * stride + slots[i] * (FAN * 8)
-            child = num_passed(at, rests[i]) - 1
+            at = begin + parts[i] * stride + slots[i] * (FANOUT * 8)
+            child = count_not_above(at, rests[i]) - 1
             rests[i] -= load_float64(at + child * 8)
-            slots[i] = slots[i] * FAN + child
+            slots[i] = slots[i] * FANOUT + child
     _choose_leaves(leaves, capacity, parts, rests, plan, slots, drawn)
 
 

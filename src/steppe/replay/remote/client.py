@@ -22,29 +22,29 @@ from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import DamagedFile, DiskFull, RunFailed, UsageError
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import FieldSpec
-from steppe.core.contracts.transport import Line
+from steppe.core.contracts.transport import RpcClient
 from steppe.core.io import codec
-from steppe.core.io.rings import Elsewhere
-from steppe.replay.kernels.ring_index import SIZE, spread, weigh
-from steppe.replay.kernels.sumtree import NOTHING, choose_parts
-from steppe.replay.store.gather import Gathering, Tray
+from steppe.core.io.rings import NestedBundle
+from steppe.replay.kernels.ring_index import SIZE, compute_importance_weights, sample_uniform
+from steppe.replay.kernels.sumtree import NO_PREFETCH, choose_parts
+from steppe.replay.store.gather import BatchBuffer, BatchGatherer
 
-MOST = 2  # questions to one shelf that wait for their answers
-ERRORS: dict[str, Callable[[str], Exception]] = {
+MAX_IN_FLIGHT = 2  # questions to one shelf that wait for their answers
+ERROR_TYPES: dict[str, Callable[[str], Exception]] = {
     "DiskFull": DiskFull, "DamagedFile": DamagedFile, "UsageError": UsageError, "MemoryError": MemoryError,
 }  # fmt: skip
 
 
-class _Asked:
+class _ShardClient:
     """One shelf: what was asked and not answered yet, and what it said of itself last."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: RpcClient) -> None:
         self._line, self._waiting = line, 0
         self.total, self.size, self.stale = 0.0, 0, 0
 
     def ask(self, **question: Any) -> None:
         """Ask without waiting for the answer, if there is room for another question."""
-        while self._waiting >= MOST:
+        while self._waiting >= MAX_IN_FLIGHT:
             self._hear()
         self._line.send(codec.pack(question, sealed=False))
         self._waiting += 1
@@ -60,15 +60,15 @@ class _Asked:
         told: Tree = codec.unpack(self._line.receive(), copy=False, sealed=False)
         self._waiting -= 1
         if "error" in told:
-            raise ERRORS.get(told["error"], RunFailed)(f"{self._line.name}: {told['message']}")
+            raise ERROR_TYPES.get(told["error"], RunFailed)(f"{self._line.name}: {told['message']}")
         self.total, self.size, self.stale = told["total"], told["size"], told["stale"]
         return told
 
 
-class FarStore:
+class RemoteReplayStore:
     """What a Store is to a learner's memory, over shelves of `capacity` rows each."""
 
-    def __init__(self, lines: Sequence[Line], capacity: int, alpha: float | None) -> None:
+    def __init__(self, lines: Sequence[RpcClient], capacity: int, alpha: float | None) -> None:
         self.capacity, self.num_parts, self.alpha = capacity, len(lines), alpha
         self.shift = (len(lines) - 1).bit_length()
         self.lock = threading.RLock()
@@ -77,49 +77,49 @@ class FarStore:
         self.stacked: tuple[str, ...] = ()
         self.frames, self.disk = None, None
         self.max_priority = 1.0
-        self._lines, self._shelves = tuple(lines), [_Asked(line) for line in lines]
+        self._lines, self._shards = tuple(lines), [_ShardClient(line) for line in lines]
 
     def __len__(self) -> int:
         self._settle()
-        return sum(shelf.size for shelf in self._shelves)
+        return sum(shelf.size for shelf in self._shards)
 
     @property
     def stale(self) -> int:
         """Priorities that came too late, as far as is known."""
-        return sum(shelf.stale for shelf in self._shelves)
+        return sum(shelf.stale for shelf in self._shards)
 
     @property
-    def drawable(self) -> bool:
+    def can_sample(self) -> bool:
         """Whether a row has a priority above 0."""
         self._settle()
-        return any(shelf.total > 0 for shelf in self._shelves)
+        return any(shelf.total > 0 for shelf in self._shards)
 
     def allocate(self, fields: Sequence[FieldSpec]) -> None:
         """Take note of the columns; the shelves have made theirs by the same configuration."""
         self.fields = tuple(fields)
         self.columns = {f.name: np.empty((1, *f.shape), f.dtype) for f in fields}
 
-    def tray(self, count: int) -> Tray:
+    def batch_buffer(self, count: int) -> BatchBuffer:
         """Memory for `count` rows."""
-        return Gathering(self.fields, self.columns, (), None).tray(count)
+        return BatchGatherer(self.fields, self.columns, (), None).batch_buffer(count)
 
     def write(self, part: int, block: Mapping[str, np.ndarray], priorities: np.ndarray | None = None) -> int:
         """Append rows to one shelf; see Store.write."""
         rows = {f.name: block[f.name] for f in self.fields}
-        self._shelves[part].ask(do="write", rows=rows, priorities=priorities, largest=self.max_priority)
+        self._shards[part].ask(do="write", rows=rows, priorities=priorities, largest=self.max_priority)
         if priorities is not None:
             self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
         return len(block[self.fields[0].name])
 
-    def batch(self, stream: np.random.Generator, count: int, tray: Tray, beta: float) -> Batch:
+    def batch(self, stream: np.random.Generator, count: int, batch_buffer: BatchBuffer, beta: float) -> Batch:
         """`count` draws over the rows of all shelves; see Store.batch."""
         leaves, indices = np.empty(count, np.float32), np.empty(count, np.int64)
         for places, told in self.draw(stream, count, leaves, indices):
             for name, rows in told["columns"].items():
-                tray.columns[name][places] = rows
+                batch_buffer.columns[name][places] = rows
         if self.alpha is None:
-            return Batch(tray.columns)
-        return Batch(tray.columns, weights=self.weights(leaves, beta), indices=indices)
+            return Batch(batch_buffer.columns)
+        return Batch(batch_buffer.columns, weights=self.weights(leaves, beta), indices=indices)
 
     def draw(
         self, stream: np.random.Generator, count: int, leaves: np.ndarray, indices: np.ndarray
@@ -130,9 +130,9 @@ class FarStore:
         places = [np.flatnonzero(parts == part) for part in range(self.num_parts)]
         asked = [part for part in range(self.num_parts) if len(places[part])]
         for part in asked:
-            self._shelves[part].ask(do="draw", at=at[places[part]])
+            self._shards[part].ask(do="draw", at=at[places[part]])
         for part in asked:
-            told = self._shelves[part].answer()
+            told = self._shards[part].answer()
             indices[places[part]] = (told["indices"] << self.shift) + part
             if self.alpha is not None:
                 leaves[places[part]] = told["leaves"]
@@ -142,10 +142,10 @@ class FarStore:
         """Whose each of the draws (uniform in [0, 1)) is, and how far into its sum, or which of its rows."""
         if self.alpha is None:
             rings, slots = np.zeros((4, self.num_parts), np.int64), np.empty(len(draws), np.int64)
-            rings[SIZE] = [shelf.size for shelf in self._shelves]
-            spread(rings, self.capacity, 0, self.num_parts, draws, NOTHING, slots)
+            rings[SIZE] = [shelf.size for shelf in self._shards]
+            sample_uniform(rings, self.capacity, 0, self.num_parts, draws, NO_PREFETCH, slots)
             return slots // self.capacity, slots % self.capacity
-        totals = np.array([[shelf.total] for shelf in self._shelves])
+        totals = np.array([[shelf.total] for shelf in self._shards])
         parts, rests = np.empty(len(draws), np.int64), np.empty(len(draws))
         if not choose_parts(totals, 0, 0, self.num_parts, draws, parts, rests):
             raise UsageError("every priority is 0, so nothing can be drawn: give one that is positive")
@@ -154,13 +154,13 @@ class FarStore:
     def weights(self, leaves: np.ndarray, beta: float) -> np.ndarray:
         """The importance weights of a batch."""
         weights = np.empty(len(leaves), np.float32)
-        weigh(leaves, beta, weights)
+        compute_importance_weights(leaves, beta, weights)
         return weights
 
-    def prioritize(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+    def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give rows new priorities by their indices; see Store.prioritize."""
         parts, rows = indices & ((1 << self.shift) - 1), indices >> self.shift
-        for part, shelf in enumerate(self._shelves):
+        for part, shelf in enumerate(self._shards):
             if len(own := np.flatnonzero(parts == part)):
                 shelf.ask(do="prioritize", indices=rows[own], priorities=priorities[own])
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
@@ -168,32 +168,32 @@ class FarStore:
     def load(self) -> None:
         """Bring compiled code into memory now; the shelves do so when they are made."""
         if self.alpha is None:
-            spread(np.zeros((4, 1), np.int64), 1, 0, 1, np.empty(0), NOTHING, np.empty(0, np.int64))
+            sample_uniform(np.zeros((4, 1), np.int64), 1, 0, 1, np.empty(0), NO_PREFETCH, np.empty(0, np.int64))
         else:
             choose_parts(np.ones((1, 1)), 0, 0, 1, np.empty(0), np.empty(0, np.int64), np.empty(0))
             self.weights(np.empty(0, np.float32), 1.0)
 
     def state(self) -> Tree:
         """Copies of everything that the shelves hold."""
-        for shelf in self._shelves:
+        for shelf in self._shards:
             shelf.ask(do="state")
-        return {"shelves": [shelf.answer()["state"] for shelf in self._shelves], "max_priority": self.max_priority}
+        return {"shelves": [shelf.answer()["state"] for shelf in self._shards], "max_priority": self.max_priority}
 
     def live_state(self) -> Tree:
         """The same for a checkpoint, into which each shelf writes its own rows."""
-        rows = [Elsewhere(line.name, partial(self._save, part)) for part, line in enumerate(self._lines)]
+        rows = [NestedBundle(line.name, partial(self._save, part)) for part, line in enumerate(self._lines)]
         return {"shelves": rows, "max_priority": self.max_priority}
 
     def _save(self, part: int, save: Path, before: Path | None) -> Callable[[], object]:
-        self._shelves[part].ask(do="save", save=str(save), before=None if before is None else str(before))
-        return self._shelves[part].answer
+        self._shards[part].ask(do="save", save=str(save), before=None if before is None else str(before))
+        return self._shards[part].answer
 
     def restore(self, state: Tree) -> None:
         """Let the shelves take over what they wrote down, or told."""
         saved = state.get("shelves", ())
         if len(saved) != self.num_parts:
             raise UsageError(f"the saved replay lies in {len(saved)} roles, not {self.num_parts}: use as many")
-        for shelf, one in zip(self._shelves, saved, strict=True):
+        for shelf, one in zip(self._shards, saved, strict=True):
             where = {"save": str(one)} if isinstance(one, Path) else {"state": one}
             shelf.ask(do="restore", **where)
         self._settle()
@@ -201,20 +201,20 @@ class FarStore:
 
     def _settle(self) -> None:
         """Wait until every question is answered."""
-        for shelf in self._shelves:
+        for shelf in self._shards:
             shelf.answer()
 
 
-class FarPool:
+class RemoteReplayPool:
     """What a ReplayBufferPool is to a learner's memory, over shelves: rows go to each in turn."""
 
     routing = "round_robin"
     experience_keys: tuple[str, ...] | None = None
 
-    def __init__(self, lines: Sequence[Line], buffer_capacity: int, *, alpha: float | None) -> None:
+    def __init__(self, lines: Sequence[RpcClient], buffer_capacity: int, *, alpha: float | None) -> None:
         self.num_buffers, self.buffer_capacity = len(lines), buffer_capacity
         self.use_prioritized = alpha is not None
-        self.store = FarStore(lines, buffer_capacity, alpha)
+        self.store = RemoteReplayStore(lines, buffer_capacity, alpha)
         self.turn = 0
 
     def route(self, source: int | None = None) -> int:

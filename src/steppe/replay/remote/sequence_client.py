@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from steppe.core.contracts.segment import Batch
-from steppe.replay.remote.client import FarStore
-from steppe.replay.sequence_windows import SequenceReplay, Windows
+from steppe.replay.remote.client import RemoteReplayStore
+from steppe.replay.sequence_windows import SequenceBatchBuffer, SequenceReplay
 
 
-class FarSequences(SequenceReplay):
+class RemoteSequenceReplay(SequenceReplay):
     """As SequenceReplay, of a pool whose buffers lie elsewhere."""
 
-    def draw(self, stream: np.random.Generator, into: Windows, beta: float) -> Batch:
+    def draw(self, stream: np.random.Generator, into: SequenceBatchBuffer, beta: float) -> Batch:
         store = self.store
-        assert isinstance(store, FarStore)
+        assert isinstance(store, RemoteReplayStore)
         leaves, indices = np.empty(into.count, np.float32), np.empty(into.count, np.int64)
         states = {
             f.name: np.empty((into.count, *f.shape), f.dtype) for f in store.fields if f.name in self.windowing.states

@@ -13,18 +13,18 @@ from steppe.core.array_checks import as_column, require_below, require_finite, r
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import SteppeError
 from steppe.core.io import codec
-from steppe.core.io.atomic_files import noticing_full_disk
+from steppe.core.io.atomic_files import raising_disk_full
 from steppe.replay.pool import ReplayBufferPool
 from steppe.replay.sequence_windows import SequenceReplay
-from steppe.replay.store.files import FORMAT, Description, read_save, write_save
+from steppe.replay.store.files import FORMAT, PoolDescription, read_save, write_save
 
 
-class Shelf:
+class ReplayShard:
     """Owns the rows of one buffer; with `sequences`, drawn rows are starts of windows."""
 
     def __init__(self, pool: ReplayBufferPool, sequences: SequenceReplay | None) -> None:
         self.pool, self.store, self.sequences = pool, pool.store, sequences
-        self._does: dict[str, Callable[..., Tree]] = {
+        self._handlers: dict[str, Callable[..., Tree]] = {
             "write": self._write,
             "draw": self._draw,
             "prioritize": self._prioritize,
@@ -38,7 +38,7 @@ class Shelf:
         """Do what is asked; the answer also says what the shelf's draws depend on. What goes wrong is told the same way."""
         asked = codec.unpack(question, sealed=False)
         try:
-            told = self._does[asked.pop("do")](**asked)
+            told = self._handlers[asked.pop("do")](**asked)
         except Exception as error:  # noqa: BLE001 - whoever asked raises it
             message = str(error) if isinstance(error, SteppeError) else "".join(traceback.format_exception(error))
             return codec.pack({"error": type(error).__name__, "message": message}, sealed=False)
@@ -65,18 +65,18 @@ class Shelf:
         if self.sequences is None:
             return {**told, "columns": self.store.gather(slots)}
         into = self.sequences.room(len(slots))
-        return {**told, "states": self.sequences.lay(slots, into), "columns": into.columns}
+        return {**told, "states": self.sequences.fill_windows(slots, into), "columns": into.columns}
 
     def _prioritize(self, indices: np.ndarray, priorities: np.ndarray) -> Tree:
-        self.store.prioritize(indices, priorities)
+        self.store.update_priorities(indices, priorities)
         return {}
 
     def _state(self) -> Tree:
         return {"state": self.store.state()}
 
     def _save(self, save: str, before: str | None) -> Tree:
-        known = Description(FORMAT, 1, self.pool.buffer_capacity, self.pool.use_prioritized)
-        with noticing_full_disk(Path(save)):
+        known = PoolDescription(FORMAT, 1, self.pool.buffer_capacity, self.pool.use_prioritized)
+        with raising_disk_full(Path(save)):
             write_save(
                 Path(save), {"store": self.store.live_state()}, known, Path(before) if before is not None else None
             )

@@ -15,16 +15,16 @@ import numpy as np
 
 from steppe.core.contracts.specs import FieldSpec
 from steppe.replay.store.disk_columns import zeros
-from steppe.replay.store.frames import stacks_of
+from steppe.replay.store.frames import find_frame_stacks
 
 
 def make_columns(
-    fields: Sequence[FieldSpec], rows: int, *, side_by_side: bool, disk: Path | None
+    fields: Sequence[FieldSpec], rows: int, *, interleaved: bool, disk: Path | None
 ) -> dict[str, np.ndarray]:
     """Zeros for each field, in order; stacks whose frames are kept apart have int32 ids instead."""
-    _, stacked = stacks_of(fields)
-    numbers = _numbers(fields) if side_by_side else []
-    together = zeros((rows,), _row(numbers), disk) if numbers else None
+    _, stacked = find_frame_stacks(fields)
+    numbers = _scalar_fields(fields) if interleaved else []
+    together = zeros((rows,), _row_dtype(numbers), disk) if numbers else None
     columns = {}
     for f in fields:
         if together is not None and f in numbers:
@@ -36,20 +36,20 @@ def make_columns(
     return columns
 
 
-def bytes_per_row(fields: Sequence[FieldSpec], *, side_by_side: bool) -> int:
+def bytes_per_row(fields: Sequence[FieldSpec], *, interleaved: bool) -> int:
     """What a row takes in a store: of stacks, their ids and a frame, with a quarter of one for the starts of episodes."""
-    frame, stacked = stacks_of(fields)
-    numbers = _numbers(fields) if side_by_side else []
-    plain = _row(numbers).itemsize + sum(f.nbytes for f in fields if f not in numbers and f.name not in stacked)
+    frame, stacked = find_frame_stacks(fields)
+    numbers = _scalar_fields(fields) if interleaved else []
+    plain = _row_dtype(numbers).itemsize + sum(f.nbytes for f in fields if f not in numbers and f.name not in stacked)
     if frame is None:
         return plain
     return plain + 4 * frame.frames * len(stacked) + 5 * frame.nbytes // (4 * frame.frames)
 
 
-def _numbers(fields: Sequence[FieldSpec]) -> list[FieldSpec]:
+def _scalar_fields(fields: Sequence[FieldSpec]) -> list[FieldSpec]:
     """The fields of single numbers, the longest first, so that little is lost to alignment."""
     return sorted((f for f in fields if not f.shape), key=lambda f: -f.nbytes)
 
 
-def _row(numbers: Sequence[FieldSpec]) -> np.dtype[Any]:
+def _row_dtype(numbers: Sequence[FieldSpec]) -> np.dtype[Any]:
     return np.dtype({"names": [f.name for f in numbers], "formats": [f.dtype for f in numbers]}, align=True)

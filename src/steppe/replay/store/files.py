@@ -23,7 +23,7 @@ from safetensors.numpy import load
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import DamagedFile, DiskFull, UsageError
 from steppe.core.io import codec, row_chunks
-from steppe.core.io.atomic_files import is_full, read_bundle, sweep, write_bundle
+from steppe.core.io.atomic_files import is_disk_full, read_bundle, remove_temporary_files, write_bundle
 from steppe.core.io.rings import ROWS, Ring
 
 FORMAT = 2
@@ -31,7 +31,7 @@ POOL, STATE = "pool.json", "state.bin"
 LEAVES = "#leaves"
 
 
-class Description(msgspec.Struct, frozen=True):
+class PoolDescription(msgspec.Struct, frozen=True):
     """What kind of pool was saved."""
 
     format: int
@@ -40,7 +40,7 @@ class Description(msgspec.Struct, frozen=True):
     prioritized: bool
 
 
-class Ring1(msgspec.Struct, frozen=True):
+class RingV1(msgspec.Struct, frozen=True):
     """Format 1: one buffer's fill."""
 
     size: int
@@ -48,42 +48,42 @@ class Ring1(msgspec.Struct, frozen=True):
     added: int
 
 
-class Description1(msgspec.Struct, frozen=True):
+class PoolDescriptionV1(msgspec.Struct, frozen=True):
     """Format 1: what a saved store consists of; `extra` has the rest, as JSON text."""
 
     format: int
     capacity: int
     prioritized: bool
     max_priority: float
-    rings: list[Ring1]
+    rings: list[RingV1]
     extra: str
 
 
-def save_state(directory: Path, state: Tree, description: Description) -> None:
+def save_state(directory: Path, state: Tree, description: PoolDescription) -> None:
     """Write a tree with `Store.live_state` in it; a reader sees either this save or the one before."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        sweep(directory)
+        remove_temporary_files(directory)
         before = _saves(directory)
         newest = before[-1] if before else None
         write_save(directory / f"save-{_number(newest) + 1 if newest else 0}", state, description, newest)
     except OSError as error:
-        if is_full(error):
+        if is_disk_full(error):
             raise DiskFull(f"there is no room to save buffers at {directory}; the save before is as it was") from error
         raise
     for old in before:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def write_save(save: Path, state: Tree, description: Description, before: Path | None) -> None:
+def write_save(save: Path, state: Tree, description: PoolDescription, before: Path | None) -> None:
     """Write one save; rows that have not changed since the one before are shared with it."""
     rings: list[Ring] = []
-    plain = row_chunks.take_out(state, rings)
+    plain = row_chunks.extract_rings(state, rings)
     files = {POOL: msgspec.json.encode(description), STATE: codec.pack(plain)}
     write_bundle(save, files, lambda aside: row_chunks.write_rows(aside, rings, before))
 
 
-def load_state(directory: Path) -> tuple[Tree, Description]:
+def load_state(directory: Path) -> tuple[Tree, PoolDescription]:
     """What the newest save holds: the tree again, its rings still on disk, and everything but their rows checked."""
     saves = _saves(directory)
     if not saves:
@@ -91,13 +91,13 @@ def load_state(directory: Path) -> tuple[Tree, Description]:
     return read_save(saves[-1])
 
 
-def read_save(save: Path) -> tuple[Tree, Description]:
+def read_save(save: Path) -> tuple[Tree, PoolDescription]:
     """What `write_save` wrote, in the same way."""
     files = read_bundle(save)
     path = save / POOL
     if _format(path, files.get(POOL, b"")) == 1:
         return _load_format_1(save, files)
-    description = _decoded(path, files[POOL], Description)
+    description = _decoded(path, files[POOL], PoolDescription)
     missing = [name for name in (STATE, ROWS) if name not in files]
     if missing:
         raise DamagedFile(f"{save} is damaged: it holds no {missing[0]}")
@@ -105,12 +105,12 @@ def read_save(save: Path) -> tuple[Tree, Description]:
         tree = codec.unpack(files[STATE])
     except DamagedFile as error:
         raise DamagedFile(f"{save / STATE}: {error}") from None
-    return row_chunks.put_back(tree, row_chunks.read_rows(save, files[ROWS])), description
+    return row_chunks.insert_rings(tree, row_chunks.read_rows(save, files[ROWS])), description
 
 
-def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, Description]:
+def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, PoolDescription]:
     """All columns of a buffer in one safetensors file, read whole."""
-    old = _decoded(save / POOL, files[POOL], Description1)
+    old = _decoded(save / POOL, files[POOL], PoolDescriptionV1)
     _require_sound(save / POOL, old)
     if len(files) != len(old.rings) + 1 or not all(_file(part) in files for part in range(len(old.rings))):
         raise DamagedFile(f"{save} has not one file for each of its {len(old.rings)} buffers")
@@ -132,7 +132,7 @@ def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, Descripti
         tree = {"store": {**store, "columns": joined}, "turn": extra["turn"], "stream": extra["stream"]}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedFile(f"{save / POOL} is damaged: {error}") from None
-    return tree, Description(1, len(old.rings), old.capacity, old.prioritized)
+    return tree, PoolDescription(1, len(old.rings), old.capacity, old.prioritized)
 
 
 def column_names(store: Tree) -> list[str]:
@@ -173,7 +173,7 @@ def _decoded(path: Path, data: bytes, kind: Any) -> Any:
         raise DamagedFile(f"{path} does not describe saved buffers: {error}") from None
 
 
-def _require_sound(path: Path, old: Description1) -> None:
+def _require_sound(path: Path, old: PoolDescriptionV1) -> None:
     capacity, rings = old.capacity, old.rings
     if not rings or not all(0 <= r.size <= capacity and 0 <= r.cursor < capacity and r.added >= r.size for r in rings):
         raise DamagedFile(f"{path} contradicts itself: its rings do not fit their capacity")

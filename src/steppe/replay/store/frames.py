@@ -18,13 +18,13 @@ import numpy as np
 
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.specs import FieldSpec
-from steppe.core.io.rings import History
+from steppe.core.io.rings import SaveHistory
 from steppe.replay.kernels.copy import compiled, copy_bytes
 from steppe.replay.store.disk_columns import zeros
 
 SLACK = 2048  # frames beyond two for each row: what streams and a block under way hold besides
-TABLE = 1 << 18  # places for recent frames; a frame that takes another's costs memory, never content
-LEAST_BYTES = 256  # smaller frames than this are stored in their stacks: ids would take as much
+HASH_TABLE_SIZE = 1 << 18  # places for recent frames; a frame that takes another's costs memory, never content
+MIN_FRAME_BYTES = 256  # smaller frames than this are stored in their stacks: ids would take as much
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
@@ -45,7 +45,7 @@ class FrameStore:
             raise ConfigError(f"{room:,} frames need {need:,} bytes, which cannot be had: lower the size") from None
         self.refs = np.zeros(room, np.int32)
         self.written = np.zeros(room, np.int64)  # the value of `count` when a place was last written
-        self.history = History()
+        self.history = SaveHistory()
         self._word = np.uint64 if self.frame_bytes % 8 == 0 else np.uint8
         self._words = self.data.reshape(room, -1).view(self._word)
         self.clear()
@@ -70,7 +70,7 @@ class FrameStore:
         self.refs.fill(0)
         self._free = np.empty(len(self.refs), np.int32)
         self._heads = np.zeros(3, np.int64)  # places on the free list, places ever in use, frames ever written
-        self._table = np.full(TABLE, -1, np.int32)
+        self._table = np.full(HASH_TABLE_SIZE, -1, np.int32)
 
     def put(self, stacks: np.ndarray, frames: int) -> np.ndarray:
         """Ids [n, frames] of the frames that `stacks` [n, frames * unit, …] consist of, each held once more."""
@@ -120,9 +120,9 @@ def frame_shape(field: FieldSpec) -> tuple[int, ...]:
     return (field.shape[0] // field.frames, *field.shape[1:])
 
 
-def stacks_of(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str, ...]]:
+def find_frame_stacks(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str, ...]]:
     """The first stack of frames worth storing once each, and the names of all fields like it."""
-    first = next((f for f in fields if f.frames > 1 and f.nbytes >= LEAST_BYTES * f.frames), None)
+    first = next((f for f in fields if f.frames > 1 and f.nbytes >= MIN_FRAME_BYTES * f.frames), None)
     if first is None:
         return None, ()
     alike = (first.shape, first.dtype, first.frames)
@@ -130,7 +130,7 @@ def stacks_of(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str,
 
 
 @compiled
-def _hashed(words: np.ndarray, row: int) -> np.uint64:
+def _hash_frame(words: np.ndarray, row: int) -> np.uint64:
     a, b = np.uint64(0), np.uint64(1)
     last = words.shape[1] - 1
     for i in range(0, last, 2):
@@ -142,7 +142,7 @@ def _hashed(words: np.ndarray, row: int) -> np.uint64:
 
 
 @compiled
-def _same(data: np.ndarray, place: np.int64, words: np.ndarray, row: int) -> bool:
+def _frames_equal(data: np.ndarray, place: np.int64, words: np.ndarray, row: int) -> bool:
     equal, i = True, 0
     while equal and i < words.shape[1]:
         equal = data[place, i] == words[row, i]
@@ -165,9 +165,9 @@ def _put(
     """Ids of the frames in `words`; how many of them there was room for."""
     target, source = np.int64(data.ctypes.data), np.int64(words.ctypes.data)
     for row in range(len(words)):
-        spot = np.int64(_hashed(words, row)) % len(table)
+        spot = np.int64(_hash_frame(words, row)) % len(table)
         place = np.int64(table[spot])
-        if place >= 0 and refs[place] > 0 and _same(data, place, words, row):
+        if place >= 0 and refs[place] > 0 and _frames_equal(data, place, words, row):
             refs[place] += 1
             ids[row] = place
             continue

@@ -12,18 +12,18 @@ import numpy as np
 
 from steppe.core.contracts.specs import FieldSpec
 from steppe.replay.kernels.copy import gather, gather_stacks
-from steppe.replay.store.disk_columns import LINE
+from steppe.replay.store.disk_columns import CACHE_LINE
 from steppe.replay.store.frames import FrameStore
 
 REUSED_BYTES = 1 << 17  # from here on new memory is new pages, which take longer than the copy into them
-MOST_SPARE = 3
-UNUSED = 3  # references to a block that nobody holds: the list's, the loop's and the one of asking
-MOST_SIZES = 64
-MOST_DESCRIBED = 2**31 - 1  # bytes that a dtype can have
+MAX_SPARE_BLOCKS = 3
+UNREFERENCED = 3  # references to a block that nobody holds: the list's, the loop's and the one of asking
+MAX_CACHED_LAYOUTS = 64
+MAX_DTYPE_BYTES = 2**31 - 1  # bytes that a dtype can have
 
 
 @dataclass(frozen=True)
-class Tray:
+class BatchBuffer:
     """Memory for one batch: `columns` are views on `block`."""
 
     block: np.ndarray
@@ -31,7 +31,7 @@ class Tray:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """How batches of one size lie in a block."""
 
     views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset
@@ -45,7 +45,7 @@ class Layout:
     spare: list[np.ndarray] = field(default_factory=list)
 
 
-class Gathering:
+class BatchGatherer:
     """Knows where the columns lie. Not safe for two threads at once: a store's lock is around it."""
 
     def __init__(
@@ -57,29 +57,29 @@ class Gathering:
     ) -> None:
         self._fields, self._columns, self._stacked, self._frames = tuple(fields), columns, tuple(stacked), frames
         self._num_rows = len(next(iter(columns.values())))
-        self._layouts: dict[int, Layout] = {}
-        self.sources = _lines(columns.values())
+        self._layouts: dict[int, BatchLayout] = {}
+        self.sources = _cache_line_addresses(columns.values())
 
-    def tray(self, count: int) -> Tray:
+    def batch_buffer(self, count: int) -> BatchBuffer:
         """Memory of its own for `count` rows."""
         layout = self._layout(count)
         block = np.empty(layout.nbytes, np.uint8)
-        return Tray(block, _columns(layout, block))
+        return BatchBuffer(block, _columns(layout, block))
 
-    def __call__(self, slots: np.ndarray, tray: Tray | None = None) -> dict[str, np.ndarray]:
+    def __call__(self, slots: np.ndarray, batch_buffer: BatchBuffer | None = None) -> dict[str, np.ndarray]:
         """The rows at `slots`."""
-        layout, block = self.room(len(slots), tray)
+        layout, block = self.room(len(slots), batch_buffer)
         if not gather(layout.plan, self._num_rows, slots, block):
             raise IndexError(f"slots lie in [0, {self._num_rows})")
-        return self.finished(slots, layout, block, tray)
+        return self.finished(slots, layout, block, batch_buffer)
 
-    def room(self, count: int, tray: Tray | None) -> tuple[Layout, np.ndarray]:
+    def room(self, count: int, batch_buffer: BatchBuffer | None) -> tuple[BatchLayout, np.ndarray]:
         """How `count` rows are to lie, and where: in a tray's block, or one that nobody holds."""
         layout = self._layout(count)
-        return layout, tray.block if tray is not None else _unused(layout)
+        return layout, batch_buffer.block if batch_buffer is not None else _reusable_block(layout)
 
     def finished(
-        self, slots: np.ndarray, layout: Layout, block: np.ndarray, tray: Tray | None
+        self, slots: np.ndarray, layout: BatchLayout, block: np.ndarray, batch_buffer: BatchBuffer | None
     ) -> dict[str, np.ndarray]:
         """The columns of a block whose plain ones are filled: stacks are put together here."""
         if self._frames is not None and self._stacked:
@@ -87,17 +87,17 @@ class Gathering:
             ids = np.empty((len(self._stacked), len(slots), self._columns[self._stacked[0]].shape[1]), np.int32)
             gather(layout.ids_plan, self._num_rows, slots, ids.reshape(-1).view(np.uint8))
             gather_stacks(frames.data.ctypes.data, frames.frame_bytes, ids, layout.stacks, block)
-        return tray.columns if tray is not None else _columns(layout, block)
+        return batch_buffer.columns if batch_buffer is not None else _columns(layout, block)
 
-    def _layout(self, count: int) -> Layout:
+    def _layout(self, count: int) -> BatchLayout:
         layout = self._layouts.get(count)
         if layout is None:
-            if len(self._layouts) >= MOST_SIZES:
+            if len(self._layouts) >= MAX_CACHED_LAYOUTS:
                 self._layouts.clear()
             layout = self._layouts[count] = self._made(count)
         return layout
 
-    def _made(self, count: int) -> Layout:
+    def _made(self, count: int) -> BatchLayout:
         views, plan, ids_plan, end = [], [], [], 0
         stacks: list[int] = []
         for each in self._fields:
@@ -110,14 +110,16 @@ class Gathering:
                 stacks.append(end)
             else:
                 plan.append((column.ctypes.data, column.strides[0], row_bytes, end))
-            end += -(-count * each.nbytes // LINE) * LINE  # columns of a batch never share a cache line
+            end += -(-count * each.nbytes // CACHE_LINE) * CACHE_LINE  # columns of a batch never share a cache line
         plans = _plan(plan), np.array(stacks, np.int64), _plan(ids_plan)
-        return Layout(tuple(views), _whole(views, end), *plans, end, np.empty(count, np.int64), np.empty(count))
+        return BatchLayout(
+            tuple(views), _block_dtype(views, end), *plans, end, np.empty(count, np.int64), np.empty(count)
+        )
 
 
-def _lines(columns: Iterable[np.ndarray]) -> np.ndarray:
+def _cache_line_addresses(columns: Iterable[np.ndarray]) -> np.ndarray:
     """What to ask for before a row is read: an address in each cache line of the first one, and the bytes from row to row."""
-    lines = {(column.ctypes.data // LINE, column.strides[0]): column.ctypes.data for column in columns}
+    lines = {(column.ctypes.data // CACHE_LINE, column.strides[0]): column.ctypes.data for column in columns}
     return np.array([(address, step) for (_, step), address in lines.items()], np.int64).reshape(-1, 2)
 
 
@@ -125,27 +127,27 @@ def _plan(rows: list[tuple[int, int, int, int]]) -> np.ndarray:
     return np.array(rows, np.int64).reshape(-1, 4)
 
 
-def _whole(views: Iterable[tuple[str, tuple[int, ...], np.dtype[Any], int]], nbytes: int) -> np.dtype[Any] | None:
-    if nbytes > MOST_DESCRIBED:
+def _block_dtype(views: Iterable[tuple[str, tuple[int, ...], np.dtype[Any], int]], nbytes: int) -> np.dtype[Any] | None:
+    if nbytes > MAX_DTYPE_BYTES:
         return None
     names, shapes, dtypes, offsets = zip(*views, strict=True)
     formats = list(zip(dtypes, shapes, strict=True))
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": nbytes})
 
 
-def _columns(layout: Layout, block: np.ndarray) -> dict[str, np.ndarray]:
+def _columns(layout: BatchLayout, block: np.ndarray) -> dict[str, np.ndarray]:
     if layout.whole is None:
         return {name: np.ndarray(shape, dtype, block, offset) for name, shape, dtype, offset in layout.views}
     whole: np.ndarray = np.ndarray((), layout.whole, block)
     return {name: whole[name] for name, _, _, _ in layout.views}
 
 
-def _unused(layout: Layout) -> np.ndarray:
+def _reusable_block(layout: BatchLayout) -> np.ndarray:
     """A block for a batch: one of an earlier batch that nobody holds any more, not even a view of it, or a new one."""
     for block in layout.spare:
-        if getrefcount(block) == UNUSED:
+        if getrefcount(block) == UNREFERENCED:
             return block
     block = np.empty(layout.nbytes, np.uint8)
-    if layout.nbytes >= REUSED_BYTES and len(layout.spare) < MOST_SPARE:
+    if layout.nbytes >= REUSED_BYTES and len(layout.spare) < MAX_SPARE_BLOCKS:
         layout.spare.append(block)
     return block

@@ -16,12 +16,12 @@ from steppe.core.io.rings import Ring
 from steppe.core.io.row_chunks import SavedRing
 
 if TYPE_CHECKING:
-    from steppe.replay.store.store import Store
+    from steppe.replay.store.store import ReplayStore
 
-MOST_ROWS = 1 << 62  # ever written: far from where numbers of rows would overflow
+MAX_ROWS_WRITTEN = 1 << 62  # ever written: far from where numbers of rows would overflow
 
 
-def live_state(store: Store) -> Tree:
+def live_state(store: ReplayStore) -> Tree:
     """A ring per buffer, one for its leaves, one for all frames; they share the store's memory."""
     parts = range(store.num_parts)
     fill = zip(store.size.tolist(), store.cursor.tolist(), store.added.tolist(), store.histories, strict=True)
@@ -41,7 +41,7 @@ def live_state(store: Store) -> Tree:
     return tree
 
 
-def part_rows(store: Store, part: int) -> dict[str, np.ndarray]:
+def part_rows(store: ReplayStore, part: int) -> dict[str, np.ndarray]:
     """The columns of one part."""
     own = slice(part * store.capacity, (part + 1) * store.capacity)
     return {name: column[own] for name, column in store.columns.items()}
@@ -59,7 +59,7 @@ class SavedStore:
         self.leaves: list[np.ndarray] | None = None
         self._require_sound()
         if "leaves" in state:
-            self.leaves = [_leaves(*pair) for pair in zip(self.rings, state["leaves"], strict=True)]
+            self.leaves = [_read_leaves(*pair) for pair in zip(self.rings, state["leaves"], strict=True)]
 
     @property
     def capacity(self) -> int:
@@ -76,7 +76,7 @@ class SavedStore:
         if self.frames is not None:
             self.frames.check()
 
-    def read_into(self, store: Store) -> None:
+    def read_into(self, store: ReplayStore) -> None:
         """Read the rows into an empty store with the same fields, which stays empty if something is wrong with them."""
         for part, ring in enumerate(self.rings):
             ring.read_into(part_rows(store, part))
@@ -93,7 +93,7 @@ class SavedStore:
         store.frames.history.reset()  # also if what follows fails
         self.frames.read_into({"frame": store.frames.data})
         store.frames.adopt(high, self.frames.record.added)
-        store.frames.history.note(self.frames.save, self.frames.record.added)
+        store.frames.history.record_save(self.frames.save, self.frames.record.added)
 
     def _field(self, name: str, dtype: str, shape: tuple[int, ...]) -> FieldSpec:
         if self.frames is None or name not in self.stacked:
@@ -113,8 +113,12 @@ class SavedStore:
             if saved.capacity != capacity or (saved.cursor != saved.size and saved.size < capacity):
                 raise DamagedFile(f"{self._where()} contradicts itself about the fill of {saved.name}")
         numbers = [ring.record.added for ring in rings]
-        laps = self.lap.shape == (len(rings),) and (self.lap >= 0).all() and (self.lap < MOST_ROWS // capacity).all()
-        if max(numbers) >= MOST_ROWS or not laps or not 0 < self.max_priority < np.inf:
+        laps = (
+            self.lap.shape == (len(rings),)
+            and (self.lap >= 0).all()
+            and (self.lap < MAX_ROWS_WRITTEN // capacity).all()
+        )
+        if max(numbers) >= MAX_ROWS_WRITTEN or not laps or not 0 < self.max_priority < np.inf:
             raise DamagedFile(f"{self._where()} is damaged: it does not say how many rows were ever written")
         if self.frames is not None:
             self._require_frames(self.frames)
@@ -131,7 +135,7 @@ class SavedStore:
         return str(first.directory) if first is not None else "what was saved"
 
 
-def _leaves(ring: SavedRing, saved: SavedRing) -> np.ndarray:
+def _read_leaves(ring: SavedRing, saved: SavedRing) -> np.ndarray:
     """The leaves of a saved ring, checked."""
     values = np.empty(ring.record.size, np.float32)
     if saved.record.columns != (("leaf", "float32", ()),) or saved.record.size != len(values):
@@ -142,13 +146,13 @@ def _leaves(ring: SavedRing, saved: SavedRing) -> np.ndarray:
     return values
 
 
-def take_over(store: Store, saved: SavedStore) -> None:
+def restore_counters(store: ReplayStore, saved: SavedStore) -> None:
     """Set fill, laps and leaves of a store whose rows have been read."""
     store.rings[...] = [[getattr(r.record, key) for r in saved.rings] for key in ("size", "cursor", "added")] + [
         saved.lap.tolist()
     ]
     for part, ring in enumerate(saved.rings):
-        store.histories[part].note(ring.save, ring.record.added)
+        store.histories[part].record_save(ring.save, ring.record.added)
         if store.tree is not None and saved.leaves is not None and len(saved.leaves[part]):
             store.tree.fill_all(part, 0, len(saved.leaves[part]), saved.leaves[part])
     if store.frames is not None:

@@ -22,24 +22,24 @@ from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import FieldSpec
-from steppe.core.io.rings import History
-from steppe.replay.kernels.priority_draw import revise, take
-from steppe.replay.kernels.ring_index import describe, prepare, spread
+from steppe.core.io.rings import SaveHistory
+from steppe.replay.kernels.priority_draw import sample_by_priority, update_leaves
+from steppe.replay.kernels.ring_index import compute_indices_and_weights, resolve_priority_update, sample_uniform
 from steppe.replay.kernels.sumtree import SumTree
 from steppe.replay.store import snapshot
 from steppe.replay.store.columns import make_columns
-from steppe.replay.store.frames import FrameStore, frame_shape, stacks_of
-from steppe.replay.store.gather import Gathering, Tray
+from steppe.replay.store.frames import FrameStore, find_frame_stacks, frame_shape
+from steppe.replay.store.gather import BatchBuffer, BatchGatherer
 
 Block = Mapping[str, np.ndarray]  # columns of several rows
-Numbers = Any  # one for each row: an array, a list or a tensor
+ArrayLike = Any  # one for each row: an array, a list or a tensor
 _put: Callable[[np.ndarray, slice, np.ndarray], None] = setitem  # type: ignore[assignment]  # of sequences, it says
 NO_LEAVES = np.empty(0, np.float32)
-NOTHING = "every priority is 0, so nothing can be drawn: give one that is positive"
-STACKED_AT_ONCE = 128  # rows whose frames are taken in before those of the rows they replace are let go
+NO_POSITIVE_PRIORITY = "every priority is 0, so nothing can be drawn: give one that is positive"
+STACK_CHUNK_ROWS = 128  # rows whose frames are taken in before those of the rows they replace are let go
 
 
-class Store:
+class ReplayStore:
     """`num_parts` rings of `capacity` rows each; with `alpha`, rows are drawn in proportion to priority ** alpha.
 
     With `disk`, a directory, the columns lie in files there and the system decides which rows are in memory.
@@ -57,7 +57,7 @@ class Store:
         self.fields: tuple[FieldSpec, ...] = ()
         self.columns: dict[str, np.ndarray] = {}
         self.frames: FrameStore | None = None
-        self.histories = [History() for _ in range(num_parts)]  # whatever changes rows but by appending resets one
+        self.histories = [SaveHistory() for _ in range(num_parts)]  # whatever changes rows but by appending resets one
         self.stale = 0  # priorities that came too late: their rows had been overwritten
         self.rings = np.zeros((4, num_parts), np.int64)
         self.size, self.cursor, self.added, self.lap = self.rings  # views; cursor: where the next row goes
@@ -88,9 +88,9 @@ class Store:
     def allocate(self, fields: Sequence[FieldSpec]) -> None:
         """Make the columns; pages are touched only as rows are written."""
         rows = self.capacity * self.num_parts
-        frame, stacked = stacks_of(fields)
+        frame, stacked = find_frame_stacks(fields)
         try:
-            self.columns = make_columns(fields, rows, side_by_side=self.tree is not None, disk=self.disk)
+            self.columns = make_columns(fields, rows, interleaved=self.tree is not None, disk=self.disk)
         except (MemoryError, ValueError):  # ValueError: more bytes than an address can say
             need = rows * sum(f.nbytes for f in fields)
             raise ConfigError(
@@ -104,13 +104,13 @@ class Store:
     def _bind(self) -> None:
         """Prepare what depends on where the columns lie; they must stay there from now on."""
         names = tuple(self.columns)
-        self.pick = itemgetter(*names) if len(names) > 1 else lambda block: (block[names[0]],)
+        self.select_columns = itemgetter(*names) if len(names) > 1 else lambda block: (block[names[0]],)
         self._arrays = tuple(self.columns.values())
-        self._gathering = Gathering(self.fields, self.columns, self.stacked, self.frames)
+        self._gatherer = BatchGatherer(self.fields, self.columns, self.stacked, self.frames)
 
     def write(self, part: int, block: Block, priorities: np.ndarray | None = None) -> int:
         """Append rows to one part, over its oldest ones where it is full; how many. `block` must fit the fields."""
-        return self.append(part, self.pick(block), priorities)
+        return self.append(part, self.select_columns(block), priorities)
 
     def append(self, part: int, rows: Sequence[np.ndarray], priorities: np.ndarray | None = None) -> int:
         """Write rows given as their columns in order.
@@ -119,7 +119,7 @@ class Store:
         """
         count = len(rows[0])
         with self.lock:
-            leaves = self._entering if priorities is None else self._leaves(priorities, count)
+            leaves = self._initial_leaf if priorities is None else self._leaves(priorities, count)
             if self.stacked:
                 self._append_stacks(part, rows, count, leaves)
             else:
@@ -128,7 +128,7 @@ class Store:
 
     def _append_stacks(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         assert self.frames is not None
-        step = min(STACKED_AT_ONCE, self.capacity)
+        step = min(STACK_CHUNK_ROWS, self.capacity)
         for first in range(0, count, step):
             length = min(step, count - first)
             piece = [values[first : first + length] for values in rows]
@@ -152,7 +152,7 @@ class Store:
         start = cursor[part]
         end = start + count
         if end > capacity:
-            self._place_around(part, rows, count, leaves)
+            self._write_wrapped(part, rows, count, leaves)
             return
         filled, first = size[part], part * capacity + start
         if self.frames is not None:
@@ -171,7 +171,7 @@ class Store:
             size[part] = grown = min(capacity, filled + count)
             self._filled += grown - filled
 
-    def _place_around(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
+    def _write_wrapped(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         """The same in pieces that end with the ring."""
         first, room = 0, self.capacity - self.cursor.item(part)
         while first < count:
@@ -193,25 +193,30 @@ class Store:
         first, last = (0, self.num_parts) if part is None else (part, part + 1)
         with self.lock:
             if self.tree is not None:
-                drawn = self.tree.descend(stream.random(count), first, last, self._gathering.sources)
+                drawn = self.tree.descend(stream.random(count), first, last, self._gatherer.sources)
                 if drawn is None:
-                    raise UsageError(NOTHING)
+                    raise UsageError(NO_POSITIVE_PRIORITY)
                 return drawn
             slots = np.empty(count, np.int64)
-            spread(self.rings, self.capacity, first, last, stream.random(count), self._gathering.sources, slots)
+            sample_uniform(self.rings, self.capacity, first, last, stream.random(count), self._gatherer.sources, slots)
             return slots, NO_LEAVES
 
     def find(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What `draw` gives, of the first part, for one who chose: so far into the sum of its leaves, or its rows by number."""
-        return (at, NO_LEAVES) if self.tree is None else self.tree.find(0, at, self._gathering.sources)
+        return (at, NO_LEAVES) if self.tree is None else self.tree.find(0, at, self._gatherer.sources)
 
     @property
-    def drawable(self) -> bool:
+    def can_sample(self) -> bool:
         """Whether a row has a priority above 0."""
         return self.tree is not None and bool(self.tree.totals.any())
 
     def take(
-        self, stream: np.random.Generator, count: int, beta: float, part: int | None = None, tray: Tray | None = None
+        self,
+        stream: np.random.Generator,
+        count: int,
+        beta: float,
+        part: int | None = None,
+        batch_buffer: BatchBuffer | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None, np.ndarray | None]:
         """The rows of `count` draws, and by priority their importance weights and indices: `draw`, `gather` and `describe`.
 
@@ -220,29 +225,31 @@ class Store:
         with self.lock:
             _require_enough(count, self._filled if part is None else self._counts[0][part])
             if self.tree is None:
-                return self.gather(self.draw(stream, count, part)[0], tray), None, None
-            gathering, parts = self._gathering, (0, self.num_parts) if part is None else (part, part + 1)
-            layout, block = gathering.room(count, tray)
+                return self.gather(self.draw(stream, count, part)[0], batch_buffer), None, None
+            gathering, parts = self._gatherer, (0, self.num_parts) if part is None else (part, part + 1)
+            layout, block = gathering.room(count, batch_buffer)
             slots, indices, weights = layout.slots, np.empty(count, np.int64), np.empty(count, np.float32)
             draws, plans = stream.random(out=layout.draws), (gathering.sources, layout.plan)
             tree = self.tree.unsettled
-            if not take(*tree, self.rings, self.shift, parts, draws, beta, *plans, block, slots, indices, weights):
-                raise UsageError(NOTHING)
-            return gathering.finished(slots, layout, block, tray), weights, indices
+            if not sample_by_priority(
+                *tree, self.rings, self.shift, parts, draws, beta, *plans, block, slots, indices, weights
+            ):
+                raise UsageError(NO_POSITIVE_PRIORITY)
+            return gathering.finished(slots, layout, block, batch_buffer), weights, indices
 
-    def batch(self, stream: np.random.Generator, count: int, tray: Tray, beta: float) -> Batch:
+    def batch(self, stream: np.random.Generator, count: int, batch_buffer: BatchBuffer, beta: float) -> Batch:
         """`count` draws in the arrays of `tray`."""
-        columns, weights, indices = self.take(stream, count, beta, tray=tray)
+        columns, weights, indices = self.take(stream, count, beta, batch_buffer=batch_buffer)
         return Batch(columns, weights=weights, indices=indices)
 
-    def tray(self, count: int) -> Tray:
+    def batch_buffer(self, count: int) -> BatchBuffer:
         """Memory for `count` rows, to be filled again and again by `gather`."""
-        return self._gathering.tray(count)
+        return self._gatherer.batch_buffer(count)
 
-    def gather(self, slots: np.ndarray, tray: Tray | None = None) -> dict[str, np.ndarray]:
+    def gather(self, slots: np.ndarray, batch_buffer: BatchBuffer | None = None) -> dict[str, np.ndarray]:
         """The rows at `slots`, stacks rebuilt, in arrays that nobody else has or in those of `tray`."""
         with self.lock:
-            return self._gathering(slots, tray)
+            return self._gatherer(slots, batch_buffer)
 
     def describe(self, slots: np.ndarray, leaves: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
         """Indices of what was drawn, and importance weights. An index is (lap · capacity + position) · 2 ** shift + part.
@@ -250,16 +257,18 @@ class Store:
         A lap is how often the ring began anew, so an index tells whether its row is still the one that was drawn.
         """
         indices, weights = np.empty(len(slots), np.int64), np.empty(len(slots), np.float32)
-        describe(self.rings, self.capacity, self.shift, beta, slots, leaves, indices, weights)
+        compute_indices_and_weights(self.rings, self.capacity, self.shift, beta, slots, leaves, indices, weights)
         return indices, weights
 
     def slots_of(self, indices: np.ndarray) -> np.ndarray:
         """The slots of rows by their indices (int64, one axis); -1 where a row was overwritten or never was."""
         slots = np.full(len(indices), -1)
-        prepare(self.rings, self.capacity, self.shift, 1.0, indices, np.empty(0), slots, np.empty(0, np.float32))
+        resolve_priority_update(
+            self.rings, self.capacity, self.shift, 1.0, indices, np.empty(0), slots, np.empty(0, np.float32)
+        )
         return slots
 
-    def prioritize(self, indices: Numbers, priorities: Numbers, part: int | None = None) -> None:
+    def update_priorities(self, indices: ArrayLike, priorities: ArrayLike, part: int | None = None) -> None:
         """Give rows new priorities by their indices, or those of one part by their numbers: finite and not negative.
 
         A priority of 0 means never drawn. Rows that were overwritten since keep what they have now, and are counted in `stale`.
@@ -276,7 +285,7 @@ class Store:
             raise UsageError(f"{count} indices need {count} priorities, not an array of shape {priorities.shape}")
         with self.lock:
             tree = self.tree.unsettled
-            unknown, largest, stale = revise(*tree, self.rings, self.shift, self.alpha, indices, priorities)
+            unknown, largest, stale = update_leaves(*tree, self.rings, self.shift, self.alpha, indices, priorities)
             if unknown >= 0:
                 raise UsageError(
                     f"index {indices[unknown]} was never given out: use the indices that came with a sample"
@@ -291,16 +300,16 @@ class Store:
         nothing = np.empty(0, np.int64)
         self.gather(nothing)
         if self.tree is None:
-            spread(self.rings, self.capacity, 0, 1, np.empty(0), self._gathering.sources, nothing)
+            sample_uniform(self.rings, self.capacity, 0, 1, np.empty(0), self._gatherer.sources, nothing)
         else:
             self.tree.descend(np.empty(0), 0, 1)
             self.describe(nothing, NO_LEAVES, 1.0)
-            self.prioritize(nothing, np.empty(0))
-            layout, block = self._gathering.room(0, None)
-            places = self._gathering.sources, layout.plan, block, nothing, nothing, NO_LEAVES
-            take(*self.tree.unsettled, self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
+            self.update_priorities(nothing, np.empty(0))
+            layout, block = self._gatherer.room(0, None)
+            places = self._gatherer.sources, layout.plan, block, nothing, nothing, NO_LEAVES
+            sample_by_priority(*self.tree.unsettled, self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
 
-    def ordered(self, part: int) -> np.ndarray:
+    def slots_oldest_first(self, part: int) -> np.ndarray:
         """The slots of one part, oldest first."""
         size, cursor = int(self.size[part]), int(self.cursor[part])
         oldest = cursor if size == self.capacity else 0
@@ -321,7 +330,7 @@ class Store:
                     assert self.frames is not None
                     self.frames.hold(block[name])
             for part, (block, leaves) in content.items():
-                added, rows = int(self.added[part]), self.pick(block)
+                added, rows = int(self.added[part]), self.select_columns(block)
                 self.clear(part)
                 if len(rows[0]):
                     self._place(part, rows, len(rows[0]), np.zeros(1, np.float32) if leaves is None else leaves)
@@ -396,7 +405,7 @@ class Store:
                 saved.check()
             self.clear()
             saved.read_into(self)
-            snapshot.take_over(self, saved)
+            snapshot.restore_counters(self, saved)
             self._filled = int(self.size.sum())
             self.set_max_priority(saved.max_priority)
 
@@ -408,8 +417,10 @@ class Store:
             raise UsageError("a prioritized buffer and a uniform one cannot take over each other's content")
         if not self.fields:
             self.allocate(fields)
-        if {f.name: f for f in fields} != {f.name: _as_kept(f, self.stacked) for f in self.fields}:
-            raise UsageError(f"the saved columns {_names(fields)} are not those of this buffer, {_names(self.fields)}")
+        if {f.name: f for f in fields} != {f.name: _stored_field(f, self.stacked) for f in self.fields}:
+            raise UsageError(
+                f"the saved columns {_format_fields(fields)} are not those of this buffer, {_format_fields(self.fields)}"
+            )
 
     def _filled_slots(self, part: int) -> np.ndarray:
         slots: np.ndarray = part * self.capacity + np.arange(self.size[part])
@@ -424,7 +435,9 @@ class Store:
             raise UsageError(f"{count} experiences need {count} priorities, not an array of shape {priorities.shape}")
         leaves = np.empty(count, np.float32)
         nothing = np.empty(0, np.int64)
-        _, largest, _ = prepare(self.rings, self.capacity, self.shift, self.alpha, nothing, priorities, nothing, leaves)
+        _, largest, _ = resolve_priority_update(
+            self.rings, self.capacity, self.shift, self.alpha, nothing, priorities, nothing, leaves
+        )
         self._require_sound(largest)
         self.set_max_priority(max(self.max_priority, largest))
         return leaves
@@ -436,10 +449,12 @@ class Store:
     def set_max_priority(self, largest: float) -> None:
         """Let rows without a priority of their own enter with this one."""
         self.max_priority = largest
-        self._entering = np.empty(1, np.float32)  # the leaf of rows without a priority of their own
+        self._initial_leaf = np.empty(1, np.float32)  # the leaf of rows without a priority of their own
         if self.alpha is not None:
             nothing = np.empty(0, np.int64)
-            prepare(self.rings, 1, 0, self.alpha, nothing, np.array([largest]), nothing, self._entering)
+            resolve_priority_update(
+                self.rings, 1, 0, self.alpha, nothing, np.array([largest]), nothing, self._initial_leaf
+            )
 
 
 def _require_enough(count: int, size: int) -> None:
@@ -458,10 +473,10 @@ def _field(name: str, rows: np.ndarray, frames: Any) -> FieldSpec:
     return FieldSpec(name, (unit * rows.shape[1], *rest), frames["rows"].dtype.name, rows.shape[1])
 
 
-def _as_kept(field: FieldSpec, stacked: tuple[str, ...]) -> FieldSpec:
+def _stored_field(field: FieldSpec, stacked: tuple[str, ...]) -> FieldSpec:
     """A small stack is kept whole, like any other array."""
     return field if field.name in stacked else FieldSpec(field.name, field.shape, field.dtype)
 
 
-def _names(fields: Sequence[FieldSpec]) -> str:
+def _format_fields(fields: Sequence[FieldSpec]) -> str:
     return ", ".join(f"{f.name} {f.dtype}{list(f.shape)}" for f in fields) or "none"

@@ -19,21 +19,21 @@ import numpy as np
 
 from steppe.core.config.cluster import ClusterConfig
 from steppe.core.contracts.errors import ConfigError, Unreachable, UsageError
-from steppe.params.from_cluster import Step, server_for
-from steppe.params.rpc.calls import answer
-from steppe.params.rpc.packed_client import PackedLine, settled
-from steppe.transport.mpi.links import library
+from steppe.params.from_cluster import AdamSettings, build_parameter_server
+from steppe.params.rpc.calls import handle_call
+from steppe.params.rpc.packed_client import PackedClient, unwrap_reply
+from steppe.transport.mpi.links import import_mpi
 
-QUESTION, ANSWER = 7101, 7102
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.002
+REQUEST_TAG, REPLY_TAG = 7101, 7102
+INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.00005, 0.002
 
 
-class MpiHost:
+class MpiClusterServer:
     """Answers from a thread of this process, the first rank's."""
 
-    def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> None:
-        self._mpi = joined(cluster)
-        self.server = server_for(cluster, params, step)
+    def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> None:
+        self._mpi = join_mpi_cluster(cluster)
+        self.server = build_parameter_server(cluster, params, step)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="params-mpi", daemon=True)
         self._thread.start()
@@ -46,26 +46,26 @@ class MpiHost:
         self.server.close()
 
     def _serve(self) -> None:
-        pause = FIRST_PAUSE_S
+        pause = INITIAL_BACKOFF_S
         while not self._ending.is_set():
-            found = taken(self._mpi, self._mpi.ANY_SOURCE, QUESTION)
-            pause = FIRST_PAUSE_S if found is not None else min(2 * pause, LONGEST_PAUSE_S)
+            found = receive_message(self._mpi, self._mpi.ANY_SOURCE, REQUEST_TAG)
+            pause = INITIAL_BACKOFF_S if found is not None else min(2 * pause, MAX_BACKOFF_S)
             if found is None:
                 self.server.tick()
                 time.sleep(pause)
                 continue
             data, rank = found
             number, method, request = msgspec.msgpack.decode(data)
-            said = msgspec.msgpack.encode((number, *answer(self.server, method, request)))
-            self._mpi.COMM_WORLD.Send([said, self._mpi.BYTE], rank, ANSWER)
+            said = msgspec.msgpack.encode((number, *handle_call(self.server, method, request)))
+            self._mpi.COMM_WORLD.Send([said, self._mpi.BYTE], rank, REPLY_TAG)
 
 
-class MpiLine(PackedLine):
+class MpiClusterClient(PackedClient):
     """Questions to the first rank, one at a time. They wait there until it answers, so none is ever asked twice."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         super().__init__()
-        self._mpi, self._cluster = joined(cluster), cluster
+        self._mpi, self._cluster = join_mpi_cluster(cluster), cluster
         self._asking, self._number = threading.Lock(), time.monotonic_ns()  # unlike those of a line before
 
     def is_serving(self) -> bool:
@@ -80,14 +80,14 @@ class MpiLine(PackedLine):
         with self._asking:
             self._number += 1
             question = msgspec.msgpack.encode((self._number, method, data))
-            sent = self._mpi.COMM_WORLD.Isend([question, self._mpi.BYTE], 0, QUESTION)
-            return (*settled(self._awaited(sent)), 1)
+            sent = self._mpi.COMM_WORLD.Isend([question, self._mpi.BYTE], 0, REQUEST_TAG)
+            return (*unwrap_reply(self._wait_for_reply(sent)), 1)
 
-    def _awaited(self, sent: Any) -> Any:
-        until, pause = time.monotonic() + self._cluster.timeout_s + self._cluster.retry_s, FIRST_PAUSE_S
+    def _wait_for_reply(self, sent: Any) -> Any:
+        until, pause = time.monotonic() + self._cluster.timeout_s + self._cluster.retry_s, INITIAL_BACKOFF_S
         while True:
             sent.Test()
-            found = taken(self._mpi, 0, ANSWER)
+            found = receive_message(self._mpi, 0, REPLY_TAG)
             if found is not None:
                 number, *said = msgspec.msgpack.decode(found[0])
                 if number == self._number:
@@ -98,10 +98,10 @@ class MpiLine(PackedLine):
                     "the first rank, which has the parameter server, does not answer: is it still training?"
                 )
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_BACKOFF_S)
 
 
-def taken(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | None:
+def receive_message(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | None:
     """A message that came, and from which rank; None when there is none."""
     status = mpi.Status()
     message = mpi.COMM_WORLD.Improbe(source, tag, status)
@@ -112,9 +112,9 @@ def taken(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | None:
     return data, status.Get_source()
 
 
-def joined(cluster: ClusterConfig) -> Any:
+def join_mpi_cluster(cluster: ClusterConfig) -> Any:
     """The module MPI, with this process a rank of a world that is this cluster."""
-    mpi = library("multiple")
+    mpi = import_mpi("multiple")
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise UsageError(
             "the MPI world of a cluster has to allow threads, and this one was joined without: see docs/cluster.md"

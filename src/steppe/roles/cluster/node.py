@@ -17,7 +17,7 @@ import numpy as np
 
 from steppe.core.config.cluster import ClusterConfig
 from steppe.core.config.validation import read_toml
-from steppe.core.contracts.algorithm import Agent, Learned, trainable
+from steppe.core.contracts.algorithm import Agent, Learned, trainable_entries
 from steppe.core.contracts.errors import ConfigError, RunFailed, Unreachable
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.weights import Weights
@@ -25,16 +25,16 @@ from steppe.params.client import ParameterClient
 from steppe.roles.learner import Learner
 
 if TYPE_CHECKING:
-    from steppe.params.from_cluster import Step
+    from steppe.params.from_cluster import AdamSettings
 
 CLUSTER_END = "cluster_end"  # the event with what the cluster has come to
-LATE_S = 2.0  # what a round's deadline is waited for beyond
-LOOK_S = 0.2  # between looks at whether the run is to end
-FIRST_PAUSE_S = 0.001  # between looks at whether the others have counted, at first
-PATIENCE = 3  # rounds without result until nodes that step together give up
+DEADLINE_GRACE_S = 2.0  # what a round's deadline is waited for beyond
+POLL_INTERVAL_S = 0.2  # between looks at whether the run is to end
+INITIAL_BACKOFF_S = 0.001  # between looks at whether the others have counted, at first
+MAX_MISSED_ROUNDS = 3  # rounds without result until nodes that step together give up
 
 
-class Node:
+class ClusterNode:
     """One agent's ties to the cluster. `ending`: asked while it waits for others, to wait no longer. `lent`: whether the client
     is somebody else's, who closes it."""
 
@@ -52,8 +52,8 @@ class Node:
         self.version = -1
         self.counts = {"exchanges": 0, "missed": 0}  # rounds with a part in the result, and without
         self._ending, self._lent = ending, lent
-        self._entries = trainable(agent)
-        self._rounds, self._weighs, self._private = True, False, False
+        self._entries = trainable_entries(agent)
+        self._rounds, self._weighted, self._private = True, False, False
         self._base = np.empty(0, np.float32)  # the parameters as the cluster had them when last heard of
         self._steps = self._updates = 0  # since the last exchange
 
@@ -66,7 +66,7 @@ class Node:
             raise ConfigError(
                 f"the server at {self.client.url} takes {takes}, and this node has exchange={self.config.exchange!r}"
             )
-        self._rounds, self._weighs = bool(about["synchronous"]), bool(about["weighs"])
+        self._rounds, self._weighted = bool(about["synchronous"]), bool(about["weighs"])
         self._private = bool(about.get("private"))
         newest = self.client.pull(self.name)
         missing = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
@@ -78,9 +78,9 @@ class Node:
         if not deltas:
             if not hasattr(self.agent, "joint_step"):
                 raise ConfigError(f"{type(self.agent).__name__} cannot exchange gradients: use exchange='deltas'")
-            self.agent.joint_step = self.step_together
+            self.agent.joint_step = self.synchronized_step
             if about["tallies"] and hasattr(self.agent, "joint_sum"):
-                self.agent.joint_sum = self.sum_together
+                self.agent.joint_sum = self.all_reduce_sum
 
     def leave(self) -> None:
         """Let the others go on without this node."""
@@ -123,10 +123,10 @@ class Node:
         self._adopt(newest)
         return True
 
-    def step_together(self, gradient: np.ndarray, rows: int) -> np.ndarray:
+    def synchronized_step(self, gradient: np.ndarray, rows: int) -> np.ndarray:
         """One optimizer step of all nodes: the parameters after it. The mean over everyone's rows is what is stepped along."""
-        weight = float(max(1, rows)) if self._weighs else 1.0
-        for _ in range(PATIENCE):
+        weight = float(max(1, rows)) if self._weighted else 1.0
+        for _ in range(MAX_MISSED_ROUNDS):
             newest = self._exchange(gradient, weight)
             if newest is not None:
                 self.counts["exchanges"] += 1
@@ -137,13 +137,13 @@ class Node:
             self.counts["missed"] += 1
         raise self._alone()
 
-    def sum_together(self, counted: np.ndarray) -> np.ndarray:
+    def all_reduce_sum(self, counted: np.ndarray) -> np.ndarray:
         """What all nodes counted for the step that they take next, added up; at most once a step.
 
         A node whose round went on without it has its own numbers only: its push comes too late too, and then it is with the others.
         """
-        number, pause = int(self.client.about(self.name)["round_number"]), FIRST_PAUSE_S
-        until = time.monotonic() + PATIENCE * (self.config.deadline_s + LATE_S)
+        number, pause = int(self.client.about(self.name)["round_number"]), INITIAL_BACKOFF_S
+        until = time.monotonic() + MAX_MISSED_ROUNDS * (self.config.deadline_s + DEADLINE_GRACE_S)
         while time.monotonic() < until:
             current, total = self.client.tally(self.name, number, counted.tolist())
             if total is not None:
@@ -151,11 +151,13 @@ class Node:
             if current != number or self._ending():
                 return counted
             time.sleep(pause)
-            pause = min(2 * pause, LOOK_S)
+            pause = min(2 * pause, POLL_INTERVAL_S)
         raise self._alone()
 
     def _alone(self) -> RunFailed:
-        return RunFailed(f"{PATIENCE} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?")
+        return RunFailed(
+            f"{MAX_MISSED_ROUNDS} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?"
+        )
 
     def report(self, metrics: dict[str, float]) -> None:
         """Let everyone see how far this node is, unless the server is private: it publishes nothing about one node."""
@@ -179,9 +181,9 @@ class Node:
         if not receipt or not self._rounds:
             return self.client.pull_newer(self.name, self.version)
         known = receipt.version - 1 if receipt.round_number > before else receipt.version
-        until = time.monotonic() + self.config.deadline_s + LATE_S
+        until = time.monotonic() + self.config.deadline_s + DEADLINE_GRACE_S
         while not self._ending() and time.monotonic() < until:
-            found = self.client.wait_newer(self.name, max(known, self.version), LOOK_S)
+            found = self.client.wait_newer(self.name, max(known, self.version), POLL_INTERVAL_S)
             if found is not None or self.client.about(self.name)["round_number"] > before:
                 return found
         return None
@@ -200,20 +202,20 @@ class Node:
 
     def _weight(self) -> float:
         """How much this node's delta counts where that is asked for: by its updates."""
-        return float(max(1, self._updates)) if self._weighs else 1.0
+        return float(max(1, self._updates)) if self._weighted else 1.0
 
 
 class NodeLearner(Learner):
     """A learner that is a node: everything else is as without a cluster."""
 
-    node: Node
+    node: ClusterNode
 
-    def announce(self) -> None:
+    def publish_initial(self) -> None:
         self.node.join()
         rank, nodes = self.node.config.rank, list(self.node.config.nodes)
         about = {"node": self.node.name, "rank": rank, "nodes": nodes, "version": self.node.version}
         self.context.event("cluster", run=self.node.client.about(self.node.name)["run"], **about)
-        super().announce()
+        super().publish_initial()
 
     def close(self) -> None:
         try:
@@ -221,8 +223,8 @@ class NodeLearner(Learner):
         finally:
             self.node.close()
 
-    def _improve(self, batch: Batch) -> Learned:
-        learned = super()._improve(batch)
+    def _learn_batch(self, batch: Batch) -> Learned:
+        learned = super()._learn_batch(batch)
         if self.node.learned(learned):
             learned.stats["cluster_version"] = float(self.node.version)
         return learned
@@ -255,13 +257,13 @@ class NodeLearner(Learner):
 def connect(config: ClusterConfig) -> ParameterClient:
     """A client of the cluster's server, with this node's token where the file of the tokens is on this machine."""
     if config.backend == "ray":
-        from steppe.roles.cluster.ray import RayLine
+        from steppe.roles.cluster.ray import RayClusterClient
 
-        return ParameterClient.over(RayLine(config), config.url)
+        return ParameterClient.over(RayClusterClient(config), config.url)
     if config.backend == "mpi":
-        from steppe.roles.cluster.mpi import MpiLine
+        from steppe.roles.cluster.mpi import MpiClusterClient
 
-        return ParameterClient.over(MpiLine(config), config.url)
+        return ParameterClient.over(MpiClusterClient(config), config.url)
     ca = config.tls.ca if config.tls is not None else None
     path = config.server.tokens
     token = read_tokens(path).get(config.node_id or "") if path is not None and os.access(path, os.R_OK) else None
@@ -276,24 +278,24 @@ def read_tokens(path: Path) -> dict[str, str]:
     return found
 
 
-class Host(Protocol):
+class ClusterServer(Protocol):
     """A server that this node's process, or an actor of its, has for the others."""
 
     def close(self) -> None: ...
 
 
-def bring_up(config: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> Host:
+def start_cluster_server(config: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> ClusterServer:
     """The server of a cluster that meets in Ray or in an MPI world."""
     if config.backend == "ray":
-        from steppe.roles.cluster.ray import RayHost
+        from steppe.roles.cluster.ray import RayClusterServer
 
-        return RayHost(config, params, step)
-    from steppe.roles.cluster.mpi import MpiHost
+        return RayClusterServer(config, params, step)
+    from steppe.roles.cluster.mpi import MpiClusterServer
 
-    return MpiHost(config, params, step)
+    return MpiClusterServer(config, params, step)
 
 
-def await_others(client: ParameterClient, patience_s: float) -> None:
+def wait_for_other_nodes(client: ParameterClient, idle_timeout_s: float) -> None:
     """Return when nobody is registered any more, or nothing more has come for `patience_s`."""
     seen, until = None, 0.0
     while True:
@@ -302,7 +304,7 @@ def await_others(client: ParameterClient, patience_s: float) -> None:
             return
         now = (stats["num_workers"], stats["accepted_pushes"], stats["round"])
         if now != seen:
-            seen, until = now, time.monotonic() + patience_s
+            seen, until = now, time.monotonic() + idle_timeout_s
         elif time.monotonic() >= until:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)

@@ -14,26 +14,26 @@ import numpy as np
 from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.contracts.errors import Conflict, Unreachable
 from steppe.core.io.codec import pack, unpack
-from steppe.params.from_cluster import Step, server_for
-from steppe.params.rpc.calls import Answer, answer
-from steppe.params.rpc.packed_client import PackedLine, settled
-from steppe.transport.ray.links import library
+from steppe.params.from_cluster import AdamSettings, build_parameter_server
+from steppe.params.rpc.calls import RpcReply, handle_call
+from steppe.params.rpc.packed_client import PackedClient, unwrap_reply
+from steppe.transport.ray.links import import_ray
 
 NAMESPACE = "steppe"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 
-class Keeper:
+class ParameterServerActor:
     """Lives as a Ray actor and has the server. Arrays of bytes in and out, which Ray stores as they are."""
 
     def __init__(self, described: np.ndarray) -> None:
         tree = unpack(described.tobytes(), sealed=False)
-        step = msgspec.convert(tree["step"], Step)
-        self._server = server_for(read_cluster(tree["cluster"]), tree["parameters"], step)
+        step = msgspec.convert(tree["step"], AdamSettings)
+        self._server = build_parameter_server(read_cluster(tree["cluster"]), tree["parameters"], step)
 
-    def answer(self, method: str, data: np.ndarray) -> Answer:
+    def answer(self, method: str, data: np.ndarray) -> RpcReply:
         """What a call comes to (params/rpc/calls.py)."""
-        kind, found, number = answer(self._server, method, data.tobytes())
+        kind, found, number = handle_call(self._server, method, data.tobytes())
         return kind, np.frombuffer(found, np.uint8) if kind == "ok" else found, number
 
     def keep(self) -> None:
@@ -42,17 +42,19 @@ class Keeper:
             self._server.save_checkpoint()
 
 
-class RayHost:
+class RayClusterServer:
     """Brings the server up, where other programs of the Ray cluster find it by the cluster's name."""
 
-    def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: Step) -> None:
-        ray = joined(cluster)
+    def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> None:
+        ray = join_ray_cluster(cluster)
         about = cluster.model_dump(mode="json", exclude_none=True)
         described = {"cluster": about, "parameters": dict(params), "step": msgspec.to_builtins(step)}
         options = {"name": cluster.name, "namespace": NAMESPACE, "num_cpus": 0}
         try:
             self._actor = (
-                ray.remote(Keeper).options(**options).remote(np.frombuffer(pack(described, sealed=False), np.uint8))
+                ray.remote(ParameterServerActor)
+                .options(**options)
+                .remote(np.frombuffer(pack(described, sealed=False), np.uint8))
             )
             ray.get(self._actor.answer.remote("Stats", np.frombuffer(pack({}, sealed=False), np.uint8)))
         except ValueError:
@@ -60,18 +62,18 @@ class RayHost:
             raise Conflict(words) from None
 
     def close(self) -> None:
-        ray = library()
+        ray = import_ray()
         with contextlib.suppress(ray.exceptions.RayError):  # it is gone already
             ray.get(self._actor.keep.remote())
         ray.kill(self._actor)
 
 
-class RayLine(PackedLine):
+class RayClusterClient(PackedClient):
     """Calls of the actor, which is looked for again when it is gone."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         super().__init__()
-        self._ray, self._cluster, self._actor = joined(cluster), cluster, None
+        self._ray, self._cluster, self._actor = join_ray_cluster(cluster), cluster, None
 
     def is_serving(self) -> bool:
         return self._found() is not None
@@ -82,14 +84,14 @@ class RayLine(PackedLine):
     def _send(
         self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
     ) -> tuple[bytes, int | None, int]:
-        until, pause, tries = time.monotonic() + self._cluster.retry_s, FIRST_PAUSE_S, 0
+        until, pause, tries = time.monotonic() + self._cluster.retry_s, INITIAL_BACKOFF_S, 0
         while True:
             tries += 1
             actor = self._found()
             if actor is not None:
                 try:
                     asked = actor.answer.remote(method, np.frombuffer(data, np.uint8))
-                    return (*settled(self._ray.get(asked, timeout=self._cluster.timeout_s)), tries)
+                    return (*unwrap_reply(self._ray.get(asked, timeout=self._cluster.timeout_s)), tries)
                 except self._ray.exceptions.RayError:  # it ended, its node did, or it takes too long
                     self._actor = None
             left = until - time.monotonic()
@@ -98,7 +100,7 @@ class RayLine(PackedLine):
                     f"no parameter server is at {self._cluster.url}: is the cluster's first node running?"
                 )
             time.sleep(min(left, pause))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_BACKOFF_S)
 
     def _found(self) -> Any:
         if self._actor is None:
@@ -107,9 +109,9 @@ class RayLine(PackedLine):
         return self._actor
 
 
-def joined(cluster: ClusterConfig) -> Any:
+def join_ray_cluster(cluster: ClusterConfig) -> Any:
     """The module ray, with this process part of the Ray cluster: the one that the program has joined, or the one described."""
-    ray = library()
+    ray = import_ray()
     if not ray.is_initialized():
         quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
         try:

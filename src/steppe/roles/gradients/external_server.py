@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.contracts.algorithm import Agent, Learned, Tree, trainable
+from steppe.core.contracts.algorithm import Agent, Learned, Tree, trainable_entries
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import PushSpec
@@ -18,34 +18,40 @@ from steppe.params.client import ParameterClient
 from steppe.params.rounds import Receipt
 from steppe.params.server import ParameterServer
 from steppe.roles.context import POLICY
-from steppe.roles.gradients.learner import Store
+from steppe.roles.gradients.learner import GradientMemory
 
-Server = ParameterServer | ParameterClient
-LOOK_S = 0.1  # between looks at whether the run is to end, while a round waits for workers elsewhere
+ParameterServerLike = ParameterServer | ParameterClient
+POLL_INTERVAL_S = 0.1  # between looks at whether the run is to end, while a round waits for workers elsewhere
 
 
-class ServedStore(Store):
+class ServerGradientMemory(GradientMemory):
     """A Store in front of the caller's server. `in_rounds`: whether the server's rounds are synchronous; `ending` is asked
     while such a round waits for workers of other programs."""
 
     def __init__(
-        self, agent: Agent, server: Server, num_workers: int, *, in_rounds: bool, ending: Callable[[], bool]
+        self,
+        agent: Agent,
+        server: ParameterServerLike,
+        num_workers: int,
+        *,
+        in_rounds: bool,
+        ending: Callable[[], bool],
     ) -> None:
-        self.agent, self.given = agent, server
+        self.agent, self.external_server = agent, server
         self.refused: Counter[str] = Counter()
-        self._entries = trainable(agent)
+        self._entries = trainable_entries(agent)
         self._in_rounds, self._ending = in_rounds, ending
         self._names = [f"worker-{number}" for number in range(num_workers)]
         for name in self._names:
             server.register_worker(name)
-        newest = newest_of(server)
+        newest = newest_weights(server)
         lacking = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
         if lacking:
             raise ConfigError(
                 f"the parameter server lacks {lacking[0]!r}: begin it with the agent's get_policy_parameters()"
             )
         about = server.description() if isinstance(server, ParameterServer) else server.about(self._names[0])
-        self._weighs, self._whole = bool(about["weighs"]), server.get_server_stats()["takes"] == "parameters"
+        self._weighted, self._whole = bool(about["weighs"]), server.get_server_stats()["takes"] == "parameters"
         self._newest, self._shown, self._base = newest, newest.version, newest.version
 
     def add(self, segments: Sequence[Segment]) -> None:
@@ -53,13 +59,15 @@ class ServedStore(Store):
         before, number = self._newest.version, self._round()
         idle = [self._name_of(push) for push in segments if not push["counts"][0, 0, PushSpec.ROWS]]
         for name in idle if self._in_rounds else ():
-            self.given.unregister_worker(name)  # the round does not wait for a worker that has nothing to push
+            self.external_server.unregister_worker(
+                name
+            )  # the round does not wait for a worker that has nothing to push
         counted = sum(self._push_segment(push, number) for push in segments if push["counts"][0, 0, PushSpec.ROWS])
         if self._in_rounds:
             if counted and not idle:
-                self._await_round(before, number)
+                self._wait_for_round(before, number)
             for name in idle:
-                self.given.register_worker(name)
+                self.external_server.register_worker(name)
         self._look()
 
     def ready(self) -> bool:
@@ -67,17 +75,25 @@ class ServedStore(Store):
 
     def show(self) -> Learned:
         """Give the agent the newest parameters."""
-        stats = {"learning_rate": self.given.optimizer.rates[0]} if isinstance(self.given, ParameterServer) else {}
+        stats = (
+            {"learning_rate": self.external_server.optimizer.rates[0]}
+            if isinstance(self.external_server, ParameterServer)
+            else {}
+        )
         return Learned(self._load(self._newest), stats)
 
     def stats(self) -> dict[str, float]:
         """The server's counts, over all that it has served."""
-        return self._counts_of(self.given.get_server_stats())
+        return self._report_stats(self.external_server.get_server_stats())
 
     def state(self) -> Tree:
         """Where the run stands. The server's state is with it where the server is here, for `steppe resume` without it."""
-        server = self.given.state() if isinstance(self.given, ParameterServer) and not self.given.is_private else None
-        waiting = self.given.get_server_stats()["pending_pushes"] if server is not None else 0
+        server = (
+            self.external_server.state()
+            if isinstance(self.external_server, ParameterServer) and not self.external_server.is_private
+            else None
+        )
+        waiting = self.external_server.get_server_stats()["pending_pushes"] if server is not None else 0
         counts = {"refused": dict(self.refused), "base": self._base, "shown": self._shown, "waiting": waiting}
         return {"server": server, **counts}
 
@@ -85,19 +101,19 @@ class ServedStore(Store):
         """Go on with the server as it is now: it holds everything that was applied, also after the checkpoint."""
         self.refused = Counter(state["refused"])
         self._base, self._shown = int(state["base"]), int(state["shown"])
-        self._newest = newest_of(self.given)
+        self._newest = newest_weights(self.external_server)
 
     def _push_segment(self, push: Segment, number: int | None) -> bool:
         """Hand in one worker's update; whether the round need not wait for that worker any more."""
         rows, _, _, updates = push["counts"][0, 0].tolist()
         row = push["gradient"][0, 0]
         if self._whole:
-            row = row + self._shown_row(len(row))
-        receipt: Receipt = self.given.push_gradients(
+            row = row + self._loaded_row(len(row))
+        receipt: Receipt = self.external_server.push_gradients(
             self._name_of(push),
-            self._named(row),
-            float(rows) if self._weighs else 1.0,
-            round_number=None if isinstance(self.given, ParameterServer) else number,
+            self._by_parameter(row),
+            float(rows) if self._weighted else 1.0,
+            round_number=None if isinstance(self.external_server, ParameterServer) else number,
             version=self._base + updates,
         )
         if not receipt:
@@ -108,25 +124,25 @@ class ServedStore(Store):
         """The synchronous round that is open; None where pushes count one by one."""
         if not self._in_rounds:
             return None
-        if isinstance(self.given, ParameterServer):
-            return self.given.round_number
-        self.given.pull_newer(self._names[0], self._newest.version)
-        return int(self.given.about(self._names[0])["round_number"])
+        if isinstance(self.external_server, ParameterServer):
+            return self.external_server.round_number
+        self.external_server.pull_newer(self._names[0], self._newest.version)
+        return int(self.external_server.about(self._names[0])["round_number"])
 
-    def _await_round(self, version: int, number: int | None) -> None:
+    def _wait_for_round(self, version: int, number: int | None) -> None:
         """Return when the round is over, with or without a new version, or when the run is to end."""
-        server, name = self.given, self._names[0]
+        server, name = self.external_server, self._names[0]
         while self._round() == number and not self._ending():
             if isinstance(server, ParameterServer):
-                server.wait_newer(version, LOOK_S)
+                server.wait_newer(version, POLL_INTERVAL_S)
             else:
-                server.wait_newer(name, version, LOOK_S)
+                server.wait_newer(name, version, POLL_INTERVAL_S)
 
     def _look(self) -> None:
         """Take over the server's newest parameters, if they are newer."""
-        self._newest = self.given.newer_than(POLICY, self._newest.version) or self._newest
+        self._newest = self.external_server.newer_than(POLICY, self._newest.version) or self._newest
 
-    def _shown_row(self, size: int) -> np.ndarray:
+    def _loaded_row(self, size: int) -> np.ndarray:
         """The parameters that workers began with, as a flat row of `size` numbers."""
         arrays = self._newest.arrays()
         row = np.zeros(size, np.float32)
@@ -140,7 +156,7 @@ class ServedStore(Store):
         return self._names[push.header.actor]
 
 
-def newest_of(server: Any) -> Weights:
+def newest_weights(server: Any) -> Weights:
     """The newest parameters of a server or of a client's server."""
     found = server.newer_than(POLICY, -1)
     if found is None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from steppe.core.config.run import RunConfig
-from steppe.core.contracts.algorithm import Agent, Learned, Progress, Tree, trainable
+from steppe.core.contracts.algorithm import Agent, Learned, Progress, Tree, trainable_entries
 from steppe.core.contracts.errors import ConfigError, RunFailed, UsageError
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import PushSpec, SegmentSpec
@@ -24,16 +24,16 @@ from steppe.params.optimizers import Optimizer
 from steppe.params.rounds import Rounds
 from steppe.params.server import ParameterServer
 from steppe.roles.context import Context
-from steppe.roles.learner import Learner, Limits, Save
-from steppe.roles.scheduling import Intake
+from steppe.roles.learner import Learner, RunLimits, SaveCheckpoint
+from steppe.roles.scheduling import BatchPolicy
 from steppe.roles.tuning import SETTINGS
 
-NOTHING = Batch({})
+EMPTY_BATCH = Batch({})
 NEVER = 2**62  # pushes: a store says itself when they are enough
 CONFIRM_S = 10.0  # how long a worker that pushes nothing is waited for before hyperparameters count as taken over
 
 
-class Store:
+class GradientMemory:
     """A Memory of gradients, which are remembered by applying them: ready when there is something new to show.
 
     `together` pushes are applied at a time, or all of an `add` where it is None. `follow_rate`: the step size is the agent's
@@ -47,11 +47,16 @@ class Store:
         num_workers: int,
         *,
         together: int | None = 1,
-        follow_rate: bool = False,
+        use_agent_learning_rate: bool = False,
     ) -> None:
-        self.agent, self.server, self.together, self.follow_rate = agent, server, together, follow_rate
+        self.agent, self.server, self.together, self.use_agent_learning_rate = (
+            agent,
+            server,
+            together,
+            use_agent_learning_rate,
+        )
         self.refused: Counter[str] = Counter()
-        self._entries = trainable(agent)
+        self._entries = trainable_entries(agent)
         self._waiting = 0
         self._shown = server.version
         self._base = server.version  # what it had behind it before this run
@@ -66,7 +71,7 @@ class Store:
         if self.together is None and self._waiting:
             self._apply()
 
-    def hungry(self) -> bool:
+    def wants_data(self) -> bool:
         return not self.ready()
 
     def ready(self) -> bool:
@@ -74,7 +79,7 @@ class Store:
 
     def sample(self) -> Batch:
         """Nothing: what was pushed is in the parameters already."""
-        return NOTHING
+        return EMPTY_BATCH
 
     def show(self) -> Learned:
         """Give the agent the newest parameters."""
@@ -96,9 +101,9 @@ class Store:
 
     def stats(self) -> dict[str, float]:
         """Pushes that counted and that did not, and how many updates old they were on average."""
-        return self._counts_of(self.server.get_server_stats())
+        return self._report_stats(self.server.get_server_stats())
 
-    def _counts_of(self, stats: Mapping[str, Any]) -> dict[str, float]:
+    def _report_stats(self, stats: Mapping[str, Any]) -> dict[str, float]:
         """A server's statistics as a run reports them; behind a client the ages of pushes are texts."""
         ages = {int(age): count for age, count in stats.get("staleness", {}).items()}
         pushes = sum(ages.values())
@@ -132,10 +137,10 @@ class Store:
     def _push(self, push: Segment) -> None:
         assert push.header is not None
         rows, _, _, updates = push["counts"][0, 0].tolist()
-        weight = float(rows) if self.server.aggregation.weighs else 1.0
+        weight = float(rows) if self.server.aggregation.uses_weights else 1.0
         before = self.server.version
         receipt = self.server.push_gradients(
-            _name(push.header.actor), self._named(push["gradient"][0, 0]), weight, version=self._base + updates
+            _name(push.header.actor), self._by_parameter(push["gradient"][0, 0]), weight, version=self._base + updates
         )
         if not receipt:
             self.refused[receipt.reason] += 1
@@ -152,16 +157,16 @@ class Store:
             self.refused["not_applied"] += 1
 
     def _rate(self) -> float | None:
-        return getattr(self.agent, "learning_rate", None) or None if self.follow_rate else None
+        return getattr(self.agent, "learning_rate", None) or None if self.use_agent_learning_rate else None
 
-    def _named(self, gradient: np.ndarray) -> dict[str, np.ndarray]:
+    def _by_parameter(self, gradient: np.ndarray) -> dict[str, np.ndarray]:
         """A flat gradient by parameter, sharing its memory."""
         parts = ((entry, entry.offset // 4) for entry in self._entries)
         return {entry.name: gradient[first : first + entry.nbytes // 4].reshape(entry.shape) for entry, first in parts}
 
 
 @dataclass(frozen=True)
-class _Awaited:
+class _PendingCommand:
     """A command whose values gradients are made with from `version` of the weights on."""
 
     command: Mapping[str, Any]
@@ -173,18 +178,29 @@ class _Awaited:
 class GradientLearner(Learner):
     """A learner whose batches are workers' gradients; counts, checkpoints, publications and the end are as everywhere."""
 
-    memory: Store
+    memory: GradientMemory
 
     def __init__(
-        self, store: Store, intake: Intake, limits: Limits, save: Save, context: Context, *, segment: SegmentSpec
+        self,
+        store: GradientMemory,
+        intake: BatchPolicy,
+        limits: RunLimits,
+        save: SaveCheckpoint,
+        context: Context,
+        *,
+        segment: SegmentSpec,
     ) -> None:
         super().__init__(store.agent, store, intake, limits, save, context)
-        self._nothing = Segment.blank(segment)  # no valid row: only schedules follow it
+        self._empty_segment = Segment.blank(segment)  # no valid row: only schedules follow it
         self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # of one push
         self._settings = -1  # how often live hyperparameters were published, less one
-        self._set_next: list[Mapping[str, Any]] = []  # commands that take effect with the next publication
-        self._unconfirmed: list[_Awaited] = []
-        self._made_with: dict[int, int] = {}  # worker → version of the weights that its newest gradient was made with
+        self._commands_for_next_publication: list[
+            Mapping[str, Any]
+        ] = []  # commands that take effect with the next publication
+        self._unconfirmed: list[_PendingCommand] = []
+        self._version_by_worker: dict[
+            int, int
+        ] = {}  # worker → version of the weights that its newest gradient was made with
 
     def _require(self, segment: Segment) -> None:
         """The counts of a push; its gradient is for the parameter server to check."""
@@ -198,55 +214,55 @@ class GradientLearner(Learner):
 
     def _set(self, command: Mapping[str, Any]) -> None:
         """Let a command take effect with the next publication: until then workers make gradients with what they have."""
-        self._set_next.append(command)
+        self._commands_for_next_publication.append(command)
 
-    def announce(self) -> None:
+    def publish_initial(self) -> None:
         """Publish what the run begins with; what was set before then takes effect with it."""
-        self._listen_if_due()
-        super().announce()
+        self._poll_commands_if_due()
+        super().publish_initial()
 
-    def _put_out(self, weights: Weights) -> None:
+    def _publish(self, weights: Weights) -> None:
         """Publish weights, and before them the hyperparameters that gradients are to be made with, if those are new."""
-        commands, self._set_next = self._set_next, []
+        commands, self._commands_for_next_publication = self._commands_for_next_publication, []
         for command in commands:
-            live = self.tuning.wanted(command)
-            refusal = self.tuning.take(live)
+            live = self.live_hyperparameters.wanted(command)
+            refusal = self.live_hyperparameters.take(live)
             if refusal is not None or not live:
-                self.tuning.answer(self.context, command, live, self._counts(), refusal)
+                self.live_hyperparameters.answer(self.context, command, live, self._counts(), refusal)
             else:
-                self._unconfirmed.append(_Awaited(command, live, weights.version, self.context.clock()))
+                self._unconfirmed.append(_PendingCommand(command, live, weights.version, self.context.clock()))
         if commands or self._settings < 0:
             self._settings += 1
-            self.context.weights.publish(SETTINGS, self.tuning.record(self._settings))
-        super()._put_out(weights)
+            self.context.weights.publish(SETTINGS, self.live_hyperparameters.record(self._settings))
+        super()._publish(weights)
 
     def _confirm(self) -> None:
         """Answer commands whose values are behind an update, and behind every worker's gradients from now on.
 
         A worker that shows no gradient for CONFIRM_S is not waited for: it hears of the values when it comes back.
         """
-        newest, now = self._made_with.values(), self.context.clock()
+        newest, now = self._version_by_worker.values(), self.context.clock()
         for awaited in list(self._unconfirmed):
             done = [version >= awaited.version for version in newest]
             if all(done) or (any(done) and now - awaited.since_s > CONFIRM_S):
                 counts = self._counts() | {"version": awaited.version}
-                self.tuning.answer(self.context, awaited.command, awaited.live, counts)
+                self.live_hyperparameters.answer(self.context, awaited.command, awaited.live, counts)
                 self._unconfirmed.remove(awaited)
 
     def _observe(self, segment: Segment) -> None:
         _, steps, episodes, _ = segment["counts"][0, 0].tolist()
         if segment.header is not None:
-            self._made_with[segment.header.actor] = segment.header.version
+            self._version_by_worker[segment.header.actor] = segment.header.version
         self.env_steps += steps
         self.episodes += episodes
-        self._nothing.header = segment.header
-        self.agent.observe(self._nothing, Progress(self.env_steps, self.limits.steps))
+        self._empty_segment.header = segment.header
+        self.agent.observe(self._empty_segment, Progress(self.env_steps, self.limits.steps))
 
-    def _played(self, segments: Sequence[Segment]) -> bool:
+    def _has_experience(self, segments: Sequence[Segment]) -> bool:
         counts = (PushSpec.ROWS, PushSpec.STEPS)
         return self.limits.episodes is None or any(push["counts"][0, 0, counts].any() for push in segments)
 
-    def _improve(self, batch: Batch) -> Learned:
+    def _learn_batch(self, batch: Batch) -> Learned:
         learned = self.memory.show()
         self._confirm()
         return learned
@@ -263,7 +279,7 @@ def make_server(config: RunConfig, agent: Agent, parameters: Mapping[str, np.nda
     longest = config.agent.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
     rate = params.learning_rate or getattr(agent, "learning_rate", None)
     optimizer = Optimizer(params.optimizer, rate, params.beta1, params.beta2, eps, longest or None)
-    names, arrays = [entry.name for entry in trainable(agent)], agent.weights().arrays()
+    names, arrays = [entry.name for entry in trainable_entries(agent)], agent.weights().arrays()
     lacking = [name for name in names if parameters is not None and name not in parameters]
     if lacking:
         raise ConfigError(

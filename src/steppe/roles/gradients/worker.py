@@ -10,28 +10,28 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from steppe.core.contracts.algorithm import Agent, Learned, Memory, Progress, trainable
-from steppe.core.contracts.env import ResumeKind, World
+from steppe.core.contracts.algorithm import Agent, Learned, Memory, Progress, trainable_entries
+from steppe.core.contracts.env import ResumeKind, SegmentEnv
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.contracts.weights import Weights
-from steppe.core.system.timing import Phases
-from steppe.roles.action_log import KeepFault
+from steppe.core.system.timing import PhaseTimer
+from steppe.roles.action_log import SaveFault
 from steppe.roles.actor import Actor
 from steppe.roles.context import Context
-from steppe.roles.scheduling import Gate, Lockstep
-from steppe.roles.tuning import SETTINGS, adopt_settings
+from steppe.roles.scheduling import CollectPolicy, LockstepCollectPolicy
+from steppe.roles.tuning import SETTINGS, apply_live_hyperparameters
 
 
 @dataclass(frozen=True)
-class Making:
+class GradientSource:
     """What a worker makes gradients with: agent, memory, room for a segment, and the length that schedules go by."""
 
     agent: Agent
     memory: Memory
     segment: SegmentSpec
     total_steps: int | None
-    forgets: bool  # whether a segment is learned from once and forgotten
+    on_policy: bool  # whether a segment is learned from once and forgotten
     deltas: bool = False  # whether it learns by itself and pushes what changed
 
     def update(self, batch: Batch) -> tuple[np.ndarray, Learned]:
@@ -45,11 +45,11 @@ class Making:
     def _flat(self) -> np.ndarray:
         """A copy of all trained parameters."""
         arrays = self.agent.weights().arrays()
-        return np.concatenate([arrays[entry.name].reshape(-1) for entry in trainable(self.agent)])
+        return np.concatenate([arrays[entry.name].reshape(-1) for entry in trainable_entries(self.agent)])
 
 
 @dataclass(frozen=True)
-class _Made:
+class _PendingGradient:
     """A gradient that waits to be sent; an empty one where the memory had too little to learn from."""
 
     gradient: np.ndarray
@@ -64,18 +64,18 @@ class GradientWorker(Actor):
     def __init__(
         self,
         index: int,
-        world: World,
-        making: Making,
-        gate: Gate,
+        world: SegmentEnv,
+        gradient_source: GradientSource,
+        gate: CollectPolicy,
         context: Context,
         *,
-        keep_fault: KeepFault | None = None,
+        keep_fault: SaveFault | None = None,
     ) -> None:
-        super().__init__(index, world, making.agent, gate, context, epoch=context.epoch, keep_fault=keep_fault)
-        self.making = making
-        self.phases = Phases("env", "policy", "learn", "blocked", "other")
-        self._segment = Segment.blank(making.segment)
-        self._made: _Made | None = None
+        super().__init__(index, world, gradient_source.agent, gate, context, epoch=context.epoch, keep_fault=keep_fault)
+        self.gradient_source = gradient_source
+        self.phases = PhaseTimer("env", "policy", "learn", "blocked", "other")
+        self._segment = Segment.blank(gradient_source.segment)
+        self._made: _PendingGradient | None = None
         self._segments = self._new_steps = self._new_episodes = 0
         self._seen_steps = self._updates = 0  # everyone's, behind the weights
         self._settings = -1  # the version of the newest hyperparameters that were published
@@ -87,7 +87,7 @@ class GradientWorker(Actor):
             SETTINGS, self._settings
         )  # published before the weights they are for
         if settings is not None:
-            adopt_settings(self.making.agent, settings)
+            apply_live_hyperparameters(self.gradient_source.agent, settings)
             self._settings = settings.version
 
     def collect(self) -> Segment | None:
@@ -110,37 +110,37 @@ class GradientWorker(Actor):
     def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
         """As an actor does; what a replay held is lost with its worker, so that is not exact."""
         kind = super().resume(sequence, state, seeds)
-        if self.making.forgets:
+        if self.gradient_source.on_policy:
             return kind
         self.context.event(
             "warning", message=f"{self.name} begins with an empty replay, and fills it before it goes on"
         )
         return "episode-boundary"
 
-    def _make(self) -> _Made | None:
+    def _make(self) -> _PendingGradient | None:
         """Collect if the memory is hungry, and compute a gradient if it has something to learn from."""
-        memory, started_s = self.making.memory, self.context.clock()
-        if not memory.ready() and not self._remember():
+        memory, started_s = self.gradient_source.memory, self.context.clock()
+        if not memory.ready() and not self._collect_segment():
             return None
         self.phases.switch("learn")
         gradient, rows = np.empty(0, np.float32), 0
         if memory.ready():
             batch = memory.sample()
-            rows = _rows(batch)
+            rows = _count_rows(batch)
             learned = Learned(1)
             if rows:
-                gradient, learned = self.making.update(batch)
+                gradient, learned = self.gradient_source.update(batch)
             memory.update(batch, learned)
         self.phases.switch("other")
         header = SegmentHeader(self.context.run, self.index, self.epoch, self.sequence, self.version, started_s)
-        return _Made(gradient, rows, self._updates, header)
+        return _PendingGradient(gradient, rows, self._updates, header)
 
     @property
     def _spent(self) -> bool:
         """Whether there is nothing more to play and no round that waits for this worker."""
-        return self.quota is not None and self.quota.exhausted and not isinstance(self.gate, Lockstep)
+        return self.quota is not None and self.quota.exhausted and not isinstance(self.gate, LockstepCollectPolicy)
 
-    def _remember(self) -> bool:
+    def _collect_segment(self) -> bool:
         """One segment into the memory; False when asked to stop on the way."""
         segment = self._segment
         if self._spent or not self.fill(segment):
@@ -151,12 +151,12 @@ class GradientWorker(Actor):
         self._new_steps += segment.env_steps
         self._new_episodes += int(np.count_nonzero(segment.ended))
         self.phases.switch("learn")
-        self.making.agent.observe(segment, Progress(self._seen_steps, self.making.total_steps))
-        self.making.memory.add([segment])
+        self.gradient_source.agent.observe(segment, Progress(self._seen_steps, self.gradient_source.total_steps))
+        self.gradient_source.memory.add([segment])
         return True
 
 
-def _rows(batch: Batch) -> int:
+def _count_rows(batch: Batch) -> int:
     """How many steps a batch is learned from."""
     counted = next((name for name in ("learn", "valid") if name in batch.columns), None)
     return len(batch["reward"]) if counted is None else int(np.count_nonzero(batch[counted]))

@@ -11,33 +11,35 @@ from steppe.algorithms.tabular.agent import TabularAgent
 from steppe.core.contracts.algorithm import Progress, Tree
 from steppe.core.contracts.errors import DiskFull
 from steppe.core.contracts.reports import TrainingReport
-from steppe.core.contracts.transport import SET, TRAINING, Table, Totals
+from steppe.core.contracts.transport import SET, TRAINING, SharedTable, TableTotals
 from steppe.core.contracts.weights import Weights
 from steppe.core.system.process import rss_bytes
-from steppe.core.system.timing import Phases
+from steppe.core.system.timing import PhaseTimer
 from steppe.roles.context import POLICY, Context
-from steppe.roles.learner import LISTEN_EVERY_S, REPORT_EVERY_S, Limits, Save
-from steppe.roles.tuning import Tuning
+from steppe.roles.learner import POLL_COMMANDS_EVERY_S, REPORT_EVERY_S, RunLimits, SaveCheckpoint
+from steppe.roles.tuning import LiveHyperparameters
 
 PUBLISH_EVERY_S = 0.1
 PUBLISH_SHARE = 0.05  # of the time, at most, goes into copies of large tables
 
 
-class Keeper:
+class TabularLearner:
     """Copies the table now and then, which is when weights get a version; the steps are counted by those who take them."""
 
-    def __init__(self, agent: TabularAgent, num_workers: int, limits: Limits, save: Save, context: Context) -> None:
+    def __init__(
+        self, agent: TabularAgent, num_workers: int, limits: RunLimits, save: SaveCheckpoint, context: Context
+    ) -> None:
         self.name = context.name
         self.done = False
         self.agent, self.num_workers, self.limits = agent, num_workers, limits
         self.save, self.context = save, context
         self.version = -1
-        self.totals = Totals(0, 0, 0.0, 0.0)
-        self.phases = Phases("wait", "publish", "other")
+        self.totals = TableTotals(0, 0, 0.0, 0.0)
+        self.phases = PhaseTimer("wait", "publish", "other")
         self._train_base_s = 0.0
         self._created = False
-        self.tuning = Tuning(agent, ())
-        self._heard, self._listened_s = 0, -math.inf
+        self.live_hyperparameters = LiveHyperparameters(agent, ())
+        self._heard, self._commands_polled_s = 0, -math.inf
         self._publish_s = 0.0  # when the next publication may be
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
@@ -45,7 +47,7 @@ class Keeper:
     def step(self) -> bool:
         """Look how far the workers are; publish, report and write down what is due."""
         if not self._created:
-            self.announce()
+            self.publish_initial()
             return True
         totals = self._table.totals()
         if self.context.ending or self._over(totals):
@@ -55,28 +57,28 @@ class Keeper:
             self.done = True
             return False
         now = self.context.clock()
-        self._listen_if_due(now)
+        self._poll_commands_if_due(now)
         due = totals.steps > self.totals.steps and now >= self._publish_s
         if due:
             self._look()
             self.publish()
-            self._write_if_due(now)
+            self._save_if_due(now)
         self.phases.switch("wait")
         return due
 
-    def _listen_if_due(self, now: float) -> None:
+    def _poll_commands_if_due(self, now: float) -> None:
         """Answer changes of hyperparameters: workers with a common table read them when the run is started again."""
-        if now - self._listened_s < LISTEN_EVERY_S:
+        if now - self._commands_polled_s < POLL_COMMANDS_EVERY_S:
             return
-        self._listened_s = now
+        self._commands_polled_s = now
         for number, command in self.context.commands(self._heard):
             self._heard = number
-            if command.get("command") == SET and self.tuning.is_new(command):
+            if command.get("command") == SET and self.live_hyperparameters.is_new(command):
                 steps = self.totals.steps
                 counts = {"version": self.version, "updates": steps, "env_steps": steps}
-                self.tuning.answer(self.context, command, {}, counts)
+                self.live_hyperparameters.answer(self.context, command, {}, counts)
 
-    def announce(self) -> None:
+    def publish_initial(self) -> None:
         """Let the workers begin, and publish what they begin with."""
         steps, episodes = self.totals.steps, self.totals.episodes
         limits = self.limits
@@ -122,17 +124,17 @@ class Keeper:
         """Go on from a checkpoint; the workers begin new episodes."""
         self.agent.load(weights)
         self.agent.restore(state["agent"])
-        self.tuning.restore(state.get("tuning"))
+        self.live_hyperparameters.restore(state.get("tuning"))
         self.version = int(counters["version"]) - 1  # announced under the version that it had
-        self.totals = Totals(int(counters["env_steps"]), int(counters["episodes"]), 0.0, 0.0)
+        self.totals = TableTotals(int(counters["env_steps"]), int(counters["episodes"]), 0.0, 0.0)
         self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.totals.episodes
 
     @property
-    def _table(self) -> Table:
+    def _table(self) -> SharedTable:
         assert self.context.table is not None, "a keeper has a table"
         return self.context.table
 
-    def _over(self, totals: Totals) -> bool:
+    def _over(self, totals: TableTotals) -> bool:
         steps, episodes = self.limits.steps, self.limits.episodes
         return (steps is not None and totals.steps >= steps) or (episodes is not None and totals.episodes >= episodes)
 
@@ -141,7 +143,7 @@ class Keeper:
         self.totals = self._table.read(self.agent.table)
         self.agent.follow(Progress(self.totals.steps, self.limits.steps))
 
-    def _write_if_due(self, now: float) -> None:
+    def _save_if_due(self, now: float) -> None:
         every = self.limits.checkpoint_every_episodes
         due = every is not None and self.totals.episodes - self._saved_episodes >= every
         if due or now - self._saved_s >= self.limits.checkpoint_every_s:
@@ -162,7 +164,7 @@ class Keeper:
             "version": self.version, "updates": steps, "env_steps": steps, "episodes": episodes, "train_s": self.train_s,
         }  # fmt: skip
         state: Tree = {"agent": self.agent.state(), "ledger": {"actors": [], "dropped": {}}}
-        state["tuning"] = self.tuning.state()
+        state["tuning"] = self.live_hyperparameters.state()
         self.save(self.stamped(), state, counters)
 
     def _report(self, *, final: bool) -> None:

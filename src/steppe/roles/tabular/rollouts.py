@@ -19,10 +19,10 @@ from steppe.algorithms.tabular.q_learning import OptimalQLearning
 from steppe.algorithms.tabular.table import TableAlgorithm
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Progress
-from steppe.core.contracts.env import World, masks_of
+from steppe.core.contracts.env import SegmentEnv, get_action_masks
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.core.contracts.transport import Totals
+from steppe.core.contracts.transport import TableTotals
 from steppe.envs.factory import compiled_game
 from steppe.envs.vector.finite import require_finite
 from steppe.roles.quota import EpisodeClaims
@@ -31,11 +31,11 @@ ESTIMATE_EVERY = 16  # runs
 NO_ROWS = np.empty(0, np.int64)
 
 
-Pulse = Callable[[], bool]  # called at every step, to show life; True when it is time to end
+StepCallback = Callable[[], bool]  # called at every step, to show life; True when it is time to end
 
 
 @dataclass
-class Taken:
+class RolloutResult:
     """What a stretch of work was: steps, and the returns and lengths of the episodes that ended in it, or their means."""
 
     steps: int
@@ -43,51 +43,53 @@ class Taken:
     finished: list[tuple[float, int]]
 
 
-class Crew(Protocol):
+class TabularRollout(Protocol):
     """`agent.table` is where it learns. `candidates` are the rows that it may have changed in the last run; none: any.
     `kept` is how much of a value from before it is left there, by the number of updates (core/table_merge.py)."""
 
     agent: TabularAgent
     candidates: np.ndarray
     kept: np.ndarray
-    least_steps: int  # fewer between two merges would only keep it from working
+    min_steps: int  # fewer between two merges would only keep it from working
     num_envs: int
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
+    def run(
+        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+    ) -> RolloutResult:
         """Act and learn for about so many steps over all its environments, at least one; less if the pulse says so.
 
         No more than `most_episodes` end. Episodes under way count when they end, in a later run.
         """
 
-    def follow(self, totals: Totals, limit: int | None) -> None:
+    def follow(self, totals: TableTotals, limit: int | None) -> None:
         """Set rates to how far all workers together are."""
 
     def close(self) -> None:
         """Close the environments."""
 
 
-class _Crew:
+class _TabularRolloutBase:
     """What all have: rates that go by all workers' steps and episodes, and word of which entries were visited how often."""
 
     def __init__(self, agent: TabularAgent) -> None:
         self.agent = agent
-        self.candidates, self.least_steps, self.num_envs = NO_ROWS, 1, 1
+        self.candidates, self.min_steps, self.num_envs = NO_ROWS, 1, 1
         self.kept = np.ones(agent.table.shape, np.float32)
         self._visited = NO_ROWS
         self._own_episodes = self._others = 0
 
-    def _visit(self, states: np.ndarray, actions: np.ndarray) -> None:
+    def _record_visits(self, states: np.ndarray, actions: np.ndarray) -> None:
         """Remember the updates of a run, in place of those of the run before."""
         num_states, num_actions = self.agent.spec.num_states or 0, len(self.kept[0])
         tables = self.kept.reshape(-1, num_states * num_actions)
         tables[:, self._visited] = 1.0
         self._visited, counts = np.unique(states * num_actions + actions, return_counts=True)
-        tables[:, self._visited] = left_of(counts * (self.agent.pull / len(tables)))
+        tables[:, self._visited] = remaining_weight(counts * (self.agent.pull / len(tables)))
         if isinstance(self.agent.algorithm, TableAlgorithm):
             rows = np.unique(self._visited // num_actions)
             self.candidates = (rows + num_states * np.arange(len(tables))[:, None]).ravel()
 
-    def follow(self, totals: Totals, limit: int | None) -> None:
+    def follow(self, totals: TableTotals, limit: int | None) -> None:
         self.agent.follow(Progress(totals.steps, limit))
         others = max(0, totals.episodes - self._own_episodes)
         if others > self._others:
@@ -95,10 +97,10 @@ class _Crew:
             self._others = others
 
 
-class WorldCrew(_Crew):
+class VectorTabularRollout(_TabularRolloutBase):
     """A world of ours: a rollout of `num_rows` steps of every environment, learned from at once."""
 
-    def __init__(self, agent: TabularAgent, world: World, num_rows: int, seeds: np.random.SeedSequence) -> None:
+    def __init__(self, agent: TabularAgent, world: SegmentEnv, num_rows: int, seeds: np.random.SeedSequence) -> None:
         super().__init__(agent)
         self.world, self.num_envs = world, world.num_envs
         self._claims: EpisodeClaims | None = None
@@ -109,16 +111,18 @@ class WorldCrew(_Crew):
         self._obs = np.zeros(world.num_envs, np.int64)
         self._begun = False
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
+    def run(
+        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+    ) -> RolloutResult:
         if not self._begun:
             self.world.reset(self._obs, self._seeds)
             self._begun = True
         segment, world = self._segment, self.world
         rows = min(segment.spec.num_steps, max(1, math.ceil(num_steps / world.num_envs)))
-        claims = self._claims_of(most_episodes, rows)
+        claims = self._episode_claims(most_episodes, rows)
         segment["obs"][0] = self._obs
         for t in range(rows):
-            noted = self.agent.act(segment["obs"][t], world.starts, masks=masks_of(world))
+            noted = self.agent.act(segment["obs"][t], world.starts, masks=get_action_masks(world))
             segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
             world.step(segment["action"][t], segment, t)
             if claims is not None:
@@ -126,7 +130,7 @@ class WorldCrew(_Crew):
             if pulse() or (claims is not None and claims.exhausted):
                 rows = t + 1
                 break
-        masks = masks_of(world)
+        masks = get_action_masks(world)
         segment["mask"][rows] = True if masks is None else masks
         require_finite(segment, rows, "worker")
         self._obs[...] = segment["obs"][rows]
@@ -134,12 +138,12 @@ class WorldCrew(_Crew):
         self.agent.learn(Batch({name: column[: rows + (name in more)] for name, column in segment.columns.items()}))
         valid, finished = segment["valid"][:rows], world.take_finished()
         if claims is not None:
-            finished = claims.within(finished)
-        self._visit(segment["obs"][:rows][valid], segment["action"][:rows][valid])
+            finished = claims.counted_only(finished)
+        self._record_visits(segment["obs"][:rows][valid], segment["action"][:rows][valid])
         self._own_episodes += len(finished)
-        return Taken(int(np.count_nonzero(valid)), len(finished), finished)
+        return RolloutResult(int(np.count_nonzero(valid)), len(finished), finished)
 
-    def _claims_of(self, most_episodes: int | None, rows: int) -> EpisodeClaims | None:
+    def _episode_claims(self, most_episodes: int | None, rows: int) -> EpisodeClaims | None:
         """What counts the episodes of the next rows; None where they cannot be too many."""
         if most_episodes is None:
             return None
@@ -153,26 +157,28 @@ class WorldCrew(_Crew):
         self.world.close()
 
 
-class GameCrew(_Crew):
+class GameTabularRollout(_TabularRolloutBase):
     """Compiled games of two players: choice, move, reply and update of all games in one call."""
 
     def __init__(self, agent: TabularAgent, trainer: GameTrainer) -> None:
         super().__init__(agent)
-        self.trainer, self.num_envs, self.least_steps = trainer, trainer.num_games, 16 * trainer.num_games
+        self.trainer, self.num_envs, self.min_steps = trainer, trainer.num_games, 16 * trainer.num_games
         self.candidates = np.flatnonzero(trainer.game.reachable & (trainer.game.legal > 0))
         self._seen = np.zeros(len(agent.table))  # how often each state was met at the end of a run
         self._runs = 0
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
+    def run(
+        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+    ) -> RolloutResult:
         tally = self.trainer.run(num_steps, most_episodes)
-        self._estimate(num_steps)
+        self._estimate_visits(num_steps)
         self._own_episodes += tally.num_games
         if not tally.num_games:
-            return Taken(tally.num_steps, 0, [])
+            return RolloutResult(tally.num_steps, 0, [])
         mean = ((tally.won - tally.lost) / tally.num_games, round(tally.num_steps / tally.num_games))
-        return Taken(tally.num_steps, tally.num_games, [mean])
+        return RolloutResult(tally.num_steps, tally.num_games, [mean])
 
-    def _estimate(self, num_steps: int) -> None:
+    def _estimate_visits(self, num_steps: int) -> None:
         """How often entries are visited in a run, by where the games are at its ends; seldom, for it changes slowly."""
         self._seen += np.bincount(self.trainer.states, minlength=len(self._seen))
         self._runs += 1
@@ -184,21 +190,23 @@ class GameCrew(_Crew):
         best = np.where(legal, self.agent.table[rows], -np.inf).argmax(axis=1)
         share = legal * (algorithm.epsilon / np.maximum(1, legal.sum(axis=1)))[:, None]
         share[np.arange(len(rows)), best] += 1.0 - algorithm.epsilon
-        self.kept[rows] = left_of(chance[:, None] * share * (num_steps * self.agent.pull))
+        self.kept[rows] = remaining_weight(chance[:, None] * share * (num_steps * self.agent.pull))
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class EpisodeCrew(_Crew):
+class EpisodeTabularRollout(_TabularRolloutBase):
     """One environment and a learner's own `train_episode`: for learners and environments of the user's."""
 
     def __init__(self, agent: TabularAgent, env: Any, seed: int) -> None:
         super().__init__(agent)
-        self._env, self._seed = _Watched(env), seed
+        self._env, self._seed = _RecordingEnv(env), seed
         self._begun = False
 
-    def run(self, num_steps: int, pulse: Pulse = lambda: False, most_episodes: int | None = None) -> Taken:
+    def run(
+        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+    ) -> RolloutResult:
         algorithm, self._env.pulse = self.agent.algorithm, pulse
         if not self._begun:
             self._env.reset(seed=self._seed)  # every later reset goes on with the stream that this one began
@@ -209,9 +217,9 @@ class EpisodeCrew(_Crew):
         while (taken := algorithm.step_count - start) < num_steps and len(finished) < most and not (taken and pulse()):
             total = algorithm.train_episode(self._env)
             finished.append((total, algorithm.step_count - start - taken))
-        self._visit(*self._env.take())
+        self._record_visits(*self._env.take())
         self._own_episodes += len(finished)
-        return Taken(algorithm.step_count - start, len(finished), finished)
+        return RolloutResult(algorithm.step_count - start, len(finished), finished)
 
     def close(self) -> None:
         close = getattr(self._env, "close", None)
@@ -219,12 +227,12 @@ class EpisodeCrew(_Crew):
             close()
 
 
-class _Watched:
+class _RecordingEnv:
     """An environment that remembers which actions were taken where; everything else is its own."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.pulse: Pulse = lambda: False
+        self.pulse: StepCallback = lambda: False
         self._state: Any = 0
         self._states: list[Any] = []
         self._actions: list[Any] = []
@@ -255,13 +263,15 @@ class _Watched:
         return getattr(self.env, name)
 
 
-def left_of(pulls: np.ndarray) -> np.ndarray:
+def remaining_weight(pulls: np.ndarray) -> np.ndarray:
     """What is left of a value after updates whose rates add up to `pulls`: about exp(−pulls), without the time for it."""
     left: np.ndarray = 1.0 / (1.0 + pulls + 0.5 * pulls * pulls)
     return left
 
 
-def game_of(agent: TabularAgent, env: str, config: EnvConfig, num_games: int, seed: int) -> GameTrainer | None:
+def make_game_trainer(
+    agent: TabularAgent, env: str, config: EnvConfig, num_games: int, seed: int
+) -> GameTrainer | None:
     """The compiled trainer of an environment's game, where there is one and the configuration changes nothing about it."""
     plain = config.vector != "loop" and not config.time_limit and not config.reward_clip and config.reward_scale == 1.0
     if not plain or type(agent.algorithm) is not OptimalQLearning:

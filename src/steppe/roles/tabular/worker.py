@@ -5,30 +5,32 @@ from __future__ import annotations
 import time
 
 from steppe.core.contracts.reports import ActorReport
-from steppe.core.contracts.transport import ACTORS, Change, Table
+from steppe.core.contracts.transport import ACTORS, SharedTable, TableDelta
 from steppe.core.system.process import rss_bytes
-from steppe.core.system.timing import Phases
+from steppe.core.system.timing import PhaseTimer
 from steppe.roles.context import PAUSE, Context
-from steppe.roles.tabular.rollouts import Crew
+from steppe.roles.tabular.rollouts import TabularRollout
 
 REPORT_EVERY_S = 0.5
-SHOWN = 1_000  # episodes of one report that are listed, the newest
+MAX_LISTED_EPISODES = 1_000  # episodes of one report that are listed, the newest
 
 
-class Worker:
+class TabularWorker:
     """One worker's life. It takes no steps and, where these are counted, plays no episodes but those that the table gives
     out, so that their sum is what was asked for."""
 
-    def __init__(self, index: int, crew: Crew, chunk_steps: int, limit: int | None, context: Context) -> None:
+    def __init__(
+        self, index: int, rollout: TabularRollout, chunk_steps: int, limit: int | None, context: Context
+    ) -> None:
         """`chunk_steps` lie between two merges; `limit` is the length that schedules go by."""
         self.name = context.name
         self.done = False
-        self.index, self.crew, self.chunk_steps, self.limit = index, crew, chunk_steps, limit
+        self.index, self.rollout, self.chunk_steps, self.limit = index, rollout, chunk_steps, limit
         self.context = context
         self.claim_chunks = 1
         self.claims_episodes = False  # whether the run is to play so many episodes and no more
         self.env_steps = self.merges = 0
-        self.phases = Phases("work", "merge", "blocked", "other")
+        self.phases = PhaseTimer("work", "merge", "blocked", "other")
         self._begun = False
         self._left = 0  # steps that were given out to this worker and not taken yet
         self._episodes_left = 0  # episodes likewise, those under way included
@@ -44,19 +46,19 @@ class Worker:
         if (
             self.context.asked() == PAUSE
             or not (self._begun or self._begin())
-            or not self._granted()
-            or not self._may_play()
+            or not self._claim_steps()
+            or not self._claim_episodes()
         ):
             self.phases.switch("blocked")
             return False
         table = self._table
         self.phases.switch("work")
         started_s = self.context.clock()
-        self.crew.follow(table.totals(), self.limit)
+        self.rollout.follow(table.totals(), self.limit)
         most = self._episodes_left if self.claims_episodes else None
-        taken = self.crew.run(min(self._left, self.chunk_steps), self._pulse, most)
+        taken = self.rollout.run(min(self._left, self.chunk_steps), self._heartbeat, most)
         self.phases.switch("merge")
-        change = Change(self.crew.candidates, self.crew.kept, taken.steps, taken.episodes)
+        change = TableDelta(self.rollout.candidates, self.rollout.kept, taken.steps, taken.episodes)
         table.merge(self.index, change, self.context.clock())
         self.phases.switch("other")
         self._left -= taken.steps
@@ -64,7 +66,7 @@ class Worker:
         self.env_steps += taken.steps
         self.merges += 1
         self._episodes += taken.episodes
-        self._finished = (self._finished + taken.finished)[-SHOWN:]
+        self._finished = (self._finished + taken.finished)[-MAX_LISTED_EPISODES:]
         self.context.span("work", started_s, merge=self.merges)
         if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
             self._report("running")
@@ -76,19 +78,19 @@ class Worker:
         try:
             self._report("stopped")
         finally:
-            self.crew.close()
+            self.rollout.close()
 
-    def _pulse(self) -> bool:
-        self.context.beat()
+    def _heartbeat(self) -> bool:
+        self.context.heartbeat()
         return self.context.ending
 
     @property
-    def _table(self) -> Table:
+    def _table(self) -> SharedTable:
         assert self.context.table is not None, "workers have a table"
         return self.context.table
 
     def _begin(self) -> bool:
-        lost = self._table.begin(self.index, self.crew.agent.table)
+        lost = self._table.begin(self.index, self.rollout.agent.table)
         if lost is None:
             return False
         if lost:
@@ -97,17 +99,17 @@ class Worker:
         self._begun = True
         return True
 
-    def _granted(self) -> bool:
+    def _claim_steps(self) -> bool:
         if self._left <= 0:
             wanted = self.chunk_steps * self.claim_chunks
             self._left = self._table.claim(self.index, wanted, self.context.clock()) or 0
         return self._left > 0
 
-    def _may_play(self) -> bool:
+    def _claim_episodes(self) -> bool:
         """Whether there is an episode to play; asks for more before an environment has none."""
         if not self.claims_episodes:
             return True
-        if self._episodes_left < self.crew.num_envs:
+        if self._episodes_left < self.rollout.num_envs:
             given = self._table.claim_episodes(self.index, self.chunk_steps * self.claim_chunks)
             if given is None:
                 return False

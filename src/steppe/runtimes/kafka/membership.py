@@ -12,16 +12,16 @@ from steppe.core.contracts.errors import Unreachable
 from steppe.core.contracts.transport import ACTORS, COMMANDS, Role
 from steppe.roles.context import PAUSE
 from steppe.roles.learner import Learner
-from steppe.roles.scheduling import Rounds
-from steppe.runtimes.kafka.manifest import PLAN, command
+from steppe.roles.scheduling import RoundBatchPolicy
+from steppe.runtimes.kafka.manifest import MEMBERSHIP, make_command
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.channel import KafkaInlet
+from steppe.transport.kafka.channel import KafkaReader
 
-MISSED_S = 30.0  # how long a round waits for a member before that is told
-LISTEN_S = 2.0  # between looks at who shows life, while somebody is missing
+WARN_MISSING_S = 30.0  # how long a round waits for a member before that is told
+POLL_INTERVAL_S = 2.0  # between looks at who shows life, while somebody is missing
 
 
-class Members:
+class RoundMembership:
     """Looks after the members of a learner's rounds; does nothing for other roles and other modes."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Members:
     ) -> None:
         self._learner = next((role for role in roles if isinstance(role, Learner)), None)
         self._channel, self._clock = channel, clock
-        self._signs = Signs(board, clock)
+        self._liveness = LivenessMonitor(board, clock)
         self._replan_s, self._board = replan_s, board
         self._planned: set[int] | None = None  # the members that everybody was told of
         self._missing: list[int] = []
@@ -42,15 +42,15 @@ class Members:
 
     def look(self) -> None:
         """When there is nothing else to do."""
-        if self._learner is None or not isinstance(self._channel, KafkaInlet):
+        if self._learner is None or not isinstance(self._channel, KafkaReader):
             return
-        learner, channel, intake = self._learner, self._channel, self._learner.intake
+        learner, channel, intake = self._learner, self._channel, self._learner.batch_policy
         joined = []
         while channel.joined:
             actor, replaced = channel.joined.popleft()
             joined.append(actor)
             learner.context.event("member", actor=actor, replaced=replaced, version=learner.version)
-        if isinstance(intake, Rounds):
+        if isinstance(intake, RoundBatchPolicy):
             for actor in joined:
                 if actor not in intake.members:
                     intake.join(actor)
@@ -58,41 +58,45 @@ class Members:
                 self._watch(learner, intake)
             self._tell(learner, intake, channel)
 
-    def _watch(self, learner: Learner, intake: Rounds) -> None:
+    def _watch(self, learner: Learner, intake: RoundBatchPolicy) -> None:
         missing = intake.missing()
         if missing != self._missing:
             self._missing, self._since_s = missing, self._clock()
-            self._signs.begin()
+            self._liveness.begin()
         if not missing:
             return
-        if self._since_s is not None and self._clock() - self._since_s > MISSED_S:
+        if self._since_s is not None and self._clock() - self._since_s > WARN_MISSING_S:
             self._since_s = None
-            words = f"the round after version {learner.version} has waited {MISSED_S:g} s for {_names(missing)}"
+            words = f"the round after version {learner.version} has waited {WARN_MISSING_S:g} s for {_join_actor_names(missing)}"
             learner.context.event("warning", message=f"{words}: whoever takes that place is in it")
         if self._replan_s and set(missing) != intake.members:  # some have come: the brokers answer
-            for actor in self._signs.silent(missing, self._replan_s):
+            for actor in self._liveness.silent(missing, self._replan_s):
                 intake.part(actor)
 
-    def _tell(self, learner: Learner, intake: Rounds, channel: KafkaInlet) -> None:
+    def _tell(self, learner: Learner, intake: RoundBatchPolicy, channel: KafkaReader) -> None:
         """Let everybody know of other members, and those who came back of where they are."""
-        for actor, shift in intake.ledger.shifts.items():
+        for actor, shift in intake.ledger.round_offsets.items():
             channel.place(actor, shift)
         members, before = set(intake.members), self._planned
         if members == before:
             return
         self._planned = members
         plan: dict[str, Any] = {"round": intake.round, "members": sorted(members)}
-        self._board.post(COMMANDS, command(PLAN, "learner", run=learner.context.run, expires_s=None, **plan))
+        self._board.post(COMMANDS, make_command(MEMBERSHIP, "learner", run=learner.context.run, expires_s=None, **plan))
         if before is None:
             return
         gone, back = sorted(before - members), sorted(members - before)
-        words = [f"goes on without {_names(gone)}, which showed no life for {self._replan_s:g} s"] if gone else []
-        words += [f"waits for {_names(back)} again"] if back else []
-        message = f"round {plan['round']} {' and '.join(words)}: its members are {_names(sorted(members))}"
+        words = (
+            [f"goes on without {_join_actor_names(gone)}, which showed no life for {self._replan_s:g} s"]
+            if gone
+            else []
+        )
+        words += [f"waits for {_join_actor_names(back)} again"] if back else []
+        message = f"round {plan['round']} {' and '.join(words)}: its members are {_join_actor_names(sorted(members))}"
         learner.context.event("plan", message=message, version=learner.version, **plan)
 
 
-class Signs:
+class LivenessMonitor:
     """Which actors have shown life, by the clock here: others' may be wrong."""
 
     def __init__(self, board: KafkaBoard, clock: Callable[[], float]) -> None:
@@ -108,7 +112,7 @@ class Signs:
     def silent(self, actors: Sequence[int], for_s: float) -> list[int]:
         """Those of whom nothing was heard for so long."""
         now_s = self._clock()
-        if now_s - self._looked_s >= LISTEN_S:
+        if now_s - self._looked_s >= POLL_INTERVAL_S:
             self._looked_s = now_s
             try:
                 self._listen(now_s)
@@ -127,5 +131,5 @@ class Signs:
                 self._seen_s[int(told["actor"])] = now_s
 
 
-def _names(actors: Sequence[int]) -> str:
+def _join_actor_names(actors: Sequence[int]) -> str:
     return ", ".join(f"actor-{actor}" for actor in actors)

@@ -17,29 +17,29 @@ from types import FrameType
 from typing import Any
 
 from steppe.core.config import references
-from steppe.core.config.run import KafkaConfig, Resolved, flatten, unflatten
-from steppe.core.config.validation import validated
+from steppe.core.config.run import KafkaConfig, ResolvedConfig, flatten, unflatten
+from steppe.core.config.validation import validate_config
 from steppe.core.contracts.errors import ConfigError, Conflict, Overtaken, RunFailed, RunNotFound, Unreachable
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVENTS
 from steppe.envs import probe
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory, runs_root
-from steppe.records.telemetry.role_endpoint import Showing
+from steppe.records.telemetry.role_endpoint import RoleEndpoint
 from steppe.roles.context import STOP
-from steppe.runtimes.handle import Fault, Turns, prepare_torch
+from steppe.runtimes.handle import Fault, RoleScheduler, configure_torch
 from steppe.runtimes.kafka import launch as kafka
-from steppe.runtimes.kafka.manifest import Charter, command, find_charter, wire_name
-from steppe.runtimes.kafka.worker import Stay
+from steppe.runtimes.kafka.manifest import RunManifest, find_manifest, make_command, wire_name
+from steppe.runtimes.kafka.worker import KafkaWorkerSlot
 from steppe.runtimes.memory_need import require_memory
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import Connection, ensure_topics, troubled
+from steppe.transport.kafka.client import KafkaConnection, ensure_topics, lost_broker_within
 
-LOOK_S = 0.5  # between looks for a charter
-RECENT = 5_000  # records among which everybody who is alive is found
-ALIVE_S = 6.0  # an actor that has said nothing for so long is gone
-OWN = (
+POLL_INTERVAL_S = 0.5  # between looks for a charter
+RECENT_RECORDS = 5_000  # records among which everybody who is alive is found
+LIVENESS_TIMEOUT_S = 6.0  # an actor that has said nothing for so long is gone
+LOCAL_KAFKA_KEYS = (
     "address",
     "security",
     "username",
@@ -51,7 +51,7 @@ OWN = (
 )  # this process's, not the run's
 
 
-class Signals:
+class StopSignals:
     """SIGTERM and Ctrl-C ask for a good end; a second one ends at once.
 
     While `nothing_to_lose`, as during the import of torch, which takes seconds, the first one ends the process at once too.
@@ -59,7 +59,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.stopped = False
-        self.nothing_to_lose = True
+        self.exit_immediately = True
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._heard)
 
@@ -67,69 +67,71 @@ class Signals:
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True
-        if self.nothing_to_lose:
+        if self.exit_immediately:
             os._exit(0)
 
 
-def serve(
+def run_standalone_role(
     kind: str,
     config: KafkaConfig,
     run: str,
     index: int | None = None,
-    resolved: Resolved | None = None,
-    showing: Showing | None = None,
+    resolved: ResolvedConfig | None = None,
+    showing: RoleEndpoint | None = None,
 ) -> None:
     """Be one role of a run until the run ends, or this process is asked to; raises what made it fail.
 
     `resolved` describes the run, for a learner that may be the first to speak of it; an actor without `index` takes the
     first place that nobody has.
     """
-    signals, showing = Signals(), showing or Showing(run, kind)
+    signals, showing = StopSignals(), showing or RoleEndpoint(run, kind)
     showing.tell("begins")
-    charter = _sought(config, run, signals)
+    charter = _find_manifest_with_retry(config, run, signals)
     if charter is None and kind == "learner" and resolved is not None:
-        charter = _founded(config, run, resolved)
+        charter = _create_run(config, run, resolved)
     elif charter is not None and resolved is not None:
-        changed = _changes(charter, resolved)
-        charter = _retuned(charter, config, changed) if changed and kind == "learner" else charter
+        changed = _changed_hyperparameters(charter, resolved)
+        charter = _publish_hyperparameters(charter, config, changed) if changed and kind == "learner" else charter
     while charter is None:
-        time.sleep(LOOK_S)
-        charter = _sought(config, run, signals)
-    _Alone(kind, config, charter, signals, showing).live(index)
+        time.sleep(POLL_INTERVAL_S)
+        charter = _find_manifest_with_retry(config, run, signals)
+    _StandaloneRole(kind, config, charter, signals, showing).live(index)
     showing.tell("ends", asked=signals.stopped)
 
 
-def _sought(config: KafkaConfig, run: str, signals: Signals) -> Charter | None:
+def _find_manifest_with_retry(config: KafkaConfig, run: str, signals: StopSignals) -> RunManifest | None:
     """The run's charter, if there is one; Unreachable where no broker answers within kafka.wait_s."""
     until = time.monotonic() + config.wait_s
     while not signals.stopped:
         try:
-            return find_charter(config, run)
+            return find_manifest(config, run)
         except Unreachable:
             if time.monotonic() > until:
                 raise
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
     return None
 
 
-class _Alone:
-    def __init__(self, kind: str, config: KafkaConfig, charter: Charter, signals: Signals, showing: Showing) -> None:
-        self._kind, self._charter, self._signals, self._showing = kind, charter, signals, showing
-        references.adopt_main(charter.order.script)
+class _StandaloneRole:
+    def __init__(
+        self, kind: str, config: KafkaConfig, charter: RunManifest, signals: StopSignals, showing: RoleEndpoint
+    ) -> None:
+        self._kind, self._manifest, self._signals, self._endpoint = kind, charter, signals, showing
+        references.set_main_script(charter.order.script)
         plan = charter.order.plan()
-        own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in OWN})
+        own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in LOCAL_KAFKA_KEYS})
         self._plan = replace(plan, config=plan.config.model_copy(update={"kafka": own}))
         self._connection = charter.connection(own)
         self._lost: dict[int, float] = {}  # places that another took from this process, and when
 
     def live(self, index: int | None) -> None:
-        directory = _directory(self._charter, self._plan, self._kind)
+        directory = _open_run_directory(self._manifest, self._plan, self._kind)
         if self._kind == "learner":
             directory.acquire()
             newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
             self._plan = replace(self._plan, resume=newest.number if newest else None)
-        prepare_torch(self._plan.config)
-        self._signals.nothing_to_lose = False
+        configure_torch(self._plan.config)
+        self._signals.exit_immediately = False
         try:
             while not self._once(directory, index):
                 pass
@@ -143,16 +145,16 @@ class _Alone:
         if self._signals.stopped:
             return True
         place = f"actor-{actor}" if self._kind == "actor" else self._kind
-        turns = Turns([])
-        stay = Stay(
-            self._charter,
+        turns = RoleScheduler([])
+        stay = KafkaWorkerSlot(
+            self._manifest,
             self._plan,
             place,
             0,
             directory,
-            self._showing.beat,
+            self._endpoint.heartbeat,
             stopped=lambda: self._signals.stopped,
-            over=self._showing.over,
+            over=self._endpoint.over,
         )
         try:
             commands = stay.live(turns)
@@ -167,33 +169,35 @@ class _Alone:
             self._tell(directory, turns.faults)
             raise RunFailed(turns.faults[0].message)
         if self._kind == "learner" and not self._signals.stopped and commands.asked["learner"] != STOP:
-            self._post(COMMANDS, command("finish", "learner", run=directory.id, expires_s=None))
-            _leave_word("complete")
+            self._post(COMMANDS, make_command("finish", "learner", run=directory.id, expires_s=None))
+            _write_termination_message("complete")
         return True
 
     def _free(self) -> int:
         """The first actor of whom nothing was heard lately; waits as long as somebody who was killed counts as alive."""
-        until = time.monotonic() + 2 * ALIVE_S
+        until = time.monotonic() + 2 * LIVENESS_TIMEOUT_S
         while True:
-            taken = self._alive() | {actor for actor, at_s in self._lost.items() if time.monotonic() - at_s < ALIVE_S}
+            taken = self._live_actors() | {
+                actor for actor, at_s in self._lost.items() if time.monotonic() - at_s < LIVENESS_TIMEOUT_S
+            }
             free = [actor for actor in range(self._plan.num_writers) if actor not in taken]
             if free or self._signals.stopped:
                 return free[0] if free else 0
-            if time.monotonic() > until and not troubled(self._plan.config.kafka.wait_s):
+            if time.monotonic() > until and not lost_broker_within(self._plan.config.kafka.wait_s):
                 count = self._plan.num_writers
                 raise Conflict(f"{self._connection.name} has {count} actors already: all places are taken")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
-    def _alive(self) -> set[int]:
+    def _live_actors(self) -> set[int]:
         number = self._plan.num_writers
         board, now = KafkaBoard(self._connection, refuse=lambda message, reason: None, num_actors=number), time.time()
         try:
-            recent = board.read(ACTORS, max(0, board.end(ACTORS) - RECENT))
+            recent = board.read(ACTORS, max(0, board.end(ACTORS) - RECENT_RECORDS))
         except Unreachable:
             return set(range(number))  # nobody can be heard: wait
         finally:
             board.close()
-        states = {told["actor"]: told.get("state") for _, told in recent if now - told["time_s"] < ALIVE_S}
+        states = {told["actor"]: told.get("state") for _, told in recent if now - told["time_s"] < LIVENESS_TIMEOUT_S}
         return {actor for actor, state in states.items() if state != "stopped"}
 
     def _tell(self, directory: RunDirectory, faults: list[Fault]) -> None:
@@ -201,7 +205,7 @@ class _Alone:
             details = {"reason": fault.reason, "message": fault.message, "details": fault.details}
             event = EventReport(run=directory.id, kind="fault", role=fault.role, details=details)
             self._post(EVENTS, event.record())
-            self._showing.tell("fault", **details)
+            self._endpoint.tell("fault", **details)
             print(fault.details.get("traceback", ""), file=sys.stderr)
 
     def _post(self, topic: str, record: dict[str, Any]) -> None:
@@ -210,29 +214,29 @@ class _Alone:
         board.close(self._plan.config.kafka.wait_s)
 
 
-def _leave_word(word: str) -> None:
+def _write_termination_message(word: str) -> None:
     """For whoever runs containers: an end that was reached is not one that was asked for, and both have exit code 0."""
     if path := os.environ.get("TERMINATION_LOG"):
         Path(path).write_text(word)
 
 
-def _founded(config: KafkaConfig, run: str, resolved: Resolved) -> Charter:
+def _create_run(config: KafkaConfig, run: str, resolved: ResolvedConfig) -> RunManifest:
     """A new run, known to everybody from now on."""
     settings = resolved.config.model_copy(update={"kafka": config, "runtime": "kafka", "name": run})
     plan = make_plan(settings, probe(settings.env, settings.environment))
     require_memory(plan.config, plan.spec)
     kafka.require(plan)
-    ensure_topics(Connection(config, run))
+    ensure_topics(KafkaConnection(config, run))
     directory = RunDirectory.create(plan.config, resolved.sources, {"spec": asdict(plan.spec)})
     directory.release()
-    charter = Charter.of(plan, directory)
-    board = KafkaBoard(Connection(config, wire_name(directory)))
+    charter = RunManifest.of(plan, directory)
+    board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
     charter.post(board)
     board.close()
     return charter
 
 
-def _changes(charter: Charter, resolved: Resolved) -> dict[str, Any]:
+def _changed_hyperparameters(charter: RunManifest, resolved: ResolvedConfig) -> dict[str, Any]:
     """The hyperparameters that are other ones now. What else is said must be what the run was created with."""
     known, fixed = charter.order.config, flatten(resolved.config)
     given = [key for key, source in resolved.sources.items() if source != "default" and not key.startswith("kafka.")]
@@ -247,14 +251,14 @@ def _changes(charter: Charter, resolved: Resolved) -> dict[str, Any]:
     return {key.removeprefix("agent."): fixed[key] for key in changed}
 
 
-def _retuned(charter: Charter, config: KafkaConfig, changed: Mapping[str, Any]) -> Charter:
+def _publish_hyperparameters(charter: RunManifest, config: KafkaConfig, changed: Mapping[str, Any]) -> RunManifest:
     """The same run with other hyperparameters from its newest checkpoint on; everybody who joins later is told."""
     plan = charter.order.plan()
     agent = plan.config.agent
     values = agent.model_dump(mode="json") | dict(changed)
-    tuned = plan.config.model_copy(update={"agent": validated(type(agent), values, "agent.")})
-    directory = _directory(charter, plan, "learner")
-    charter = charter.renewed(replace(plan, config=tuned), directory)
+    tuned = plan.config.model_copy(update={"agent": validate_config(type(agent), values, "agent.")})
+    directory = _open_run_directory(charter, plan, "learner")
+    charter = charter.updated(replace(plan, config=tuned), directory)
     board = KafkaBoard(charter.connection(config))
     charter.post(board)
     details = {"what": "settings", "values": dict(changed)}
@@ -263,7 +267,7 @@ def _retuned(charter: Charter, config: KafkaConfig, changed: Mapping[str, Any]) 
     return charter
 
 
-def _directory(charter: Charter, plan: Plan, kind: str) -> RunDirectory:
+def _open_run_directory(charter: RunManifest, plan: Plan, kind: str) -> RunDirectory:
     """The run's own directory where this process sees it, or one of its own for what it leaves behind."""
     key = charter.run.rpartition("~")[2]
     name = charter.order.run if kind == "learner" else f"{charter.order.run}-{kind}"

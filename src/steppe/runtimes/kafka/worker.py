@@ -15,33 +15,33 @@ import msgspec
 from steppe.core.contracts.errors import Unreachable
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS, Board, Channel, Role
-from steppe.records.profiling.sampler import sampled
+from steppe.records.profiling.sampler import sample_roles
 from steppe.records.run_directory import RunDirectory
 from steppe.records.store import HEARTBEAT_S
 from steppe.roles.actor import Actor
 from steppe.roles.context import FINISH, POLICY, STOP
 from steppe.roles.learner import Learner
-from steppe.runtimes.handle import Turns, prepare_torch
-from steppe.runtimes.kafka.manifest import Charter, Commands
-from steppe.runtimes.kafka.membership import Members
+from steppe.runtimes.handle import RoleScheduler, configure_torch
+from steppe.runtimes.kafka.manifest import CommandReceiver, RunManifest
+from steppe.runtimes.kafka.membership import RoundMembership
 from steppe.runtimes.launch_spec import build_roles
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.processes.worker import Order
+from steppe.runtimes.processes.worker import WorkerSpec
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.channel import KafkaInlet, KafkaOutlet
-from steppe.transport.kafka.client import Feed, ends, partitions_of, reading
-from steppe.transport.kafka.dead_letters import DeadLetters
-from steppe.transport.kafka.weights import KafkaWeights, Press
+from steppe.transport.kafka.channel import KafkaReader, KafkaWriter
+from steppe.transport.kafka.client import PartitionReader, count_partitions, get_watermarks, open_consumer
+from steppe.transport.kafka.dead_letters import DeadLetterQueue
+from steppe.transport.kafka.weights import KafkaWeights, WeightPublisher
 from steppe.transport.local import LocalChannel
-from steppe.transport.shm import Control
+from steppe.transport.shm import ShmControl
 
 IDLE_S = 0.02  # at most: messages wake a place, words of the supervisor do not
-AGAIN_S = 0.5  # between two tries to reach brokers
-DELIVER_S = 10.0  # how long last messages may take
+RETRY_S = 0.5  # between two tries to reach brokers
+FLUSH_TIMEOUT_S = 10.0  # how long last messages may take
 
 
 @dataclass(frozen=True)
-class PostedAndRead:
+class SplitBoard:
     """A Board that writes to one and reads another: to Kafka, and what the supervisor copies from there."""
 
     written: Board
@@ -55,7 +55,7 @@ class PostedAndRead:
 
 
 @dataclass(frozen=True)
-class Patient:
+class OfflineTolerantBoard:
     """A Board that has nothing new while no broker answers."""
 
     board: KafkaBoard
@@ -70,82 +70,86 @@ class Patient:
             return []
 
 
-class Links:
+class KafkaLinks:
     """What connects a place with the others."""
 
-    def __init__(self, charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> None:
+    def __init__(self, charter: RunManifest, plan: Plan, place: str, directory: RunDirectory) -> None:
         """Unreachable, and nothing is left open, where no broker answers."""
         self.connection = connection = charter.connection(plan.config.kafka)
-        self.letters = DeadLetters(connection, place, self._tell)
+        self.letters = DeadLetterQueue(connection, place, self._tell)
         self.board = KafkaBoard(connection, refuse=self.letters.refuse, num_actors=plan.num_writers)
         self._run, self._place = directory.id, place
-        self.press: Press | None = None
+        self.press: WeightPublisher | None = None
         self.channel: Channel = LocalChannel(plan.segment, 0, 0)
-        self.feed = Feed(connection, group=f"steppe-{charter.run}" if place == "learner" else None)
+        self.partition_reader = PartitionReader(
+            connection, group=f"steppe-{charter.run}" if place == "learner" else None
+        )
         try:
             self._connect(charter, plan, place, directory)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, charter: Charter, plan: Plan, place: str, directory: RunDirectory) -> None:
+    def _connect(self, charter: RunManifest, plan: Plan, place: str, directory: RunDirectory) -> None:
         connection, (kind, _, index) = self.connection, place.partition("-")
         claims = (plan.config.kafka.claims or Path(charter.order.directory) / "claims") / charter.run
         if kind == "learner":
             inlet = self._inlet(charter, plan, directory)
-            self.press = Press(connection, inlet, claims)
+            self.press = WeightPublisher(connection, inlet, claims)
             self.weights = KafkaWeights(connection, None, claims, self.press)
         else:
-            self.weights = KafkaWeights(connection, self.feed, claims, letters=self.letters)
+            self.weights = KafkaWeights(connection, self.partition_reader, claims, letters=self.letters)
         if kind == "actor":
-            slots, partitions = plan.slots_per_actor, partitions_of(connection)
+            slots, partitions = plan.slots_per_actor, count_partitions(connection)
             outlet = (plan.segment, int(index), slots, partitions, self.letters)
-            self.channel = KafkaOutlet(connection, self.feed, *outlet)
+            self.channel = KafkaWriter(connection, self.partition_reader, *outlet)
 
-    def _inlet(self, charter: Charter, plan: Plan, directory: RunDirectory) -> KafkaInlet | None:
+    def _inlet(self, charter: RunManifest, plan: Plan, directory: RunDirectory) -> KafkaReader | None:
         """Where actor and learner share a place, segments never leave its memory."""
         actors, slots = plan.num_writers, plan.slots_per_actor
         if any(role.kind == "actor" for role in plan.places()["learner"]):
             self.channel = LocalChannel(plan.segment, actors, slots)
             if plan.resume is not None:
-                from steppe.runtimes.resume import prime
+                from steppe.runtimes.resume import prime_channel
 
-                prime(self.channel, plan, directory)
+                prime_channel(self.channel, plan, directory)
             return None
-        marks, lives = charter.marks_from(plan, directory, self.connection)
-        inlet = KafkaInlet(self.connection, self.feed, plan.segment, actors, slots, marks, lives, self.letters)
+        marks, lives = charter.read_positions(plan, directory, self.connection)
+        inlet = KafkaReader(
+            self.connection, self.partition_reader, plan.segment, actors, slots, marks, lives, self.letters
+        )
         self.channel = inlet
         return inlet
 
-    def follow(self, commands: Commands) -> None:
+    def follow(self, commands: CommandReceiver) -> None:
         """Hear commands, those from before included."""
-        with reading(self.connection) as consumer:
-            low, high = ends(consumer, self.connection.topic(COMMANDS))
-        commands.heard_from = high
-        self.feed.follow(self.connection.topic(COMMANDS), 0, low, commands.take)
+        with open_consumer(self.connection) as consumer:
+            low, high = get_watermarks(consumer, self.connection.topic(COMMANDS))
+        commands.first_live_offset = high
+        self.partition_reader.follow(self.connection.topic(COMMANDS), 0, low, commands.take)
 
     def rest(self, timeout_s: float) -> None:
         """Wait for something to come. What comes for the learner waits until it asks for it."""
         self.letters.progress()
         if self.press is not None:
             self.press.require()
-            if not isinstance(self.channel, KafkaInlet):
-                self.feed.progress()
-            self.feed.one(timeout_s)
+            if not isinstance(self.channel, KafkaReader):
+                self.partition_reader.progress()
+            self.partition_reader.one(timeout_s)
         else:
-            self.feed.progress(timeout_s)
+            self.partition_reader.progress(timeout_s)
 
     def close(self) -> None:
         """Everything that was said is written down before this returns, if a broker answers."""
         try:
-            if isinstance(self.channel, KafkaInlet | KafkaOutlet):
-                self.channel.close(DELIVER_S)
+            if isinstance(self.channel, KafkaReader | KafkaWriter):
+                self.channel.close(FLUSH_TIMEOUT_S)
             if self.press is not None:
-                self.press.close(DELIVER_S)
+                self.press.close(FLUSH_TIMEOUT_S)
         finally:
             self.letters.close()
-            self.board.close(DELIVER_S)
-            self.feed.close()
+            self.board.close(FLUSH_TIMEOUT_S)
+            self.partition_reader.close()
 
     def _tell(self, details: dict[str, Any]) -> None:
         """Put what was refused into the event log."""
@@ -154,20 +158,20 @@ class Links:
 
 
 @contextlib.contextmanager
-def linked(
-    charter: Charter, plan: Plan, place: str, directory: RunDirectory, beat: Callable[[], object]
-) -> Iterator[Links]:
+def open_kafka_links(
+    charter: RunManifest, plan: Plan, place: str, directory: RunDirectory, heartbeat: Callable[[], object]
+) -> Iterator[KafkaLinks]:
     """Links that are closed at the end; Unreachable where no broker answers within kafka.wait_s."""
     until = time.monotonic() + plan.config.kafka.wait_s
     while True:
-        beat()
+        heartbeat()
         try:
-            links = Links(charter, plan, place, directory)
+            links = KafkaLinks(charter, plan, place, directory)
             break
         except Unreachable:
             if time.monotonic() > until:
                 raise
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
     try:
         yield links
     finally:
@@ -175,28 +179,32 @@ def linked(
 
 
 @dataclass(frozen=True)
-class Stay:
+class KafkaWorkerSlot:
     """One place of a run, and how long it stays."""
 
-    charter: Charter
+    manifest: RunManifest
     plan: Plan
     place: str
     epoch: int
     directory: RunDirectory
-    beat: Callable[[], object]
+    heartbeat: Callable[[], object]
     asked: Callable[[str], int] | None = None  # what the supervisor says; without one, commands say it
     stopped: Callable[[], bool] = lambda: False  # whether this process alone is to end
     over: Callable[[Board], Board] = lambda board: board  # what is put between the roles and their Board
 
-    def live(self, turns: Turns) -> Commands:
+    def live(self, turns: RoleScheduler) -> CommandReceiver:
         """Let the roles take turns until they are done."""
-        with linked(self.charter, self.plan, self.place, self.directory, self.beat) as links:
-            copied = Patient(links.board) if self.asked is None else self.directory.store
-            board: Board = PostedAndRead(links.board, copied)
-            refuse = links.letters.refuse if self.place == "learner" else _pass_over  # each once, not by every role
-            commands = Commands(self.charter, self.plan.config.agent, self._teller(links.board), refuse)
-            asked = _Catching(self.asked or self._told_by(commands), links, self.beat)
-            order, ends_of = self.charter.here(), (links.channel, links.weights)
+        with open_kafka_links(self.manifest, self.plan, self.place, self.directory, self.heartbeat) as links:
+            copied = OfflineTolerantBoard(links.board) if self.asked is None else self.directory.store
+            board: Board = SplitBoard(links.board, copied)
+            refuse = (
+                links.letters.refuse if self.place == "learner" else _ignore_refused
+            )  # each once, not by every role
+            commands = CommandReceiver(
+                self.manifest, self.plan.config.agent, self._make_result_poster(links.board), refuse
+            )
+            asked = _CatchUpBeforeFinish(self.asked or self._requested_by(commands), links, self.heartbeat)
+            order, ends_of = self.manifest.launch_spec_now(), (links.channel, links.weights)
             roles = build_roles(
                 order,
                 self.plan,
@@ -204,33 +212,35 @@ class Stay:
                 self.directory,
                 ends_of,
                 asked,
-                self.beat,
+                self.heartbeat,
                 epoch=self.epoch,
                 board=self.over(board),
                 commands=commands.since if self.asked is None else self._copied,
             )
             self._prepare(roles, links, commands)
-            members = Members(roles, links.channel, links.board, self.plan.config.kafka.replan_s, time.monotonic)
+            members = RoundMembership(
+                roles, links.channel, links.board, self.plan.config.kafka.replan_s, time.monotonic
+            )
             into = self.directory.profile if self.plan.config.flow.profile else None
-            with sampled(roles, into, waiting=self.place) as turns.live:
+            with sample_roles(roles, into, waiting=self.place) as turns.live:
                 host = next(role for role in turns.live if role.name == self.place)  # its guests end with it
                 while not host.done and not turns.faults:
-                    self.beat()
+                    self.heartbeat()
                     if not turns.once():
-                        _show_life(roles)
+                        _send_due_reports(roles)
                         members.look()
                         links.rest(IDLE_S)
                 turns.close()
             return commands
 
-    def _told_by(self, commands: Commands) -> Callable[[str], int]:
+    def _requested_by(self, commands: CommandReceiver) -> Callable[[str], int]:
         return lambda kind: STOP if self.stopped() else commands.asked[kind]
 
-    def _prepare(self, roles: list[Role], links: Links, commands: Commands) -> None:
+    def _prepare(self, roles: list[Role], links: KafkaLinks, commands: CommandReceiver) -> None:
         for role in roles:
             if isinstance(role, Learner) and not self.plan.lockstep:
                 # Actors that have lived on know what an earlier learner published.
-                role.version = max(role.version, links.weights.earlier(POLICY) + 1)
+                role.version = max(role.version, links.weights.last_published_version(POLICY) + 1)
         if self.asked is None:
             links.follow(commands)
 
@@ -238,7 +248,7 @@ class Stay:
         """Commands as the supervisor has copied them."""
         return self.directory.store.read(COMMANDS, after)
 
-    def _teller(self, board: Board) -> Callable[[dict[str, Any]], object]:
+    def _make_result_poster(self, board: Board) -> Callable[[dict[str, Any]], object]:
         def tell(details: dict[str, Any]) -> None:
             event = EventReport(run=self.directory.id, kind="command", role=self.place, details=details)
             board.post(EVENTS, event.record())
@@ -246,21 +256,21 @@ class Stay:
         return tell
 
 
-def _pass_over(message: object, reason: str) -> None:
+def _ignore_refused(message: object, reason: str) -> None:
     """The learner parks it."""
 
 
-def _show_life(roles: list[Role]) -> None:
+def _send_due_reports(roles: list[Role]) -> None:
     for role in roles:
         if isinstance(role, Actor | Learner):
             role.report_if_silent(HEARTBEAT_S)
 
 
-class _Catching:
+class _CatchUpBeforeFinish:
     """What a role is asked; before it hears of the end, it has everything that was published until then."""
 
-    def __init__(self, asked: Callable[[str], int], links: Links, beat: Callable[[], object]) -> None:
-        self._asked, self._links, self._beat = asked, links, beat
+    def __init__(self, asked: Callable[[str], int], links: KafkaLinks, heartbeat: Callable[[], object]) -> None:
+        self._asked, self._links, self._beat = asked, links, heartbeat
         self._caught = False
 
     def __call__(self, kind: str) -> int:
@@ -268,16 +278,18 @@ class _Catching:
         if kind == "manager" and what == FINISH and not self._caught:
             self._caught = True
             until = time.monotonic() + self._links.connection.config.wait_s
-            while not self._links.feed.catch_up(DELIVER_S) and time.monotonic() < until:
+            while not self._links.partition_reader.catch_up(FLUSH_TIMEOUT_S) and time.monotonic() < until:
                 self._beat()
         return what
 
 
-def work(order: Order, run: RunDirectory, turns: Turns) -> None:
+def run_kafka_worker(order: WorkerSpec, run: RunDirectory, turns: RoleScheduler) -> None:
     """What a process does that the supervisor started."""
-    charter = msgspec.json.decode(order.plan, type=Charter)
+    charter = msgspec.json.decode(order.plan, type=RunManifest)
     plan = replace(charter.order.plan(), resume=order.resume)
-    prepare_torch(plan.config)
-    control = Control(Path(order.room) / "control")
+    configure_torch(plan.config)
+    control = ShmControl(Path(order.room) / "control")
     asked = lambda kind: STOP if control.dismissed(order.number) else control.get(kind)  # noqa: E731
-    Stay(charter, plan, order.place, order.epoch, run, lambda: control.beat(order.number), asked).live(turns)
+    KafkaWorkerSlot(charter, plan, order.place, order.epoch, run, lambda: control.heartbeat(order.number), asked).live(
+        turns
+    )

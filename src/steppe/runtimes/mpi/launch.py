@@ -21,16 +21,18 @@ from pathlib import Path
 
 from steppe.core.config.run import FlowConfig
 from steppe.core.contracts.errors import ConfigError, MissingExtra
-from steppe.core.system.process import in_mib, oom_kills
+from steppe.core.system.process import format_mib, oom_kills
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.handle import Fault, Handle
-from steppe.runtimes.launch_spec import Order, import_path
-from steppe.runtimes.mpi.rank import SHM, seats
+from steppe.runtimes.launch_spec import LaunchSpec, import_path
+from steppe.runtimes.mpi.rank import SHM_DIR, slots_by_rank
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.subprocess_driver.parent import Distant
+from steppe.runtimes.subprocess_driver.parent import SubprocessHandle
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # of MPICH and its relatives, PMIx, Open MPI
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes.mpi import root; root.main()"
+BOOTSTRAP_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes.mpi import root; root.main()"
+)
 STALE_S = 60.0  # files of MPI that nobody has mapped after so long were left by processes that were killed
 
 
@@ -69,10 +71,10 @@ def require(plan: Plan) -> None:
 
         root.require_size(plan)
     else:
-        mpiexec()
+        find_mpiexec()
 
 
-def mpiexec() -> str:
+def find_mpiexec() -> str:
     """The launcher that belongs to this Python, or the first on the path."""
     own = Path(sys.executable).with_name("mpiexec")
     found = str(own) if own.exists() else shutil.which("mpiexec")
@@ -84,15 +86,15 @@ def mpiexec() -> str:
 def launch(plan: Plan, directory: RunDirectory) -> Handle:
     """Let the ranks that are there, or those that mpiexec starts now, run the plan."""
     require(plan)
-    sweep()
+    remove_stale_shm_files()
     if under_mpiexec():
         from steppe.runtimes.mpi import root
 
-        return root.WorldHandle(Order.of(plan, directory, None), directory, root.world())
+        return root.MpiRootHandle(LaunchSpec.of(plan, directory, None), directory, root.comm_world())
     return MpiexecHandle(plan, directory)
 
 
-class MpiexecHandle(Distant):
+class MpiexecHandle(SubprocessHandle):
     """A world of ranks, seen from outside."""
 
     name, log = "mpiexec", "mpiexec.log"
@@ -101,7 +103,9 @@ class MpiexecHandle(Distant):
         self._dead: list[str] = []  # places whose rank is gone, first one first
         path = json.dumps(import_path())
         super().__init__(
-            plan, directory, [mpiexec(), "-n", str(len(seats(plan))), sys.executable, "-P", "-c", BOOT, path]
+            plan,
+            directory,
+            [find_mpiexec(), "-n", str(len(slots_by_rank(plan))), sys.executable, "-P", "-c", BOOTSTRAP_CODE, path],
         )
 
     @property
@@ -124,27 +128,27 @@ class MpiexecHandle(Distant):
         place = self._dead[0]
         size = self._sizes.get(place)
         if oom_kills() > self._oom_kills:
-            message = f"memory ran out; {place} had {in_mib(size)}: use fewer or smaller environments"
+            message = f"memory ran out; {place} had {format_mib(size)}: use fewer or smaller environments"
             return Fault(place, "out_of_memory", message, {"rss_bytes": size})
         message = (
-            f"the process of {place} was killed or crashed (it had {in_mib(size)}), and MPI ends with any of its "
+            f"the process of {place} was killed or crashed (it had {format_mib(size)}), and MPI ends with any of its "
             f"processes; its output is in logs/{place}.log"
         )
         return Fault(place, "role_died", message, {"rss_bytes": size})
 
-    def _bring_down(self) -> None:
-        super()._bring_down()
+    def _terminate(self) -> None:
+        super()._terminate()
         for rank in self._state["ranks"].values():
             if rank["host"] == socket.gethostname():
                 _remove(rank["files"])
 
 
-def sweep() -> None:
+def remove_stale_shm_files() -> None:
     """Remove what MPI left in shared memory when its processes were killed: files of ours that nobody has mapped."""
     old = time.time() - STALE_S
-    files = [file for file in SHM.glob("mpich_shm_*") if _is_own(file, old)]
+    files = [file for file in SHM_DIR.glob("mpich_shm_*") if _is_own(file, old)]
     if files:
-        mapped = "\n".join(_text(maps) for maps in Path("/proc").glob("[0-9]*/maps"))
+        mapped = "\n".join(_read_or_empty(maps) for maps in Path("/proc").glob("[0-9]*/maps"))
         _remove(str(file) for file in files if str(file) not in mapped)
 
 
@@ -156,7 +160,7 @@ def _is_own(file: Path, older_than_s: float) -> bool:
     return found.st_uid == os.getuid() and found.st_mtime < older_than_s
 
 
-def _text(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

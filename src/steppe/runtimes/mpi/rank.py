@@ -23,40 +23,40 @@ import numpy as np
 from steppe.core.config import references
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.contracts.transport import Role
-from steppe.records.profiling.sampler import sampled
+from steppe.records.profiling.sampler import sample_roles
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH
-from steppe.runtimes.handle import Fault, Turns
-from steppe.runtimes.launch_spec import KINDS, Order, build_roles, open_directory, tell_faults
+from steppe.runtimes.handle import Fault, RoleScheduler
+from steppe.runtimes.launch_spec import ROLE_KINDS, LaunchSpec, build_roles, open_directory, post_faults
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.processes.worker import FAULT_EXIT, end_unless_asked
-from steppe.transport.mpi.links import Comm, MpiChannel, MpiWeights, MpiWords, library
+from steppe.runtimes.processes.worker import FAULT_EXIT_CODE, exit_after_grace
+from steppe.transport.mpi.links import Comm, MpiChannel, MpiControl, MpiWeights, import_mpi
 
 if TYPE_CHECKING:
     from steppe.transport.mpi.tables import MpiTable
 
 BEGIN, END = "begin", "end"  # words besides those for kinds: build the roles; let go, everything is over
-ORDER = 1  # the tag of orders, in the world's own communicator; an empty one is farewell
-BEAT_S = 0.5
-LOOK_S = 0.001  # how often a role that is at work looks for messages
+LAUNCH_TAG = 1  # the tag of orders, in the world's own communicator; an empty one is farewell
+HEARTBEAT_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 0.001  # how often a role that is at work looks for messages
 SPIN_S = 0.00005
-LONGEST_S = {
+MAX_BACKOFF_S = {
     "learner": 0.001,
     "actor": 0.001,
     "worker": 0.001,
     "manager": 0.02,
 }  # between two looks of one that has nothing to do
-SHM = Path("/dev/shm")
+SHM_DIR = Path("/dev/shm")
 
 
-def seats(plan: Plan) -> list[str]:
+def slots_by_rank(plan: Plan) -> list[str]:
     """The place on each rank, the first rank's first."""
     places = list(plan.places())
     first = [place for place in ("learner", "manager") if place in places]
     return [*first, *(place for place in places if place not in first)]
 
 
-class Pause:
+class Backoff:
     """Waiting without burning a core: spin briefly, then sleep an eighth of the time waited so far, up to a limit."""
 
     def __init__(self, longest_s: float) -> None:
@@ -76,23 +76,23 @@ class Pause:
             time.sleep(min(self._longest_s, waited / 8))
 
 
-class Seat:
+class MpiWorkerSlot:
     """One rank's place in a run: its links to the others and, once they are built, its roles."""
 
-    def __init__(self, world: Comm, order: Order) -> None:
+    def __init__(self, world: Comm, order: LaunchSpec) -> None:
         """All ranks take theirs at the same time."""
         self.order, self.plan = order, order.plan()
-        places = seats(self.plan)
+        places = slots_by_rank(self.plan)
         self.place = places[world.Get_rank()]
         self.first = world.Get_rank() == 0
-        self.pause = Pause(LONGEST_S[self.place.partition("-")[0]])
+        self.pause = Backoff(MAX_BACKOFF_S[self.place.partition("-")[0]])
         self._others = range(1, world.Get_size())
         writers = [places.index(role.place) for role in self.plan.writers]
-        self.channel = MpiChannel(world, _link(self.plan), order.run, writers, self.plan.slots_per_actor)
+        self.channel = MpiChannel(world, _channel_spec(self.plan), order.run, writers, self.plan.slots_per_actor)
         self.weights = MpiWeights(world, self._others)
-        self.words = MpiWords(world, (*KINDS, BEGIN, END))
-        self.table = self._make_table(world, places) if self.plan.by_table else None
-        self.turns = Turns([])
+        self.words = MpiControl(world, (*ROLE_KINDS, BEGIN, END))
+        self.table = self._make_table(world, places) if self.plan.uses_table else None
+        self.turns = RoleScheduler([])
         self._stack = contextlib.ExitStack()
         self.run: RunDirectory | None = None
         self.over = False
@@ -114,7 +114,7 @@ class Seat:
         try:
             self.run = run()
             into = self.run.profile if self.plan.config.flow.profile else None
-            self.turns.live = self._stack.enter_context(sampled(self._roles(self.run), into, waiting=self.place))
+            self.turns.live = self._stack.enter_context(sample_roles(self._roles(self.run), into, waiting=self.place))
             self._host = next(role for role in self.turns.live if role.name == self.place)
         except Exception as error:  # noqa: BLE001 - whatever it is becomes the run's fault, with its traceback
             self.turns.faults.append(Fault.of(self.place, error))
@@ -122,7 +122,7 @@ class Seat:
 
     def turn(self) -> bool:
         """Look for messages and let every role of this place do one step; False when there was nothing to do."""
-        self.beat(always=True)
+        self.heartbeat(always=True)
         if self.over or self._host is None:
             return False
         busy = self.turns.once()
@@ -130,12 +130,12 @@ class Seat:
             self._end()
         return busy
 
-    def beat(self, *, always: bool = False) -> None:
+    def heartbeat(self, *, always: bool = False) -> None:
         """Say that this rank is alive, and look for messages; called often, so mostly it does nothing."""
         now = time.monotonic()
-        if now - self._looked_s >= LOOK_S or always:
+        if now - self._looked_s >= POLL_INTERVAL_S or always:
             self._looked_s = now
-            if now - self._beat_s >= BEAT_S and not self.first:
+            if now - self._beat_s >= HEARTBEAT_INTERVAL_S and not self.first:
                 self._beat_s = now
                 self.words.tell({})
             self.progress()
@@ -156,14 +156,14 @@ class Seat:
                 link.close()
 
     def _hold(self) -> list[int]:
-        if not self.first or all(self.words.get(kind) != FINISH for kind in KINDS):
+        if not self.first or all(self.words.get(kind) != FINISH for kind in ROLE_KINDS):
             return []
         return [rank for rank in self._others if not self.weights.delivered(rank)]
 
     def _roles(self, run: RunDirectory) -> list[Role]:
         links = (self.channel, self.weights)
         asked = self.words.get
-        return build_roles(self.order, self.plan, self.place, run, links, asked, self.beat, table=self.table)
+        return build_roles(self.order, self.plan, self.place, run, links, asked, self.heartbeat, table=self.table)
 
     def _end(self) -> None:
         """Close the roles, and put what went wrong into the event log."""
@@ -171,91 +171,91 @@ class Seat:
         self._stack.close()
         self.over = True
         if self.run is not None:
-            tell_faults(self.run, self.place, self.turns.faults)
+            post_faults(self.run, self.place, self.turns.faults)
 
 
-def _link(plan: Plan) -> SegmentSpec:
+def _channel_spec(plan: Plan) -> SegmentSpec:
     """What goes through the channel; only for gradients must there be an agent to say."""
     if not plan.config.by_gradients:
         return plan.segment
-    from steppe.runtimes.builder import link_spec
+    from steppe.runtimes.builder import channel_spec
 
-    return link_spec(plan)
+    return channel_spec(plan)
 
 
-def serve(world: Comm) -> NoReturn:
+def serve_rank(world: Comm) -> NoReturn:
     """Any rank but the first: carry out its orders, one after the other, until it says farewell."""
-    quiet_signals()
+    ignore_stop_signals()
     try:
-        while (order := _next_order(world)) is not None:
-            _carry_out(world, order)
+        while (order := _receive_launch_spec(world)) is not None:
+            _run_launch(world, order)
     except BaseException:  # noqa: BLE001 - told, and the whole world ends with it
         # Python would wait in MPI_Finalize for the others, and they for this rank.
         sys.excepthook(*sys.exc_info())
-        abort(world, FAULT_EXIT)
+        abort(world, FAULT_EXIT_CODE)
     sys.exit(0)
 
 
-def quiet_signals() -> None:
+def ignore_stop_signals() -> None:
     """Ctrl-C and SIGTERM reach every rank; the one that supervises decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, end_unless_asked)
+    signal.signal(signal.SIGTERM, exit_after_grace)
 
 
-def _next_order(world: Comm) -> Order | None:
-    mpi, status = library(), library().Status()
-    pause = Pause(LONGEST_S["manager"])
-    while (message := world.Improbe(0, ORDER, status)) is None:
+def _receive_launch_spec(world: Comm) -> LaunchSpec | None:
+    mpi, status = import_mpi(), import_mpi().Status()
+    pause = Backoff(MAX_BACKOFF_S["manager"])
+    while (message := world.Improbe(0, LAUNCH_TAG, status)) is None:
         pause.wait()
     data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
     message.Recv(data)
-    return msgspec.json.decode(data.tobytes(), type=Order) if len(data) else None
+    return msgspec.json.decode(data.tobytes(), type=LaunchSpec) if len(data) else None
 
 
-def _carry_out(world: Comm, order: Order) -> None:
-    references.adopt_main(order.script)
-    seat = Seat(world, order)
-    seat.words.tell(whereabouts())
-    _until(seat, lambda: bool(seat.words.get(BEGIN)))
+def _run_launch(world: Comm, order: LaunchSpec) -> None:
+    references.set_main_script(order.script)
+    seat = MpiWorkerSlot(world, order)
+    seat.words.tell(process_location())
+    _progress_until(seat, lambda: bool(seat.words.get(BEGIN)))
     seat.build(lambda: open_directory(order.directory, seat.place))
     while not seat.over:
         if seat.turn():
             seat.pause.over()
         else:
             seat.pause.wait()
-    _until(seat, lambda: seat.settled)
+    _progress_until(seat, lambda: seat.settled)
     seat.words.tell({"ended": True, "faults": [asdict(fault) for fault in seat.turns.faults]})
-    _until(seat, lambda: bool(seat.words.get(END)))
+    _progress_until(seat, lambda: bool(seat.words.get(END)))
     seat.close()
     if seat.run is not None:
         seat.run.store.close()
 
 
-def _until(seat: Seat, true: Callable[[], bool]) -> None:
+def _progress_until(seat: MpiWorkerSlot, true: Callable[[], bool]) -> None:
     while not true():
         seat.progress()
         seat.pause.wait()
 
 
-def whereabouts() -> dict[str, Any]:
+def process_location() -> dict[str, Any]:
     """Where this rank is, for whoever has to clear up after it."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "files": own_files()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "files": mapped_shm_files()}
 
 
-def own_files() -> list[str]:
+def mapped_shm_files() -> list[str]:
     """The files in shared memory that this process has mapped: MPI leaves them there when its processes are killed."""
     try:
         words = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:
         return []
-    return sorted({row[5] for row in words if len(row) == 6 and row[5].startswith(f"{SHM}/")})
+    return sorted({row[5] for row in words if len(row) == 6 and row[5].startswith(f"{SHM_DIR}/")})
 
 
 def abort(world: Comm, code: int) -> NoReturn:
     """End the whole world at once."""
     sys.stdout.flush()
     sys.stderr.flush()
-    for file in own_files():
+    for file in mapped_shm_files():
         Path(file).unlink(missing_ok=True)
     world.Abort(code)
     os._exit(code)

@@ -19,39 +19,39 @@ from steppe.core.contracts.errors import UsageError
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import STOP
 from steppe.runtimes.handle import Fault
-from steppe.runtimes.launch_spec import KINDS, Order
+from steppe.runtimes.launch_spec import ROLE_KINDS, LaunchSpec
 from steppe.runtimes.mpi.rank import (
     BEGIN,
     END,
-    ORDER,
-    Seat,
+    LAUNCH_TAG,
+    MpiWorkerSlot,
     abort,
-    quiet_signals,
-    seats,
-    serve,
-    whereabouts,
+    ignore_stop_signals,
+    process_location,
+    serve_rank,
+    slots_by_rank,
 )
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.processes.worker import FAULT_EXIT, WHERE_SIGNAL
-from steppe.runtimes.resume import prime
-from steppe.runtimes.subprocess_driver.child import Lines, answer, answers_only, relay
-from steppe.transport.mpi.links import Comm, library
+from steppe.runtimes.processes.worker import FAULT_EXIT_CODE, TRACEBACK_SIGNAL
+from steppe.runtimes.resume import prime_channel
+from steppe.runtimes.subprocess_driver.child import LineReader, relay_commands, reserve_stdout_for_replies, send_reply
+from steppe.transport.mpi.links import Comm, import_mpi
 
 START_S = 120.0  # how long a rank may take to its first sign of life: imports on a busy machine
-LOOK_S = 0.5  # between looks for hung ranks
-WHERE_S = 2.0  # how long a hung one has to write down where it hangs
+HANG_CHECK_INTERVAL_S = 0.5  # between looks for hung ranks
+TRACEBACK_TIMEOUT_S = 2.0  # how long a hung one has to write down where it hangs
 INTERRUPTED = 130  # the exit code of a run that was stopped and does not answer
 
 
-def world() -> Comm:
+def comm_world() -> Comm:
     """Everyone that mpiexec started."""
-    comm: Comm = library().COMM_WORLD
+    comm: Comm = import_mpi().COMM_WORLD
     return comm
 
 
 def require_size(plan: Plan) -> None:
     """Raise unless mpiexec started as many ranks as the plan has places."""
-    needed, size = len(seats(plan)), world().Get_size()
+    needed, size = len(slots_by_rank(plan)), comm_world().Get_size()
     if needed != size:
         num = plan.config.actors
         if plan.config.mode == "workers" and not plan.config.by_gradients:
@@ -67,24 +67,24 @@ def require_size(plan: Plan) -> None:
         )
 
 
-class WorldHandle:
+class MpiRootHandle:
     """A run over all ranks, as the first of them sees it. `advance` lets the learner work, here."""
 
-    def __init__(self, order: Order, directory: RunDirectory, comm: Comm) -> None:
+    def __init__(self, order: LaunchSpec, directory: RunDirectory, comm: Comm) -> None:
         self._comm, self._directory = comm, directory
         order = order.stamped()
         data = msgspec.json.encode(order)
         for rank in range(1, comm.Get_size()):
-            comm.Send(data, rank, ORDER)
-        self._seat = Seat(comm, order)
-        self._places = seats(self._seat.plan)
-        self.ranks: dict[str, dict[str, Any]] = {"learner": whereabouts()}
+            comm.Send(data, rank, LAUNCH_TAG)
+        self._seat = MpiWorkerSlot(comm, order)
+        self._places = slots_by_rank(self._seat.plan)
+        self.ranks: dict[str, dict[str, Any]] = {"learner": process_location()}
         self._ended: set[str] = set()
         self._faults: dict[str, Fault] = {}
         self._seen_s = dict.fromkeys(self._places[1:], time.monotonic() + START_S)
         self._looked_s = time.monotonic()
         self._closed = False
-        prime(self._seat.channel, self._seat.plan, directory)
+        prime_channel(self._seat.channel, self._seat.plan, directory)
         while not self._seat.channel.settled:
             self._seat.progress()
         self._seat.words.set(BEGIN, 1)
@@ -118,13 +118,13 @@ class WorldHandle:
         if self._closed:
             return
         self._closed = True
-        for kind in KINDS:
+        for kind in ROLE_KINDS:
             self.ask(kind, STOP)
         deadline = time.monotonic() + timeout_s
         while len(self._over()) < len(self._places) and time.monotonic() < deadline:
             self.advance(max(0.0, deadline - time.monotonic()))
-        if self._hung() or len(self._over()) < len(self._places):
-            _broken.append((self._comm, 1 if self.faults() else INTERRUPTED))
+        if self._hung_slots() or len(self._over()) < len(self._places):
+            _hung_worlds.append((self._comm, 1 if self.faults() else INTERRUPTED))
             return
         self._part()
 
@@ -145,9 +145,9 @@ class WorldHandle:
 
     def _over(self) -> set[str]:
         """The places that have come to their end."""
-        return self._ended | ({"learner"} if self._seat.over else set()) | set(self._hung())
+        return self._ended | ({"learner"} if self._seat.over else set()) | set(self._hung_slots())
 
-    def _hung(self) -> list[str]:
+    def _hung_slots(self) -> list[str]:
         return [place for place, fault in self._faults.items() if fault.reason == "hung"]
 
     def _hear(self) -> None:
@@ -165,7 +165,7 @@ class WorldHandle:
 
     def _look_for_hung(self) -> None:
         """Notes that came while the learner was at work count, so they are read first."""
-        if self._closed or time.monotonic() - self._looked_s < LOOK_S:
+        if self._closed or time.monotonic() - self._looked_s < HANG_CHECK_INTERVAL_S:
             return
         self._seat.progress()
         self._hear()
@@ -183,50 +183,55 @@ class WorldHandle:
         if known is None or known["host"] != self._seat.order.host or not log.exists():
             return ""
         start = log.stat().st_size
-        os.kill(known["pid"], WHERE_SIGNAL)
-        deadline, text = time.monotonic() + WHERE_S, ""
+        os.kill(known["pid"], TRACEBACK_SIGNAL)
+        deadline, text = time.monotonic() + TRACEBACK_TIMEOUT_S, ""
         while time.monotonic() < deadline and "most recent call first" not in text:
             time.sleep(0.05)
             text = log.read_bytes()[start:].decode(errors="replace")
         return text
 
 
-_farewells: list[Comm] = []  # to say, once
-_broken: list[tuple[Comm, int]] = []  # worlds with a rank that does not answer, and the exit code for that
+_worlds_to_release: list[Comm] = []  # to say, once
+_hung_worlds: list[tuple[Comm, int]] = []  # worlds with a rank that does not answer, and the exit code for that
 
 
-def farewell() -> None:
+def release_ranks() -> None:
     """Let the other ranks go; by force where one does not answer, as MPI would wait for it without end."""
-    if _broken:
-        abort(*_broken[0])
-    while _farewells:
-        comm = _farewells.pop()
+    if _hung_worlds:
+        abort(*_hung_worlds[0])
+    while _worlds_to_release:
+        comm = _worlds_to_release.pop()
         for rank in range(1, comm.Get_size()):
-            comm.Send(b"", rank, ORDER)
+            comm.Send(b"", rank, LAUNCH_TAG)
 
 
 def join() -> None:
     """Enter the world that mpiexec made. Only the first rank comes back; the others serve it until it ends."""
-    comm = world()
+    comm = comm_world()
     if comm.Get_rank():
-        serve(comm)
-    if not _farewells:
-        _farewells.append(comm)
-        atexit.register(farewell)
+        serve_rank(comm)
+    if not _worlds_to_release:
+        _worlds_to_release.append(comm)
+        atexit.register(release_ranks)
 
 
 def main() -> NoReturn:
     """What every rank runs where Steppe started mpiexec."""
-    answers = answers_only()
+    answers = reserve_stdout_for_replies()
     join()
-    quiet_signals()
+    ignore_stop_signals()
     try:
-        relay(Lines(0), answers, "learner.log", lambda order, directory: WorldHandle(order, directory, world()))
+        relay_commands(
+            LineReader(0),
+            answers,
+            "learner.log",
+            lambda order, directory: MpiRootHandle(order, directory, comm_world()),
+        )
     except EOFError:
-        abort(world(), FAULT_EXIT)  # the supervisor is gone: roles never live on alone
+        abort(comm_world(), FAULT_EXIT_CODE)  # the supervisor is gone: roles never live on alone
     except BaseException:  # noqa: BLE001 - told, and the whole world ends: Python would wait for the others in its exit
         sys.excepthook(*sys.exc_info())
-        abort(world(), FAULT_EXIT)
-    farewell()
-    answer(answers, {"farewell": True})
+        abort(comm_world(), FAULT_EXIT_CODE)
+    release_ranks()
+    send_reply(answers, {"farewell": True})
     sys.exit(0)

@@ -8,45 +8,45 @@ import time
 from contextlib import nullcontext
 
 from steppe.core.contracts.transport import COMMANDS
-from steppe.core.system.shared_dir import Bell
+from steppe.core.system.shared_dir import Wakeup
 from steppe.core.system.timing import RunClock
 from steppe.records.profiling.sampler import Sampler
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import STOP, Context
-from steppe.runtimes.builder import Parts, build_role
-from steppe.runtimes.handle import Fault, Turns, borrowed_torch
+from steppe.runtimes.builder import SuppliedComponents, build_role
+from steppe.runtimes.handle import Fault, RoleScheduler, temporary_torch_settings
 from steppe.runtimes.plan import Plan
 from steppe.runtimes.processes.supervisor import ProcessHandle
-from steppe.runtimes.processes.worker import IDLE_S, gradient_channel
+from steppe.runtimes.processes.worker import IDLE_S, create_gradient_channel
 
 LEARNER = "learner"
 
 
-def launch(plan: Plan, directory: RunDirectory, parts: Parts) -> HostedHandle:
+def launch(plan: Plan, directory: RunDirectory, parts: SuppliedComponents) -> InProcessLearnerHandle:
     """Start a process per place but the learner's, and build the learner here; it works during `advance`."""
-    return HostedHandle(plan, directory, parts)
+    return InProcessLearnerHandle(plan, directory, parts)
 
 
-class HostedHandle(ProcessHandle):
+class InProcessLearnerHandle(ProcessHandle):
     """A ProcessHandle whose learner takes its turns in `advance`."""
 
-    def __init__(self, plan: Plan, directory: RunDirectory, parts: Parts) -> None:
-        self._turns = Turns([])
+    def __init__(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents) -> None:
+        self._scheduler = RoleScheduler([])
         self._torch = plan.config.flow.threads, plan.config.agent
         self._sampler = Sampler(directory.profile) if plan.config.flow.profile else None
         super().__init__(plan, directory)
         try:
-            self._bell = Bell(self._room / f"bell-{LEARNER}")
-            self._links.append(self._bell)
-            with borrowed_torch(*self._torch):
+            self._wakeup = Wakeup(self._room / f"bell-{LEARNER}")
+            self._links.append(self._wakeup)
+            with temporary_torch_settings(*self._torch):
                 self._build(plan, directory, parts)
         except BaseException:
             self.close(timeout_s=1.0)
             raise
 
-    def _build(self, plan: Plan, directory: RunDirectory, parts: Parts) -> None:
+    def _build(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents) -> None:
         if plan.config.by_gradients:
-            self._channel = gradient_channel(plan, self._room, directory, parts.agent)
+            self._channel = create_gradient_channel(plan, self._room, directory, parts.agent)
             self._links.append(self._channel)
         spec = next(role for role in plan.roles if role.kind == LEARNER)
         context = Context(
@@ -58,32 +58,32 @@ class HostedHandle(ProcessHandle):
             lambda: self._control.get(LEARNER),
             RunClock(),
             trace_spans=plan.config.flow.trace_spans,
-            beat=lambda: self._control.beat(self._number(LEARNER)),
+            heartbeat=lambda: self._control.heartbeat(self._number(LEARNER)),
             commands=lambda after: directory.board.read(COMMANDS, after),
         )
         role = build_role(plan, spec, directory, context, parts)
-        self._turns.live = [role if self._sampler is None else self._sampler.watch(role)]
+        self._scheduler.live = [role if self._sampler is None else self._sampler.watch(role)]
 
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
-        with borrowed_torch(*self._torch), self._sampler or nullcontext():
-            while self._turns.live and time.monotonic() < until:
-                if not self._turns.once():
-                    self._bell.wait(IDLE_S[LEARNER])
+        with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
+            while self._scheduler.live and time.monotonic() < until:
+                if not self._scheduler.once():
+                    self._wakeup.wait(IDLE_S[LEARNER])
         super().advance(max(0.0, until - time.monotonic()))
 
     def ended(self, kind: str) -> bool:
-        return not self._turns.live if kind == LEARNER else super().ended(kind)
+        return not self._scheduler.live if kind == LEARNER else super().ended(kind)
 
     def faults(self) -> list[Fault]:
-        return self._turns.faults + super().faults()
+        return self._scheduler.faults + super().faults()
 
     def close(self, timeout_s: float) -> None:
         try:
             with contextlib.suppress(AttributeError):  # `_open` failed: there is nobody to ask
                 self.ask(LEARNER, STOP)
-            with borrowed_torch(*self._torch), self._sampler or nullcontext():
-                self._turns.close()
+            with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
+                self._scheduler.close()
             if self._sampler is not None:
                 self._sampler.write()
         finally:

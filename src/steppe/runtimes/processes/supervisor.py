@@ -28,28 +28,36 @@ from steppe.core.config import references
 from steppe.core.config.run import flatten
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import EVENTS
-from steppe.core.system.process import in_mib, oom_kills, rss_bytes
-from steppe.core.system.shared_dir import Bell, make_room, remove_room
+from steppe.core.system.process import format_mib, oom_kills, rss_bytes
+from steppe.core.system.shared_dir import Wakeup, make_shared_dir, remove_shared_dir
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
 from steppe.runtimes.handle import Fault
 from steppe.runtimes.plan import REPLAY, Plan
-from steppe.runtimes.processes.worker import STOP_SIGNALS, WHERE_SIGNAL, Order, Work, fault_file, live, table_in
-from steppe.runtimes.resume import prime
-from steppe.transport.shm import Control, ShmChannel, ShmWeights
+from steppe.runtimes.processes.worker import (
+    STOP_SIGNALS,
+    TRACEBACK_SIGNAL,
+    WorkerMain,
+    WorkerSpec,
+    fault_file,
+    open_shared_table,
+    run_worker,
+)
+from steppe.runtimes.resume import prime_channel
+from steppe.transport.shm import ShmChannel, ShmControl, ShmWeights
 
 WEIGHTS_BYTES = 64 << 20  # room to keep free for weights, whose size only the learner knows
 START_S = 120.0  # how long a process may take to its first heartbeat: imports on a busy machine
-WHERE_S = 2.0  # how long a hung process has to write down where it hangs
+TRACEBACK_TIMEOUT_S = 2.0  # how long a hung process has to write down where it hangs
 
 
-class Closing(Protocol):
+class Closeable(Protocol):
     """What a run holds on to until its processes have ended."""
 
     def close(self) -> None: ...
 
 
-def warm_up(*, torch: bool = True) -> None:
+def start_fork_server(*, torch: bool = True) -> None:
     """Start the fork server and its imports now, while the caller does something else; with torch, or only for tables."""
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
@@ -60,7 +68,7 @@ def warm_up(*, torch: bool = True) -> None:
     # and while it imports it has no handlers of its own yet.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        with _without_main(), _without_output(), _without_directory():
+        with _without_main(), _without_output(), _safe_import_path():
             ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -74,23 +82,23 @@ def launch(plan: Plan, directory: RunDirectory) -> ProcessHandle:
 class ProcessHandle:
     """The processes of a run, their shared memory, and what became of them."""
 
-    _work: Work | None = None  # what a process does whose roles are linked by something else
+    _work: WorkerMain | None = None  # what a process does whose roles are linked by something else
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
         self._plan, self._directory = plan, directory
-        self._room = make_room(directory.id, plan.channel_bytes + WEIGHTS_BYTES)
+        self._room = make_shared_dir(directory.id, plan.channel_bytes + WEIGHTS_BYTES)
         self._processes: dict[str, BaseProcess] = {}
         self._faults: dict[str, Fault] = {}
         self._epochs: Counter[str] = Counter()
-        self._returns: Counter[str] = Counter()  # of these, the ones that were asked for
+        self._excused_restarts: Counter[str] = Counter()  # of these, the ones that were asked for
         self._lost: set[str] = set()  # workers that the others go on without
         self._sizes: dict[str, int | None] = {}
         self._oom_kills = oom_kills()
         self._asked = RUN
         self._num_actors = plan.config.actors  # wanted now
-        self._bells: list[Bell] = []
+        self._wakeups: list[Wakeup] = []
         self._channel: ShmChannel | None = None  # gradients have one that the learner's place makes
-        self._links: list[Closing] = []
+        self._links: list[Closeable] = []
         try:
             self._open(plan)
             for place in self._places:
@@ -102,19 +110,19 @@ class ProcessHandle:
 
     def _open(self, plan: Plan) -> None:
         self._places = plan.places()
-        self._control = Control(self._room / "control", create=True, num_places=len(self._places))
+        self._control = ShmControl(self._room / "control", create=True, num_places=len(self._places))
         writers, slots = plan.num_writers, plan.slots_per_actor
         self.weights = ShmWeights(self._room, plan.readers)
         self._links = [self.weights]
-        self._bells = [Bell(self._room / f"bell-{role.name}") for role in plan.roles]
+        self._wakeups = [Wakeup(self._room / f"bell-{role.name}") for role in plan.roles]
         if not plan.config.by_gradients:
             self._channel = ShmChannel(self._room, plan.segment, self._directory.id, writers, slots, create=True)
             self._links.append(self._channel)
-            prime(self._channel, plan, self._directory)
-        warm_up(torch=not plan.config.agent.in_table)
+            prime_channel(self._channel, plan, self._directory)
+        start_fork_server(torch=not plan.config.agent.in_table)
 
     def _start(self, place: str) -> None:
-        order = Order(
+        order = WorkerSpec(
             plan=self._words(),
             resume=self._plan.resume,
             place=place,
@@ -124,7 +132,7 @@ class ProcessHandle:
             directory=str(self._directory.path.resolve()),
             surroundings=(dict(os.environ), references.main_script()),
         )
-        process = _context().Process(target=live, args=(order, self._work), name=f"steppe-{place}", daemon=True)
+        process = _context().Process(target=run_worker, args=(order, self._work), name=f"steppe-{place}", daemon=True)
         self._control.dismiss(order.number, dismissed=False)
         self._control.grace(order.number, START_S)
         with _without_main():
@@ -137,7 +145,7 @@ class ProcessHandle:
 
     def shared_values(self) -> np.ndarray | None:
         """The table that workers share, in shared memory; None where there is none."""
-        table = table_in(self._room, self._plan)
+        table = open_shared_table(self._room, self._plan)
         return table.values if table is not None and table.made else None
 
     @property
@@ -158,7 +166,7 @@ class ProcessHandle:
             multiprocessing.connection.wait([process.sentinel for process in alive.values()], timeout_s)
         self._tend()
 
-    def await_segment(self, timeout_s: float) -> None:
+    def wait_for_segment(self, timeout_s: float) -> None:
         self.channel.wait(timeout_s)
 
     def ended(self, kind: str) -> bool:
@@ -173,27 +181,27 @@ class ProcessHandle:
     def ask(self, kind: str, what: int) -> None:
         self._asked = max(self._asked, what if what >= FINISH else RUN)
         self._control.set(kind, what)
-        for bell in self._bells:
+        for bell in self._wakeups:
             bell.ring()
 
     @property
-    def num_seats(self) -> int:
+    def max_actors(self) -> int:
         return self._plan.num_writers if self._plan.config.mode == "async" else 0
 
     def scale(self, num_actors: int) -> None:
         self._num_actors = num_actors
-        self._fill_seats()
+        self._reconcile_actors()
 
-    def _fill_seats(self) -> None:
+    def _reconcile_actors(self) -> None:
         """Dismiss actors beyond the wanted number, and start those that are missing, as long as the run is not ending."""
-        for place in self._places if self._asked == RUN and self.num_seats else ():
+        for place in self._places if self._asked == RUN and self.max_actors else ():
             process = self._processes.get(place)
             if not self._wanted(place):
                 if process is not None and process.exitcode is None:
                     self._control.dismiss(self._number(place))
             elif process is None or (process.exitcode == 0 and place.startswith("actor-")):
                 self._epochs[place] += process is not None
-                self._returns[place] += process is not None
+                self._excused_restarts[place] += process is not None
                 self._start(place)
 
     def _wanted(self, place: str) -> bool:
@@ -214,11 +222,11 @@ class ProcessHandle:
                 if process.is_alive():
                     process.kill()
                     process.join()
-            while self._bells:
-                self._bells.pop().close()
+            while self._wakeups:
+                self._wakeups.pop().close()
             while self._links:
                 self._links.pop().close()
-            remove_room(self._room)
+            remove_shared_dir(self._room)
 
     def _tend(self) -> None:
         """Look after every process: find the hung, start the killed again, note what cannot be mended."""
@@ -229,21 +237,21 @@ class ProcessHandle:
             if not self._wanted(place):
                 continue  # it was dismissed
             fault = hung or self._explain(place, process)
-            if ((process.exitcode or 0) < 0 or self._passing(place, fault)) and self._may_start_again(place):
+            if ((process.exitcode or 0) < 0 or self._is_transient(place, fault)) and self._may_restart(place):
                 self._epochs[place] += 1
                 self._note("restart", place, {"message": fault.message, **fault.details, "epoch": self._epochs[place]})
                 self._start(place)
-            elif (process.exitcode or 0) < 0 and self._others_work(place):
+            elif (process.exitcode or 0) < 0 and self._others_can_continue(place):
                 self._let_go(place, fault)
             else:
                 self._faults[place] = fault
-        self._fill_seats()
+        self._reconcile_actors()
 
-    def _passing(self, place: str, fault: Fault) -> bool:
+    def _is_transient(self, place: str, fault: Fault) -> bool:
         """Whether a fault was not the process's own and will pass by itself."""
         return False
 
-    def _others_work(self, place: str) -> bool:
+    def _others_can_continue(self, place: str) -> bool:
         """Whether this is a worker that was killed, and others are left to do its share without waiting for it."""
         if self._plan.config.by_gradients and (self._plan.lockstep or self._plan.config.episodes is not None):
             return False  # a round, or its share of the episodes, waits for it
@@ -253,19 +261,19 @@ class ProcessHandle:
     def _let_go(self, place: str, fault: Fault) -> None:
         """Go on without a worker: what it had not merged is lost, and given out again."""
         self._lost.add(place)
-        table = table_in(self._room, self._plan)
+        table = open_shared_table(self._room, self._plan)
         if table is None:
             self._note("warning", place, {**fault.details, "message": f"{fault.message}; the others go on without it"})
             return
-        lost = table.forfeit(int(place.rpartition("-")[2]))
+        lost = table.reclaim(int(place.rpartition("-")[2]))
         message = f"{fault.message}; the others go on, and take the {lost:,} steps that it had not merged"
         self._note("warning", place, {**fault.details, "message": message, "lost_steps": lost})
 
-    def _may_start_again(self, place: str) -> bool:
+    def _may_restart(self, place: str) -> bool:
         """Neither the learner's place nor replay can be: what they knew is in checkpoints. A run that is ending starts nothing."""
         limit = self._plan.config.flow.max_restarts
         needed = not place.startswith(("learner", REPLAY)) and self._asked == RUN and self._wanted(place)
-        return needed and self._epochs[place] - self._returns[place] < limit
+        return needed and self._epochs[place] - self._excused_restarts[place] < limit
 
     def _end_if_hung(self, place: str, process: BaseProcess) -> Fault | None:
         """A process whose step takes too long says where it is, and is killed."""
@@ -281,8 +289,8 @@ class ProcessHandle:
     def _where(self, place: str, process: BaseProcess) -> str:
         log = self._directory.path / "logs" / f"{place}.log"
         start = log.stat().st_size if log.exists() else 0
-        os.kill(process.pid or 0, WHERE_SIGNAL)
-        deadline = time.monotonic() + WHERE_S
+        os.kill(process.pid or 0, TRACEBACK_SIGNAL)
+        deadline = time.monotonic() + TRACEBACK_TIMEOUT_S
         text = ""
         while time.monotonic() < deadline and "most recent call first" not in text:
             time.sleep(0.05)
@@ -296,12 +304,10 @@ class ProcessHandle:
         code, size = process.exitcode or 0, self._sizes.get(place)
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             self._oom_kills = oom_kills()
-            message = (
-                f"{place} was killed because memory ran out; it had {in_mib(size)}: use fewer or smaller environments"
-            )
+            message = f"{place} was killed because memory ran out; it had {format_mib(size)}: use fewer or smaller environments"
             return Fault(place, "out_of_memory", message, {"rss_bytes": size})
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        message = f"the process of {place} {how} (it had {in_mib(size)}); its output is in logs/{place}.log"
+        message = f"the process of {place} {how} (it had {format_mib(size)}); its output is in logs/{place}.log"
         return Fault(place, "role_died", message, {"rss_bytes": size})
 
     def _told(self, place: str) -> Fault | None:
@@ -341,7 +347,7 @@ def _without_output() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_directory() -> Iterator[None]:
+def _safe_import_path() -> Iterator[None]:
     """Keep files of the current directory (a random.py, a queue.py) from the fork server's imports."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)

@@ -28,17 +28,17 @@ from steppe.core.contracts.errors import DiskFull
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.transport import COMMANDS, EVENTS
-from steppe.core.io.atomic_files import is_full
-from steppe.core.system.shared_dir import Bell
+from steppe.core.io.atomic_files import is_disk_full
+from steppe.core.system.shared_dir import Wakeup
 from steppe.core.system.timing import RunClock
-from steppe.records.profiling.sampler import sampled
+from steppe.records.profiling.sampler import sample_roles
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, STOP, Context
-from steppe.runtimes.handle import Fault, Turns, prepare_torch
+from steppe.runtimes.handle import Fault, RoleScheduler, configure_torch
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.resume import prime
-from steppe.transport.shm import Control, ShmChannel, ShmWeights
-from steppe.transport.unix_socket import SocketDesk, SocketLine
+from steppe.runtimes.resume import prime_channel
+from steppe.transport.shm import ShmChannel, ShmControl, ShmWeights
+from steppe.transport.unix_socket import SocketRpcClient, SocketRpcServer
 
 if TYPE_CHECKING:
     from steppe.transport.tables.shared import ShmTable
@@ -50,16 +50,16 @@ IDLE_S = {
     "worker": 0.002,
     "replay": 0.0,
 }  # bells wake actors, questions replay; the rest go by time
-KEEPER_IDLE_S = 0.02  # of a learner's place that only watches workers
-LOOK_S = 0.005  # between looks for what another place makes
-FAULT_EXIT = 70
+TABULAR_LEARNER_IDLE_S = 0.02  # of a learner's place that only watches workers
+POLL_INTERVAL_S = 0.005  # between looks for what another place makes
+FAULT_EXIT_CODE = 70
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-WHERE_SIGNAL = signal.SIGUSR1  # asks for a traceback into the log: what a hung process is doing
+TRACEBACK_SIGNAL = signal.SIGUSR1  # asks for a traceback into the log: what a hung process is doing
 TERM_GRACE_S = 8.0  # for the supervisor, which heard the same signal, to end a process in good order
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkerSpec:
     """What a process is to be, as plain data."""
 
     plan: bytes  # JSON of the fitted configuration and the world's spec, from which the same plan is made again
@@ -72,67 +72,67 @@ class Order:
     surroundings: tuple[dict[str, str], references.Script | None]  # environment variables, user's script
 
 
-Work = Callable[[Order, RunDirectory, Turns], None]
+WorkerMain = Callable[[WorkerSpec, RunDirectory, RoleScheduler], None]
 
 
-def live(order: Order, work: Work | None = None) -> None:
+def run_worker(order: WorkerSpec, work: WorkerMain | None = None) -> None:
     """Never returns: exit code 0 when the roles are done, FAULT_EXIT with a fault in the event log when one failed.
 
     `work` is what the process does, unless its roles are linked by shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-    signal.signal(signal.SIGTERM, end_unless_asked)
+    signal.signal(signal.SIGTERM, exit_after_grace)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _settle(*order.surroundings)
+    _apply_environment(*order.surroundings)
     run = RunDirectory.open(Path(order.directory))
     redirect_output(run.path / "logs" / f"{order.place}.log")
-    turns = Turns([])
+    turns = RoleScheduler([])
     try:
-        (work or _work)(order, run, turns)
+        (work or _run_roles)(order, run, turns)
     except Exception as error:  # noqa: BLE001 - a role that cannot even be built is told like one that failed later
         turns.faults.append(Fault.of(order.place, error))
     with contextlib.suppress(DiskFull):  # what became of the process is also in its room
         for fault in reversed(turns.faults):
-            _tell(run, order, fault)
+            _report_fault(run, order, fault)
         run.board.flush()
         run.store.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(FAULT_EXIT if turns.faults else 0)  # nothing is left to do, and torch's threads need no farewell
+    os._exit(FAULT_EXIT_CODE if turns.faults else 0)  # nothing is left to do, and torch's threads need no farewell
 
 
-def _work(order: Order, run: RunDirectory, turns: Turns) -> None:
+def _run_roles(order: WorkerSpec, run: RunDirectory, turns: RoleScheduler) -> None:
     told = msgspec.json.decode(order.plan)
     plan = make_plan(unflatten(told["config"]), msgspec.convert(told["spec"], EnvSpec))
     plan = replace(plan, resume=order.resume)
-    prepare_torch(plan.config)
+    configure_torch(plan.config)
     room = Path(order.room)
-    control = Control(room / "control")
-    if not _awaited(plan, order, room, control):
+    control = ShmControl(room / "control")
+    if not _wait_for_channel(plan, order, room, control):
         return
     into = run.profile if plan.config.flow.profile else None
-    with sampled(_roles(plan, order, room, run, control), into, waiting=order.place) as turns.live:
+    with sample_roles(_build_roles(plan, order, room, run, control), into, waiting=order.place) as turns.live:
         host = next(role for role in turns.live if role.name == order.place)  # when it is done, its guests are too
-        bell = Bell(room / f"bell-{order.place}")
+        bell = Wakeup(room / f"bell-{order.place}")
         idle_s = IDLE_S[order.place.partition("-")[0]]
         if plan.config.mode == "workers" and not plan.config.by_gradients and order.place == "learner":
-            idle_s = KEEPER_IDLE_S
+            idle_s = TABULAR_LEARNER_IDLE_S
         while not host.done and not turns.faults:
-            control.beat(order.number)
+            control.heartbeat(order.number)
             if not turns.once():
                 bell.wait(idle_s)
         turns.close()
 
 
-def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Control) -> list[Any]:
+def _build_roles(plan: Plan, order: WorkerSpec, room: Path, run: RunDirectory, control: ShmControl) -> list[Any]:
     from steppe.runtimes.builder import build_role
 
-    channel = _channel(plan, order.place, room, run)
-    weights, clock, table = ShmWeights(room, plan.readers), RunClock(), table_in(room, plan)
-    desk = SocketDesk(desk_path(room, order.place)) if order.place in plan.replay else None
-    ending = _asker(control, "learner", order.number)
-    lines = [SocketLine(name, desk_path(room, name), lambda: ending() >= FINISH) for name in plan.replay]
+    channel = _open_channel(plan, order.place, room, run)
+    weights, clock, table = ShmWeights(room, plan.readers), RunClock(), open_shared_table(room, plan)
+    desk = SocketRpcServer(rpc_socket_path(room, order.place)) if order.place in plan.replay else None
+    ending = _bind_kind(control, "learner", order.number)
+    lines = [SocketRpcClient(name, rpc_socket_path(room, name), lambda: ending() >= FINISH) for name in plan.replay]
     roles = []
     for spec in plan.places()[order.place]:
         context = Context(
@@ -141,11 +141,11 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
             channel,
             weights,
             run.board,
-            _asker(control, spec.kind, order.number),
+            _bind_kind(control, spec.kind, order.number),
             clock,
             trace_spans=plan.config.flow.trace_spans,
             epoch=order.epoch,
-            beat=lambda: control.beat(order.number),
+            heartbeat=lambda: control.heartbeat(order.number),
             table=table,
             shelves=lines if spec.kind == "learner" else (),
             desk=desk,
@@ -155,70 +155,70 @@ def _roles(plan: Plan, order: Order, room: Path, run: RunDirectory, control: Con
     return roles
 
 
-def _channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChannel:
+def _open_channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChannel:
     """The supervisor makes it, but for gradients: how large those are only an agent can say, and the learner's place makes it."""
     if not plan.config.by_gradients:
         return ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
     if place == "learner":
-        return gradient_channel(plan, room, run)
-    from steppe.runtimes.builder import link_spec
+        return create_gradient_channel(plan, room, run)
+    from steppe.runtimes.builder import channel_spec
 
-    about = (room, link_spec(plan), run.id, plan.num_writers, plan.slots_per_actor)
+    about = (room, channel_spec(plan), run.id, plan.num_writers, plan.slots_per_actor)
     return ShmChannel(*about, writer="worker")
 
 
-def gradient_channel(plan: Plan, room: Path, run: RunDirectory, agent: Agent | None = None) -> ShmChannel:
+def create_gradient_channel(plan: Plan, shared_dir: Path, run: RunDirectory, agent: Agent | None = None) -> ShmChannel:
     """Make the channel for gradients, of an agent's size, and show it to the workers when it is complete."""
-    from steppe.runtimes.builder import link_spec
+    from steppe.runtimes.builder import channel_spec
 
-    about = (room, link_spec(plan, agent), run.id, plan.num_writers, plan.slots_per_actor)
+    about = (shared_dir, channel_spec(plan, agent), run.id, plan.num_writers, plan.slots_per_actor)
     channel = ShmChannel(*about, create=True, hidden=True, writer="worker")
-    prime(channel, plan, run)
+    prime_channel(channel, plan, run)
     channel.show()
     return channel
 
 
-def _awaited(plan: Plan, order: Order, room: Path, control: Control) -> bool:
+def _wait_for_channel(plan: Plan, order: WorkerSpec, room: Path, control: ShmControl) -> bool:
     """Wait for the channel where another place makes it; False when the run ends before that."""
     kind = order.place.partition("-")[0]
     if not plan.config.by_gradients or kind == "learner":
         return True
-    bell = Bell(room / f"bell-{order.place}")
+    bell = Wakeup(room / f"bell-{order.place}")
     while not (room / "channel").exists():
         if control.get(kind) >= FINISH:
             return False
-        control.beat(order.number)
-        bell.wait(LOOK_S)
+        control.heartbeat(order.number)
+        bell.wait(POLL_INTERVAL_S)
     bell.close()
     return True
 
 
-def desk_path(room: Path, place: str) -> Path:
+def rpc_socket_path(shared_dir: Path, worker_slot: str) -> Path:
     """Where a replay role is asked."""
-    return room / f"desk-{place}"
+    return shared_dir / f"desk-{worker_slot}"
 
 
-def table_in(room: Path, plan: Plan) -> ShmTable | None:
+def open_shared_table(shared_dir: Path, plan: Plan) -> ShmTable | None:
     """What workers learn together; nothing in other modes."""
     if plan.config.mode != "workers" or plan.config.by_gradients:
         return None
     from steppe.transport.tables.shared import ShmTable  # compiled parts, which only these runs need
 
-    return ShmTable(room)
+    return ShmTable(shared_dir)
 
 
-def _asker(control: Control, kind: str, place: int) -> Callable[[], int]:
+def _bind_kind(control: ShmControl, kind: str, place: int) -> Callable[[], int]:
     return lambda: STOP if control.dismissed(place) else control.get(kind)
 
 
-def _settle(environ: dict[str, str], script: references.Script | None) -> None:
+def _apply_environment(environ: dict[str, str], script: references.Script | None) -> None:
     """Take over what may have changed since the fork server started, besides what multiprocessing carries."""
     os.environ.clear()
     os.environ.update(environ)
-    references.adopt_main(script)
+    references.set_main_script(script)
 
 
-def end_unless_asked(number: int, frame: types.FrameType | None) -> None:
+def exit_after_grace(number: int, frame: types.FrameType | None) -> None:
     """On SIGTERM: mostly it went to the whole group, and the supervisor is about to ask for a good end."""
     signal.signal(number, signal.SIG_DFL)
     timer = threading.Timer(TERM_GRACE_S, os.kill, (os.getpid(), number))
@@ -226,7 +226,7 @@ def end_unless_asked(number: int, frame: types.FrameType | None) -> None:
     timer.start()
 
 
-def _tell(run: RunDirectory, order: Order, fault: Fault) -> None:
+def _report_fault(run: RunDirectory, order: WorkerSpec, fault: Fault) -> None:
     """To the supervisor through the room, where there is always place for it, and to everyone in the event log."""
     with contextlib.suppress(FileNotFoundError):  # the supervisor did not wait for this one
         fault_file(Path(order.room), order.place).write_bytes(msgspec.json.encode(asdict(fault)))
@@ -234,9 +234,9 @@ def _tell(run: RunDirectory, order: Order, fault: Fault) -> None:
     run.board.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
 
 
-def fault_file(room: Path, place: str) -> Path:
+def fault_file(shared_dir: Path, worker_slot: str) -> Path:
     """Where a process says why it ended early."""
-    return room / f"fault-{place}"
+    return shared_dir / f"fault-{worker_slot}"
 
 
 def redirect_output(path: Path) -> None:
@@ -247,20 +247,21 @@ def redirect_output(path: Path) -> None:
     os.dup2(handle, 2)
     os.close(handle)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(_Log(n, "w", closefd=False)), line_buffering=True) for n in (1, 2)
+        io.TextIOWrapper(io.BufferedWriter(_TolerantLogFile(n, "w", closefd=False)), line_buffering=True)
+        for n in (1, 2)
     )
     faulthandler.enable()  # a crash in native code leaves its traceback in the log
-    faulthandler.register(WHERE_SIGNAL)
+    faulthandler.register(TRACEBACK_SIGNAL)
 
 
-class _Log(io.FileIO):
+class _TolerantLogFile(io.FileIO):
     """Output that goes nowhere while the disk is full: no environment is to fail because it prints."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data) or 0
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
             return len(data)
 
@@ -270,4 +271,4 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(FAULT_EXIT)
+        os._exit(FAULT_EXIT_CODE)

@@ -19,32 +19,32 @@ import msgspec
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import EVENTS
-from steppe.core.system.process import in_mib, oom_kills
+from steppe.core.system.process import format_mib, oom_kills
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import FINISH, RUN, STOP
 from steppe.runtimes.handle import Fault
-from steppe.runtimes.launch_spec import KINDS, Order, import_path
+from steppe.runtimes.launch_spec import ROLE_KINDS, LaunchSpec, import_path
 from steppe.runtimes.plan import REPLAY, WRITERS
-from steppe.runtimes.processes.worker import FAULT_EXIT
-from steppe.runtimes.ray.actor import START_S, Ticket
-from steppe.runtimes.ray.placement import Cluster
-from steppe.runtimes.resume import prime
-from steppe.runtimes.subprocess_driver.child import Lines, answer, answers_only, relay
+from steppe.runtimes.processes.worker import FAULT_EXIT_CODE
+from steppe.runtimes.ray.actor import START_S, SlotAssignment
+from steppe.runtimes.ray.placement import RayCluster
+from steppe.runtimes.resume import prime_channel
+from steppe.runtimes.subprocess_driver.child import LineReader, relay_commands, reserve_stdout_for_replies, send_reply
 from steppe.transport.local import LocalChannel
-from steppe.transport.ray.links import Last, library
+from steppe.transport.ray.links import LastSegment, import_ray
 
-LOOK_S = 1.0  # between looks at who is alive
-WHERE_S = 2.0  # how long a hung one has to say where it hangs
+HEALTH_CHECK_INTERVAL_S = 1.0  # between looks at who is alive
+TRACEBACK_TIMEOUT_S = 2.0  # how long a hung one has to say where it hangs
 ATTACH_S = 30.0  # how long the learner has to take note of a new actor
-_runs = 0  # of this driver so far
+_run_count = 0  # of this driver so far
 
 
-class _Chair:
+class _SlotHandle:
     """A seat in use, and what is known of it."""
 
     def __init__(self, seat: Any, now: float) -> None:
         self.seat, self.since_s = seat, now
-        self.hello = seat.hello.remote()
+        self.process_location = seat.process_location.remote()
         self.about: dict[str, Any] | None = None  # what it answered
         self.life: Any = None  # the reference to how `live` ended
         self.pulse: Any = None  # and to its last sign of life
@@ -52,21 +52,21 @@ class _Chair:
         self.size: int | None = None
 
 
-class WorldHandle:
+class RayDriverHandle:
     """A run on a cluster, as the driver sees it."""
 
-    def __init__(self, order: Order, directory: RunDirectory, cluster: Cluster, *, keep: bool = False) -> None:
+    def __init__(self, order: LaunchSpec, directory: RunDirectory, cluster: RayCluster, *, keep: bool = False) -> None:
         """`keep` leaves the cluster, and the seats that are well at the end, to the caller."""
-        global _runs
-        _runs += 1
-        self._ray, self._cluster, self._keep, self._number = library(), cluster, keep, _runs
+        global _run_count
+        _run_count += 1
+        self._ray, self._cluster, self._keep, self._number = import_ray(), cluster, keep, _run_count
         self._order, self._directory = order.stamped(), directory
         self._plan = order.plan()
-        self._chairs: dict[str, _Chair] = {}
+        self._slots: dict[str, _SlotHandle] = {}
         self._ended: set[str] = set()
         self._faults: dict[str, Fault] = {}
         self._epochs: Counter[str] = Counter()
-        self._asked = dict.fromkeys(KINDS, RUN)
+        self._asked = dict.fromkeys(ROLE_KINDS, RUN)
         self._oom_kills = oom_kills()
         self._processes = cluster.processes()
         self._looked_s = time.monotonic()
@@ -77,49 +77,49 @@ class WorldHandle:
             self._faults["ray"] = Fault("ray", "usage", str(error))
 
     def _begin(self) -> None:
-        self._cluster.require_room(self._plan)
-        last = self._primed()
+        self._cluster.require_resources(self._plan)
+        last = self._resume_points()
         for place in self._plan.places():
             self._sit(place)
-        learner = self._chairs["learner"].seat
-        others = {place: chair.seat for place, chair in self._chairs.items() if place != "learner"}
-        for place, chair in self._chairs.items():
-            self._live(place, last, others if chair.seat is learner else self._keeper(place))
+        learner = self._slots["learner"].seat
+        others = {place: chair.seat for place, chair in self._slots.items() if place != "learner"}
+        for place, chair in self._slots.items():
+            self._live(place, last, others if chair.seat is learner else self._table_peers(place))
 
-    def _primed(self) -> dict[int, Last]:
+    def _resume_points(self) -> dict[int, LastSegment]:
         """Where each actor goes on from, in a run that is resumed."""
         known = LocalChannel(self._plan.segment, self._plan.config.actors, 0)
-        prime(known, self._plan, self._directory)
+        prime_channel(known, self._plan, self._directory)
         found = {actor: known.recall(actor) for actor in range(self._plan.config.actors)}
         return {actor: last for actor, last in found.items() if last is not None}
 
     def _sit(self, place: str) -> None:
         taken = Counter(
-            chair.about["node"] for name, chair in self._chairs.items() if chair.about and name.startswith(WRITERS)
+            chair.about["node"] for name, chair in self._slots.items() if chair.about and name.startswith(WRITERS)
         )
         limited = self._plan.config.ray.actors_per_node is not None and place.startswith(WRITERS)
-        self._chairs[place] = chair = _Chair(self._cluster.seat(self._plan, place, taken), time.monotonic())
+        self._slots[place] = chair = _SlotHandle(self._cluster.seat(self._plan, place, taken), time.monotonic())
         if limited:  # the next one's node depends on this one's
-            chair.about = self._ray.get(chair.hello, timeout=START_S)
+            chair.about = self._ray.get(chair.process_location, timeout=START_S)
 
-    def _keeper(self, place: str) -> dict[str, Any]:
+    def _table_peers(self, place: str) -> dict[str, Any]:
         """Whom a worker that shares a table calls."""
-        calls = self._plan.by_table and place.startswith(WRITERS)
-        return {"learner": self._chairs["learner"].seat} if calls else {}
+        calls = self._plan.uses_table and place.startswith(WRITERS)
+        return {"learner": self._slots["learner"].seat} if calls else {}
 
-    def _live(self, place: str, last: dict[int, Last], peers: dict[str, Any]) -> None:
+    def _live(self, place: str, last: dict[int, LastSegment], peers: dict[str, Any]) -> None:
         order = self._order
-        ticket = Ticket(self._number, place, self._epochs[place], order, tuple(import_path()), os.getcwd())
+        ticket = SlotAssignment(self._number, place, self._epochs[place], order, tuple(import_path()), os.getcwd())
         own = {
             actor: known
             for actor, known in last.items()
             if place in ("learner", *(f"{kind}-{actor}" for kind in WRITERS))
         }
-        chair = self._chairs[place]
+        chair = self._slots[place]
         chair.life = chair.seat.live.remote(msgspec.json.encode(ticket), own, peers)
 
     def advance(self, timeout_s: float) -> None:
-        under_way = [chair.life for place, chair in self._chairs.items() if self._is_on(place)]
+        under_way = [chair.life for place, chair in self._slots.items() if self._is_running(place)]
         if under_way:
             self._ray.wait(under_way, num_returns=1, timeout=timeout_s)
         else:
@@ -135,7 +135,7 @@ class WorldHandle:
 
     def ask(self, kind: str, what: int) -> None:
         self._asked[kind] = what
-        for chair in self._chairs.values():
+        for chair in self._slots.values():
             chair.seat.ask.remote(self._number, kind, what)
 
     def close(self, timeout_s: float) -> None:
@@ -144,16 +144,19 @@ class WorldHandle:
         self._closed = True
         deadline = time.monotonic() + timeout_s
         try:
-            for kinds in ([kind for kind in KINDS if kind != REPLAY], [REPLAY]):  # the learner's last words need replay
+            for kinds in (
+                [kind for kind in ROLE_KINDS if kind != REPLAY],
+                [REPLAY],
+            ):  # the learner's last words need replay
                 for kind in kinds:
                     self.ask(kind, STOP)
-                mine = {place for place in self._chairs if place.startswith(tuple(kinds))}
+                mine = {place for place in self._slots if place.startswith(tuple(kinds))}
                 while not mine <= self._over() and (left_s := deadline - time.monotonic()) > 0:
-                    self.advance(min(left_s, LOOK_S))
+                    self.advance(min(left_s, HEALTH_CHECK_INTERVAL_S))
         finally:
-            for place, chair in self._chairs.items():
+            for place, chair in self._slots.items():
                 if self._keep and place in self._ended:
-                    self._cluster.give_back(self._plan, place, chair.seat)
+                    self._cluster.release_actor(self._plan, place, chair.seat)
                 else:
                     self._ray.kill(chair.seat)
             if not self._keep:
@@ -162,15 +165,15 @@ class WorldHandle:
     def state(self) -> dict[str, Any]:
         """What has become of the roles, as plain data."""
         faults = [asdict(fault) for fault in self.faults()]
-        ranks = {place: chair.about for place, chair in self._chairs.items() if chair.about}
+        ranks = {place: chair.about for place, chair in self._slots.items() if chair.about}
         return {"ended": sorted(self._over()), "faults": faults, "ranks": ranks | self._processes}
 
     def _over(self) -> set[str]:
         """The places that have come to their end, one way or the other."""
-        return self._ended | (set(self._faults) & set(self._chairs))
+        return self._ended | (set(self._faults) & set(self._slots))
 
-    def _is_on(self, place: str) -> bool:
-        return place not in self._over() and self._chairs[place].life is not None
+    def _is_running(self, place: str) -> bool:
+        return place not in self._over() and self._slots[place].life is not None
 
     def _tend(self) -> None:
         """Look after every seat: find the hung, start the killed again, note what cannot be mended."""
@@ -178,17 +181,17 @@ class WorldHandle:
             message = f"the {part} of the run's own Ray cluster was killed or crashed; its output is in logs/ray.log"
             self._faults.setdefault("ray", Fault("ray", "role_died", message))
             return
-        lives = {chair.life: place for place, chair in self._chairs.items() if self._is_on(place)}
+        lives = {chair.life: place for place, chair in self._slots.items() if self._is_running(place)}
         if not lives:
             return
         done, _ = self._ray.wait(list(lives), num_returns=len(lives), timeout=0)
         for life in done:
             self._hear(lives[life], life)
-        if time.monotonic() - self._looked_s > LOOK_S:
+        if time.monotonic() - self._looked_s > HEALTH_CHECK_INTERVAL_S:
             self._looked_s = time.monotonic()
             self._processes = self._cluster.processes()
-            for place in [place for place in self._chairs if self._is_on(place)]:
-                self._look_at(place, self._chairs[place])
+            for place in [place for place in self._slots if self._is_running(place)]:
+                self._look_at(place, self._slots[place])
 
     def _hear(self, place: str, life: Any) -> None:
         try:
@@ -198,16 +201,16 @@ class WorldHandle:
                 message = f"{place} could not be started on Ray; is the same Steppe installed on every node?"
                 self._faults[place] = Fault(place, "error", message, {"traceback": str(error)})
             else:
-                self._mend(place, self._explain(place, error))
+                self._restart_or_fail(place, self._explain(place, error))
         else:
             self._ended.add(place)
             for fault in told:
                 self._faults.setdefault(place, fault)
 
-    def _mend(self, place: str, fault: Fault) -> None:
+    def _restart_or_fail(self, place: str, fault: Fault) -> None:
         """Take another seat for a place, unless that would not help or the run is ending; what the learner and replay knew is
         in checkpoints."""
-        self._ray.kill(self._chairs[place].seat)  # it may only have been out of reach
+        self._ray.kill(self._slots[place].seat)  # it may only have been out of reach
         limit = self._plan.config.flow.max_restarts
         ending = max(self._asked.values()) >= FINISH
         if place == "learner" or place in self._plan.replay or ending or self._closed or self._epochs[place] >= limit:
@@ -218,26 +221,26 @@ class WorldHandle:
         event = EventReport(run=self._directory.id, kind="restart", role=place, details=details)
         self._directory.board.post(EVENTS, event.record())
         try:
-            self._sit_again(place)
+            self._restart_slot(place)
         except (UsageError, self._ray.exceptions.RayError) as error:
             self._faults[place] = Fault(place, fault.reason, f"{fault.message}; {error}", fault.details)
 
-    def _sit_again(self, place: str) -> None:
-        del self._chairs[place]
+    def _restart_slot(self, place: str) -> None:
+        del self._slots[place]
         self._sit(place)
-        seat, learner = self._chairs[place].seat, self._chairs["learner"].seat
+        seat, learner = self._slots[place].seat, self._slots["learner"].seat
         last = self._ray.get(learner.attach.remote(self._number, place, seat), timeout=ATTACH_S)
-        self._live(place, {} if last is None else {int(place.partition("-")[2]): last}, self._keeper(place))
+        self._live(place, {} if last is None else {int(place.partition("-")[2]): last}, self._table_peers(place))
         for kind, what in self._asked.items():
             if what != RUN:
                 seat.ask.remote(self._number, kind, what)
 
-    def _look_at(self, place: str, chair: _Chair) -> None:
+    def _look_at(self, place: str, chair: _SlotHandle) -> None:
         """Whether a seat has come to be, and shows life."""
         now = time.monotonic()
         if chair.about is None:
-            if self._is_here(chair.hello):
-                chair.about = self._got(chair.hello)
+            if self._is_ready(chair.process_location):
+                chair.about = self._get_or_none(chair.process_location)
             elif now - chair.since_s > START_S:
                 free = self._ray.available_resources().get("CPU", 0.0)
                 message = f"Ray found no room for {place} within {START_S:g} s; {free:g} of its CPUs are free"
@@ -245,27 +248,27 @@ class WorldHandle:
             return
         silence_s = 0.0
         if chair.pulse is not None:
-            if self._is_here(chair.pulse):
-                silence_s, chair.size = self._got(chair.pulse) or (0.0, chair.size)
+            if self._is_ready(chair.pulse):
+                silence_s, chair.size = self._get_or_none(chair.pulse) or (0.0, chair.size)
                 chair.pulse = None
             else:
                 silence_s = now - chair.asked_s
         if chair.pulse is None:
             chair.pulse, chair.asked_s = chair.seat.pulse.remote(self._number), now
         if place != "learner" and silence_s > self._plan.config.flow.hang_s:
-            self._end_hung(place, chair)
+            self._kill_hung(place, chair)
 
-    def _end_hung(self, place: str, chair: _Chair) -> None:
+    def _kill_hung(self, place: str, chair: _SlotHandle) -> None:
         where = chair.seat.where.remote()
-        found, _ = self._ray.wait([where], timeout=WHERE_S)
-        text = self._got(where) if found else ""
+        found, _ = self._ray.wait([where], timeout=TRACEBACK_TIMEOUT_S)
+        text = self._get_or_none(where) if found else ""
         message = f"{place} took longer than flow.hang_s={self._plan.config.flow.hang_s:g} for one step"
-        self._mend(place, Fault(place, "hung", message, {"traceback": text or ""}))
+        self._restart_or_fail(place, Fault(place, "hung", message, {"traceback": text or ""}))
 
-    def _is_here(self, reference: Any) -> bool:
+    def _is_ready(self, reference: Any) -> bool:
         return bool(self._ray.wait([reference], timeout=0)[0])
 
-    def _got(self, reference: Any) -> Any:
+    def _get_or_none(self, reference: Any) -> Any:
         """An answer; None from a seat that died meanwhile, of which `live` will tell."""
         try:
             return self._ray.get(reference)
@@ -273,30 +276,30 @@ class WorldHandle:
             return None
 
     def _explain(self, place: str, error: Exception) -> Fault:
-        chair = self._chairs[place]
+        chair = self._slots[place]
         details = {"rss_bytes": chair.size, "ray": str(error)}
         if "running low on memory" in str(error) or oom_kills() > self._oom_kills:
             self._oom_kills = oom_kills()
-            message = f"{place} was killed because memory ran out; it had {in_mib(chair.size)}: use fewer or smaller environments"
+            message = f"{place} was killed because memory ran out; it had {format_mib(chair.size)}: use fewer or smaller environments"
             return Fault(place, "out_of_memory", message, details)
-        about = chair.about or self._got(chair.hello) or {}
+        about = chair.about or self._get_or_none(chair.process_location) or {}
         if about and about["node"] not in self._cluster.nodes():
             return Fault(place, "role_died", f"the node of {place} ({about['host']}) is gone", details)
-        message = f"the process of {place} was killed or crashed (it had {in_mib(chair.size)}); its output is in logs/{place}.log"
+        message = f"the process of {place} was killed or crashed (it had {format_mib(chair.size)}); its output is in logs/{place}.log"
         return Fault(place, "role_died", message, details)
 
 
 def main() -> NoReturn:
     """The driver of one run, on behalf of the supervisor at the other end of standard input and output."""
-    answers, scratch = answers_only(), sys.argv[2]
+    answers, scratch = reserve_stdout_for_replies(), sys.argv[2]
     try:
-        relay(Lines(0), answers, "ray.log", lambda order, directory: _launched(order, directory, scratch))
+        relay_commands(LineReader(0), answers, "ray.log", lambda order, directory: _launch(order, directory, scratch))
     except EOFError:  # the supervisor is gone: roles never live on alone
-        library().shutdown()
-        os._exit(FAULT_EXIT)
-    answer(answers, {"farewell": True})
+        import_ray().shutdown()
+        os._exit(FAULT_EXIT_CODE)
+    send_reply(answers, {"farewell": True})
     sys.exit(0)
 
 
-def _launched(order: Order, directory: RunDirectory, scratch: str) -> WorldHandle:
-    return WorldHandle(order, directory, Cluster(order.plan(), scratch))
+def _launch(order: LaunchSpec, directory: RunDirectory, scratch: str) -> RayDriverHandle:
+    return RayDriverHandle(order, directory, RayCluster(order.plan(), scratch))

@@ -15,15 +15,17 @@ import sys
 from pathlib import Path
 
 from steppe.core.contracts.errors import ConfigError, MissingExtra, UsageError
-from steppe.core.system.shared_dir import make_room, remove_room
+from steppe.core.system.shared_dir import make_shared_dir, remove_shared_dir
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.handle import Fault, Handle
-from steppe.runtimes.launch_spec import Order, import_path
+from steppe.runtimes.launch_spec import LaunchSpec, import_path
 from steppe.runtimes.plan import Plan
-from steppe.runtimes.subprocess_driver.parent import Distant
+from steppe.runtimes.subprocess_driver.parent import SubprocessHandle
 
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes.ray import driver; driver.main()"
-REACH_S = 5.0
+BOOTSTRAP_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes.ray import driver; driver.main()"
+)
+CONNECT_TIMEOUT_S = 5.0
 
 
 def require(plan: Plan) -> None:
@@ -31,9 +33,9 @@ def require(plan: Plan) -> None:
     if importlib.util.find_spec("ray") is None:
         raise MissingExtra("runtime 'ray'", "ray")
     config = plan.config
-    if in_program() and config.ray.address is not None:
+    if is_ray_driver() and config.ray.address is not None:
         raise ConfigError("this program has called ray.init, and the run goes there: leave ray.address out")
-    if (in_program() or config.ray.address is not None) and config.ray.object_store_mb is not None:
+    if (is_ray_driver() or config.ray.address is not None) and config.ray.object_store_mb is not None:
         raise ConfigError(
             "ray.object_store_mb is for a cluster of the run's own: leave it out, or leave ray.address out"
         )
@@ -42,7 +44,7 @@ def require(plan: Plan) -> None:
     if config.ray.address not in (None, "auto"):
         host, _, port = (config.ray.address or "").rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         except OSError as error:
             raise UsageError(
                 f"there is no Ray cluster at {config.ray.address} ({error.strerror or error}): start one with "
@@ -50,7 +52,7 @@ def require(plan: Plan) -> None:
             ) from None
 
 
-def in_program() -> bool:
+def is_ray_driver() -> bool:
     """Whether this process is the driver of a Ray cluster already."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
@@ -58,36 +60,36 @@ def in_program() -> bool:
 def launch(plan: Plan, directory: RunDirectory) -> Handle:
     """Take seats on the cluster and let the roles begin."""
     require(plan)
-    if in_program():
+    if is_ray_driver():
         from steppe.core.config import references
-        from steppe.runtimes.ray.driver import WorldHandle
-        from steppe.runtimes.ray.placement import Cluster
+        from steppe.runtimes.ray.driver import RayDriverHandle
+        from steppe.runtimes.ray.placement import RayCluster
 
-        return WorldHandle(Order.of(plan, directory, references.main_script()), directory, Cluster(plan))
+        return RayDriverHandle(LaunchSpec.of(plan, directory, references.main_script()), directory, RayCluster(plan))
     return RayHandle(plan, directory)
 
 
-class RayHandle(Distant):
+class RayHandle(SubprocessHandle):
     """A run on a Ray cluster, seen from outside."""
 
     name, log = "the Ray driver", "ray.log"
     reap_s = 8.0  # a cluster takes longer to bring down than a process
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
-        self._room = make_room("ray", 1, base=Path("/tmp"))  # a short name: Ray has sockets in it
+        self._room = make_shared_dir("ray", 1, base=Path("/tmp"))  # a short name: Ray has sockets in it
         path = json.dumps(import_path())
         try:
-            super().__init__(plan, directory, [sys.executable, "-P", "-c", BOOT, path, str(self._room)])
+            super().__init__(plan, directory, [sys.executable, "-P", "-c", BOOTSTRAP_CODE, path, str(self._room)])
         except BaseException:
-            remove_room(self._room)
+            remove_shared_dir(self._room)
             raise
 
-    def _bring_down(self) -> None:
+    def _terminate(self) -> None:
         try:
-            super()._bring_down()
+            super()._terminate()
         finally:
             self._keep_logs()
-            remove_room(self._room)
+            remove_shared_dir(self._room)
 
     def _explain(self) -> Fault:
         fault = super()._explain()

@@ -15,12 +15,12 @@ from typing import Any
 from steppe.core.config.run import RayConfig, RunConfig
 from steppe.core.contracts.errors import UsageError
 from steppe.runtimes.plan import WRITERS, Plan
-from steppe.runtimes.ray.actor import Seat
-from steppe.transport.ray.links import library
+from steppe.runtimes.ray.actor import RayWorkerActor
+from steppe.transport.ray.links import import_ray
 
-CALLS = 8  # threads of a seat besides those that wait for segments
+EXTRA_CALL_THREADS = 8  # threads of a seat besides those that wait for segments
 STORE_BYTES = 256 << 20  # of an object store besides four times the segments under way: for weights
-SYSTEM = {
+RAY_SYSTEM_CONFIG = {
     "prestart_worker_first_driver": False,  # nobody here runs tasks: each such worker would import Ray for nothing
     "gcs_rpc_server_reconnect_timeout_s": 5,  # a head that is gone does not come back
     "worker_niceness": 0,  # Ray's 15 would let everything else on the machine go before the run
@@ -28,20 +28,20 @@ SYSTEM = {
     "enable_metrics_collection": False,  # nobody looks
     "task_events_report_interval_ms": 0,
 }
-HEADS = ("gcs_server", "raylet")
+HEAD_PROCESSES = ("gcs_server", "raylet")
 
 
-class Cluster:
+class RayCluster:
     """The cluster this process is connected to. Seats that are given back keep what they have imported for the next run."""
 
     def __init__(self, plan: Plan, scratch: str | None = None) -> None:
-        self._ray = library()
-        self._idle: dict[str, tuple[Any, Any]] = {}  # place → what it was made with, and the seat
+        self._ray = import_ray()
+        self._idle_actors: dict[str, tuple[Any, Any]] = {}  # place → what it was made with, and the seat
         self._joined = not self._ray.is_initialized()
         if self._joined:
             self._connect(plan, scratch)
         self._here = self._ray.get_runtime_context().get_node_id()
-        self._heads = dict(_heads()) if self._joined and plan.config.ray.address is None else {}
+        self._heads = dict(_head_process_handles()) if self._joined and plan.config.ray.address is None else {}
 
     def _connect(self, plan: Plan, scratch: str | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
@@ -59,11 +59,11 @@ class Cluster:
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
             _temp_dir=scratch,
-            _system_config=SYSTEM,
+            _system_config=RAY_SYSTEM_CONFIG,
             **quiet,
         )
 
-    def require_room(self, plan: Plan) -> None:
+    def require_resources(self, plan: Plan) -> None:
         """Raise unless the whole cluster, if it were empty, could hold the run."""
         config, nodes = plan.config.ray, self.nodes()
         has: Counter[str] = Counter()
@@ -106,16 +106,16 @@ class Cluster:
         `taken` counts the actors of this run by node.
         """
         options, rules = self._options(plan, place), plan.config.ray
-        known, seat = self._idle.pop(place, (None, None))
+        known, seat = self._idle_actors.pop(place, (None, None))
         if known == (options, rules):
             return seat
         if seat is not None:
             self._ray.kill(seat)
-        return self._ray.remote(Seat).options(**options, **self._where(plan, place, taken)).remote()
+        return self._ray.remote(RayWorkerActor).options(**options, **self._where(plan, place, taken)).remote()
 
-    def give_back(self, plan: Plan, place: str, seat: Any) -> None:
+    def release_actor(self, plan: Plan, place: str, seat: Any) -> None:
         """Keep a seat, and what it has imported, for another run."""
-        self._idle[place] = ((self._options(plan, place), plan.config.ray), seat)
+        self._idle_actors[place] = ((self._options(plan, place), plan.config.ray), seat)
 
     def lost(self) -> str | None:
         """Which part of our own cluster's head has ended, if one has."""
@@ -126,13 +126,15 @@ class Cluster:
         """Everything that our own cluster consists of, for whoever has to clear up after it: some of it outlives a head
         that was killed, for a minute."""
         host = socket.gethostname()
-        return {f"cluster-{pid}": {"pid": pid, "host": host} for pid in _below(os.getpid())} if self._heads else {}
+        return (
+            {f"cluster-{pid}": {"pid": pid, "host": host} for pid in _descendants(os.getpid())} if self._heads else {}
+        )
 
     def close(self) -> None:
         """Let go of the seats, and bring down the cluster if it is ours; one that was running is left running."""
-        for _, seat in self._idle.values():
+        for _, seat in self._idle_actors.values():
             self._ray.kill(seat)
-        self._idle.clear()
+        self._idle_actors.clear()
         for handle in self._heads:
             os.close(handle)
         self._heads = {}
@@ -146,8 +148,12 @@ class Cluster:
             more = {"num_cpus": config.learner_cpus, "num_gpus": self.learner_gpus(plan.config)}
         elif place.startswith(WRITERS):
             more = {"num_cpus": config.actor_cpus, "num_gpus": config.actor_gpus, "resources": config.actor_resources}
-        callers = _actors(plan) if place == "learner" and plan.by_table else 0
-        return {"max_concurrency": max(4, plan.slots_per_actor) + CALLS + callers, "max_restarts": 0, **more}
+        callers = _actors(plan) if place == "learner" and plan.uses_table else 0
+        return {
+            "max_concurrency": max(4, plan.slots_per_actor) + EXTRA_CALL_THREADS + callers,
+            "max_restarts": 0,
+            **more,
+        }
 
     def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
         """Learner and manager stay near the driver, where the run's directory is; replay goes to the nodes in turn, the
@@ -194,14 +200,14 @@ def _cpus(plan: Plan) -> float:
     return plan.config.ray.learner_cpus + plan.config.ray.actor_cpus * _actors(plan)
 
 
-def _heads() -> Iterator[tuple[int, str]]:
+def _head_process_handles() -> Iterator[tuple[int, str]]:
     """Handles of the processes that make up the head of the cluster which this process started."""
     if not hasattr(os, "pidfd_open"):
         return
     for pid in _children(os.getpid()):
         with contextlib.suppress(OSError):
             name = Path(f"/proc/{pid}/comm").read_text().strip()
-            if name in HEADS:
+            if name in HEAD_PROCESSES:
                 yield os.pidfd_open(pid), name
 
 
@@ -211,7 +217,7 @@ def _children(pid: int) -> Iterator[int]:
             yield from map(int, path.read_text().split())
 
 
-def _below(pid: int) -> Iterator[int]:
+def _descendants(pid: int) -> Iterator[int]:
     for child in _children(pid):
         yield child
-        yield from _below(child)
+        yield from _descendants(child)

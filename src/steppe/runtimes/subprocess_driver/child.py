@@ -16,35 +16,37 @@ import msgspec
 from steppe.core.config import references
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.handle import Handle
-from steppe.runtimes.launch_spec import Order
+from steppe.runtimes.launch_spec import LaunchSpec
 from steppe.runtimes.processes.worker import redirect_output
 
-RELAY_S = 0.05  # between looks for words from the supervisor
+POLL_INTERVAL_S = 0.05  # between looks for words from the supervisor
 
 
-class Told(Handle, Protocol):
+class ReportingHandle(Handle, Protocol):
     """A handle that can say in plain data what has become of its roles."""
 
     def state(self) -> dict[str, Any]: ...
 
 
-def answers_only() -> int:
+def reserve_stdout_for_replies() -> int:
     """Take standard output for answers alone: whatever libraries print goes to standard error from now on."""
     answers = os.dup(1)
     os.dup2(2, 1)
     return answers
 
 
-def relay(words: Lines, answers: int, log: str, launch: Callable[[Order, RunDirectory], Told]) -> None:
+def relay_commands(
+    words: LineReader, answers: int, log: str, launch: Callable[[LaunchSpec, RunDirectory], ReportingHandle]
+) -> None:
     """Launch what the supervisor orders, and pass on what is said until it says that this is the end."""
-    order = msgspec.json.decode(words.first(), type=Order)
-    references.adopt_main(order.script)
+    order = msgspec.json.decode(words.first(), type=LaunchSpec)
+    references.set_main_script(order.script)
     directory = RunDirectory.open(Path(order.directory))
     redirect_output(directory.path / "logs" / log)
     handle = launch(order, directory)
     told: dict[str, Any] = {}
     while True:
-        handle.advance(RELAY_S)
+        handle.advance(POLL_INTERVAL_S)
         for line in words.now():
             word = msgspec.json.decode(line)
             if "close_s" in word:
@@ -55,18 +57,18 @@ def relay(words: Lines, answers: int, log: str, launch: Callable[[Order, RunDire
             handle.ask(word["kind"], word["what"])
         state = handle.state()
         if state != told:
-            answer(answers, state)
+            send_reply(answers, state)
             told = state
 
 
-def answer(answers: int, words: dict[str, Any]) -> None:
+def send_reply(answers: int, words: dict[str, Any]) -> None:
     """Say something to the supervisor."""
     data = memoryview(msgspec.json.encode(words) + b"\n")
     while data:
         data = data[os.write(answers, data) :]
 
 
-class Lines:
+class LineReader:
     """The lines that come in through a pipe; EOFError when there will be no more."""
 
     def __init__(self, handle: int) -> None:

@@ -21,13 +21,13 @@ from steppe.core.system.process import oom_kills, rss_bytes
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import STOP
 from steppe.runtimes.handle import Fault
-from steppe.runtimes.launch_spec import KINDS, Order
+from steppe.runtimes.launch_spec import ROLE_KINDS, LaunchSpec
 from steppe.runtimes.plan import REPLAY, Plan
 
 REAP_S = 2.0  # how long the other process has to bring down what is left
 
 
-class Distant:
+class SubprocessHandle:
     """Words go in through the process's standard input, and what became of the roles comes out of its output."""
 
     name = "the process"  # what it is called in messages
@@ -40,14 +40,14 @@ class Distant:
         self._rest = b""
         self._sizes: dict[str, int | None] = {}
         self._handles: dict[tuple[str, int], int] = {}  # place and pid → pidfd of its process
-        self._parted = self._closed = False
+        self._exit_announced = self._closed = False
         self._fault: Fault | None = None
         self._oom_kills = oom_kills()
         self._selector = selectors.DefaultSelector()
         self._process = self._start(command)
         assert self._process.stdout is not None
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        self._say(msgspec.to_builtins(Order.of(plan, directory, references.main_script())))
+        self._say(msgspec.to_builtins(LaunchSpec.of(plan, directory, references.main_script())))
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         logs = self._directory.path / "logs"
@@ -82,13 +82,13 @@ class Distant:
         gone, self._closed = self._gone, True
         try:
             if not gone:
-                for kind in KINDS:
+                for kind in ROLE_KINDS:
                     if kind != REPLAY:  # which ends after the learner: `close` over there sees to that
                         self.ask(kind, STOP)
                 self._say({"close_s": timeout_s})
-                self._await_farewell(timeout_s)
+                self._wait_for_exit(timeout_s)
         finally:  # also when a second Ctrl-C ends the waiting
-            self._bring_down()
+            self._terminate()
 
     @property
     def _gone(self) -> bool:
@@ -131,7 +131,7 @@ class Distant:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             words = msgspec.json.decode(line)
-            self._parted = self._parted or "farewell" in words
+            self._exit_announced = self._exit_announced or "farewell" in words
             self._state.update(words)
         self._hold()
 
@@ -146,15 +146,15 @@ class Distant:
                     self._handles[key] = os.pidfd_open(rank["pid"])
                     self._found(place, self._handles[key])
 
-    def _await_farewell(self, timeout_s: float) -> None:
+    def _wait_for_exit(self, timeout_s: float) -> None:
         all_ended = set(self._plan.places()) <= set(self._state["ended"])
         deadline = time.monotonic() + (max(timeout_s, self.reap_s) if all_ended else timeout_s)
-        while not self._parted and self._process.poll() is None and (left_s := deadline - time.monotonic()) > 0:
+        while not self._exit_announced and self._process.poll() is None and (left_s := deadline - time.monotonic()) > 0:
             self._listen(left_s)
 
-    def _bring_down(self) -> None:
+    def _terminate(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(self.reap_s if self._parted or self._gone else 0.0)
+            self._process.wait(self.reap_s if self._exit_announced or self._gone else 0.0)
         self._process.kill()
         self._process.wait()
         for handle in self._handles.values():

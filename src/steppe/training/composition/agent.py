@@ -21,16 +21,16 @@ from steppe.core.contracts.errors import ConfigError, RunNotFound, UsageError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import EnvSpec, SegmentSpec
 from steppe.core.system import seeding
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.handle import borrowed_torch
+from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import Plan
-from steppe.training.composition.batches import columns_of, segment_of, sequences, transitions
-from steppe.training.composition.collector import Recipe
+from steppe.training.composition.batches import stack_experiences, to_segment, to_sequence_batch, to_transition_batch
+from steppe.training.composition.collector import PolicySnapshot
 from steppe.training.composition.environment import DistributedEnvironment
 from steppe.training.composition.named_weights import flat_gradient, named_gradient, with_arrays
-from steppe.training.composition.settings import algorithm_name, choose_device, decide
+from steppe.training.composition.settings import algorithm_name, choose_device, resolve_agent_config
 
 _COUNTERS = ("env_steps", "paid_steps", "shuffles")
 THREADS = 1  # as in a run (flow.threads): more would change results bitwise
@@ -38,7 +38,7 @@ _NO_RUNS = {"updates": 0, "env_steps": 0, "episodes": 0}
 
 
 @dataclass
-class _Tally:
+class _LearningStats:
     """What the agent learned from since it was made, or since the last reset."""
 
     batches: int = 0
@@ -56,7 +56,7 @@ class _Tally:
             self.sums[name] = self.sums.get(name, 0.0) + value
 
 
-@checked
+@typechecked
 class DistributedAgent:
     """What acts and learns: an algorithm by name, `module:Class`, class, or an agent that is already made.
 
@@ -86,16 +86,16 @@ class DistributedAgent:
             "target_update_frequency": target_update_frequency,
         }
         self.algo = algorithm_name(algorithm)
-        self.config, decided = decide(algorithm, given, config)
+        self.config, decided = resolve_agent_config(algorithm, given, config)
         self.device, self.seed = choose_device(device, use_gpu=use_gpu), seed
         self.decided = {f"agent.{name}": value for name, value in decided.items()} | {"algo": self.algo}
         self.decided |= {"device": self.device} | ({} if seed is None else {"seed": seed})
         self._agent: Agent | None = algorithm if isinstance(algorithm, Agent) else None
         self._world: DistributedEnvironment | EnvSpec | None = None
         self._source: RunDirectory | None = None  # a run whose weights are still to be taken
-        self._env_steps, self._paid_steps, self._shuffles = 0, 0.0, 0
+        self._env_steps, self._paid_steps, self._num_shuffles = 0, 0.0, 0
         self._total_steps: int | None = None
-        self._tally = _Tally()
+        self._tally = _LearningStats()
         self._run: Any = None  # the view of a loop's newest run
         self._runs = dict(_NO_RUNS)  # of the runs before it, since the last reset
 
@@ -155,8 +155,8 @@ class DistributedAgent:
             workers = (
                 (world.num_workers, world.envs_per_worker) if isinstance(world, DistributedEnvironment) else (1, None)
             )
-            self.config, _ = self.config.fitted(spec, *workers)
-            seed, device = seeding.integer(self.seed or 0, "agent"), self.device
+            self.config, _ = self.config.resolve_defaults(spec, *workers)
+            seed, device = seeding.integer_seed(self.seed or 0, "agent"), self.device
             if not self.config.in_table:
                 from steppe.algorithms import resolve_device
 
@@ -164,15 +164,15 @@ class DistributedAgent:
             self._agent = make_agent(self.algo, self.config, spec, seed=seed, device=device)
         if self._source is not None:
             source, self._source = self._source, None
-            _teach(self._agent, source)
+            _load_run_result(self._agent, source)
         return self._agent
 
-    def recipe(self, environment: DistributedEnvironment) -> Recipe:
+    def recipe(self, environment: DistributedEnvironment) -> PolicySnapshot:
         """What workers in that environment need to act; binds an agent that has met no world yet."""
         if self._world is None:
             self.bind(environment)
         weights = self.agent.weights()  # first: building the agent fits its configuration to the world
-        return Recipe(self.algo, self.config, weights)
+        return PolicySnapshot(self.algo, self.config, weights)
 
     def learn_from_batch(self, batch: Mapping[str, Any] | Batch) -> dict[str, Any]:
         """Improve from one batch and return its statistics.
@@ -182,14 +182,14 @@ class DistributedAgent:
         that learn from sequences take windows of time as `GlobalBuffer.get_batch` draws them.
         """
         given = _columns(batch)
-        with borrowed_torch(THREADS, self.config):
+        with temporary_torch_settings(THREADS, self.config):
             if self.config.memory == "rollout":
                 return self._learn_rollout(given)
-            checked_batch = self._replayed(given)  # first: a batch that is refused changes nothing
+            checked_batch = self._replay_batch(given)  # first: a batch that is refused changes nothing
             in_windows = self.config.memory == "sequences"
             rows = int(np.count_nonzero(checked_batch["learn"])) if in_windows else len(checked_batch["reward"])
             drawn = rows if in_windows else self._batch_size()
-            self._pass_time(drawn / float(getattr(self.config, "samples_per_insert", 1.0)))
+            self._advance_steps(drawn / float(getattr(self.config, "samples_per_insert", 1.0)))
             return self._learn(checked_batch, rows)
 
     def update_policy(self, experiences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -198,14 +198,14 @@ class DistributedAgent:
         A replay agent goes through them once, in minibatches of its batch size, shuffled.
         """
         self.require_steps()
-        columns = columns_of(experiences)
-        with borrowed_torch(THREADS, self.config):
+        columns = stack_experiences(experiences)
+        with temporary_torch_settings(THREADS, self.config):
             if self.config.memory == "rollout":
                 return self._learn_rollout(columns)
-            self._observe(segment_of(columns, self.spec, self.config.columns(self.spec)))
+            self._observe(to_segment(columns, self.spec, self.config.columns(self.spec)))
             rows = len(experiences)
-            order = seeding.generator(self.seed or 0, "update_policy", self._shuffles).permutation(rows)
-            self._shuffles += 1
+            order = seeding.generator(self.seed or 0, "update_policy", self._num_shuffles).permutation(rows)
+            self._num_shuffles += 1
             metrics: dict[str, Any] = {}
             for part in np.array_split(order, -(-rows // self._batch_size())):
                 metrics = self._learn(self._transitions({name: column[part] for name, column in columns.items()}))
@@ -222,22 +222,22 @@ class DistributedAgent:
     def compute_gradients(self, batch: Mapping[str, Any] | Batch) -> dict[str, np.ndarray]:
         """The gradient of the loss on a batch by parameter, unclipped; the weights stay as they are."""
         agent, given = self.agent, _columns(batch)
-        with borrowed_torch(THREADS, self.config):
+        with temporary_torch_settings(THREADS, self.config):
             gradient = agent.gradients(
-                self._rollout(given) if self.config.memory == "rollout" else self._replayed(given)
+                self._rollout(given) if self.config.memory == "rollout" else self._replay_batch(given)
             )
         return named_gradient(agent.weights(), gradient)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
         """One optimizer step with gradients by parameter."""
         agent = self.agent
-        with borrowed_torch(THREADS, self.config):
+        with temporary_torch_settings(THREADS, self.config):
             agent.apply(flat_gradient(agent.weights(), gradients))
         self._tally.updates += 1
 
     def evaluate_policy(self, num_episodes: int = 10, *, seed: int = 0, explore: bool = False) -> dict[str, Any]:
         """Play whole episodes in fresh environments, with a copy of the policy: learning goes on undisturbed."""
-        from steppe.training.evaluate import judge_weights, verdict
+        from steppe.training.evaluate import evaluate_weights, evaluation_summary
 
         if num_episodes < 1:
             raise ConfigError(f"num_episodes={num_episodes}: must be at least 1")
@@ -248,14 +248,14 @@ class DistributedAgent:
             )
         about: dict[str, Any] = {"env": world.env, "algo": self.algo, "environment": world.config, "agent": self.config}
         config = RunConfig(**about, mode="sync", seed=seed)
-        evaluation = judge_weights(config, self.spec, weights, episodes=num_episodes, explore=explore)
-        return verdict(evaluation)
+        evaluation = evaluate_weights(config, self.spec, weights, episodes=num_episodes, explore=explore)
+        return evaluation_summary(evaluation)
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write weights, optimizer and everything else that the next update depends on into the directory `path`."""
         agent = self.agent
         state = {"agent": agent.state(), "algo": self.algo, "spec": asdict(self.spec)}
-        counters = {"env_steps": self._env_steps, "paid_steps": self._paid_steps, "shuffles": self._shuffles}
+        counters = {"env_steps": self._env_steps, "paid_steps": self._paid_steps, "shuffles": self._num_shuffles}
         Checkpoints(Path(path), 1).save(agent.weights(), state, counters)
 
     def load_checkpoint(self, path: str | Path) -> None:
@@ -270,7 +270,7 @@ class DistributedAgent:
         self.agent.load(found.weights)
         self.agent.restore(found.state["agent"])
         counters = found.counters
-        self._env_steps, self._paid_steps, self._shuffles = (counters[name] for name in _COUNTERS)
+        self._env_steps, self._paid_steps, self._num_shuffles = (counters[name] for name in _COUNTERS)
 
     def follow_run(self, run: Any) -> None:
         """Count a loop's run in the statistics from now on, while it goes on and afterwards."""
@@ -302,7 +302,7 @@ class DistributedAgent:
 
     def reset_training_stats(self) -> None:
         """Begin to count anew; what was learned stays."""
-        self._tally, self._run, self._runs = _Tally(), None, dict(_NO_RUNS)
+        self._tally, self._run, self._runs = _LearningStats(), None, dict(_NO_RUNS)
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
         """Go on from where a run ended; its weights are read when they are first needed."""
@@ -313,8 +313,8 @@ class DistributedAgent:
     def observe(self, experiences: Sequence[Mapping[str, Any]]) -> None:
         """Let running statistics, exploration and target network follow new experiences, without learning from them."""
         self.require_steps()
-        with borrowed_torch(THREADS, self.config):
-            self._observe(segment_of(columns_of(experiences), self.spec, self.config.columns(self.spec)))
+        with temporary_torch_settings(THREADS, self.config):
+            self._observe(to_segment(stack_experiences(experiences), self.spec, self.config.columns(self.spec)))
         self._paid_steps += len(experiences)
 
     def require_steps(self) -> None:
@@ -331,7 +331,7 @@ class DistributedAgent:
             )
 
     def _learn_rollout(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        segment = segment_of(batch, self.spec, self.config.columns(self.spec))
+        segment = to_segment(batch, self.spec, self.config.columns(self.spec))
         self._observe(segment)
         return self._learn(Batch(segment.columns), segment.num_valid)
 
@@ -346,7 +346,7 @@ class DistributedAgent:
         self._env_steps = max(self._env_steps, self.agent.weights().env_steps) + segment.num_valid
         self.agent.observe(segment, Progress(self._env_steps, self._total_steps))
 
-    def _pass_time(self, steps: float) -> None:
+    def _advance_steps(self, steps: float) -> None:
         """A draw from replay stands for the steps that pay for it: exploration and target network follow them.
 
         Steps that were observed in person are not counted twice.
@@ -364,19 +364,19 @@ class DistributedAgent:
         self.agent.observe(nothing, Progress(self._env_steps, self._total_steps))
 
     def _rollout(self, batch: Mapping[str, Any]) -> Batch:
-        segment = segment_of(batch, self.spec, self.config.columns(self.spec))
+        segment = to_segment(batch, self.spec, self.config.columns(self.spec))
         if not segment.num_valid:
             raise UsageError("the rollout has no valid row: there is no gradient to compute")
         return Batch(segment.columns)
 
-    def _replayed(self, batch: Mapping[str, Any]) -> Batch:
+    def _replay_batch(self, batch: Mapping[str, Any]) -> Batch:
         """A draw from replay, checked: windows of time, or flat transitions."""
         if self.config.memory == "sequences":
-            return sequences(batch, self.spec, self.config.columns(self.spec))
+            return to_sequence_batch(batch, self.spec, self.config.columns(self.spec))
         return self._transitions(batch)
 
     def _transitions(self, batch: Mapping[str, Any]) -> Batch:
-        return transitions(batch, self.spec, self.config.gamma)
+        return to_transition_batch(batch, self.spec, self.config.gamma)
 
     def _batch_size(self) -> int:
         return int(getattr(self.config, "batch_size", 32))
@@ -393,7 +393,7 @@ def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:
     return world if isinstance(world, EnvSpec) else world.spec
 
 
-def _teach(agent: Agent, run: RunDirectory) -> None:
+def _load_run_result(agent: Agent, run: RunDirectory) -> None:
     """Give an agent what a run ended with: the weights it is judged by, or else its newest checkpoint with all its state."""
     from steppe.training.evaluate import result_weights
 

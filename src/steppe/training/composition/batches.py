@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from steppe.core.array_checks import as_column, require_segment, require_shape, require_values
-from steppe.core.arrays import as_array
+from steppe.core.arrays import to_numpy
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import EnvSpec, FieldSpec, SegmentSpec
 
 Columns = dict[str, np.ndarray]
-_OF_ROLLOUTS = ("valid", "final_obs")  # what tells a [T, B] batch from flat transitions
+_ROLLOUT_KEYS = ("valid", "final_obs")  # what tells a [T, B] batch from flat transitions
 REWARD, DISCOUNT = FieldSpec("reward", (), "float32"), FieldSpec("discount", (), "float32")
 TERMINATED, TRUNCATED = FieldSpec("terminated", (), "bool"), FieldSpec("truncated", (), "bool")
 VALID, LEARN = FieldSpec("valid", (), "bool"), FieldSpec("learn", (), "bool")
@@ -22,7 +22,7 @@ EPISODE = FieldSpec("episode", (), "int64")
 WEIGHTS, INDICES = FieldSpec("weights", (), "float32"), FieldSpec("indices", (), "int64")
 
 
-def columns_of(experiences: Sequence[Mapping[str, Any]]) -> Columns:
+def stack_experiences(experiences: Sequence[Mapping[str, Any]]) -> Columns:
     """Experience dictionaries as one array per key."""
     if not experiences:
         raise UsageError("there are no experiences to learn from")
@@ -34,30 +34,30 @@ def columns_of(experiences: Sequence[Mapping[str, Any]]) -> Columns:
 
 
 def _stacked(key: str, values: Sequence[Any]) -> np.ndarray:
-    rows = [as_array(value, repr(key)) for value in values]
+    rows = [to_numpy(value, repr(key)) for value in values]
     shapes = {row.shape for row in rows}
     if len(shapes) > 1:
         raise UsageError(f"{key!r} comes in different shapes: {', '.join(map(str, sorted(shapes)))}")
     return np.stack(rows)
 
 
-def transitions(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -> Batch:
+def to_transition_batch(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -> Batch:
     """A batch for replay agents from flat transitions; one-step ones where there is no `discount`. Values are checked."""
     obs, action = spec.fields
-    reward = _checked(batch, REWARD)
+    reward = _checked_column(batch, REWARD)
     rows = len(reward)
     columns = {
-        "obs": _checked(batch, obs, rows),
-        "action": _checked(batch, action, rows),
+        "obs": _checked_column(batch, obs, rows),
+        "action": _checked_column(batch, action, rows),
         "reward": reward,
-        "next_obs": _checked(batch, obs, rows, "next_obs"),
+        "next_obs": _checked_column(batch, obs, rows, "next_obs"),
         "terminated": _column(batch, TERMINATED, rows),
-        "discount": _checked(batch, DISCOUNT, rows) if "discount" in batch else np.full(rows, gamma, np.float32),
+        "discount": _checked_column(batch, DISCOUNT, rows) if "discount" in batch else np.full(rows, gamma, np.float32),
     }
-    return Batch(columns, *_drawn(batch, rows))
+    return Batch(columns, *_weights_and_indices(batch, rows))
 
 
-def sequences(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Batch:
+def to_sequence_batch(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Batch:
     """A batch for agents that remember, from windows of time [R, N, …] as replay/sequence_windows.py lays them. Values are checked.
 
     With several agents each column has an axis of them after the first two, and `live` (everybody, if absent) says who is
@@ -65,7 +65,7 @@ def sequences(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, 
     """
     team = () if spec.num_agents == 1 else (spec.num_agents,)
     obs, action = spec.fields
-    reward = as_column(_given(batch, "reward"), "reward", "float32")
+    reward = as_column(_require_key(batch, "reward"), "reward", "float32")
     if reward.ndim != 2 + len(team) or not all(reward.shape[:2]):
         raise UsageError(f"windows have columns [R, N, …], R and N at least 1, but 'reward' has shape {reward.shape}")
     rows, count = reward.shape[:2]
@@ -73,42 +73,42 @@ def sequences(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, 
     states = [field for field in extras if field.name == "hidden"]
     everybody = {"live": np.ones((rows, count, *team), bool)} if team and "live" not in batch else {}
     batch = {**batch, **everybody}
-    wanted = [(field, (rows, count, *team)) for field in (obs, action, REWARD, TERMINATED, *_heard(extras))]
+    wanted = [(field, (rows, count, *team)) for field in (obs, action, REWARD, TERMINATED, *_comm_mask_fields(extras))]
     wanted += [(FieldSpec("live", (), "bool"), (rows, count, *team))] if team else []
     wanted += [(field, (rows, count)) for field in (DISCOUNT, following, VALID, LEARN)]
     wanted += [(field, (count, *team)) for field in states]
     columns: Columns = {}
     for field, leading in wanted:
-        column = as_column(_given(batch, field.name), field.name, field.dtype)
+        column = as_column(_require_key(batch, field.name), field.name, field.dtype)
         require_shape(column, field.name, (*leading, *field.shape))
         require_values(column, field.name, field)
         columns[field.name] = column
     if not columns["learn"].any():
         raise UsageError("the windows have no row to learn from: 'learn' is False everywhere")
-    return Batch(columns, *_drawn(batch, count))
+    return Batch(columns, *_weights_and_indices(batch, count))
 
 
-def _heard(extras: tuple[FieldSpec, ...]) -> list[FieldSpec]:
+def _comm_mask_fields(extras: tuple[FieldSpec, ...]) -> list[FieldSpec]:
     """Who was heard at each row, where an agent listens."""
     return [field for field in extras if field.name == "comm_mask"]
 
 
-def _drawn(batch: Mapping[str, Any], rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _weights_and_indices(batch: Mapping[str, Any], rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Importance weights and indices of a draw, where it has them."""
     return (
-        None if batch.get("weights") is None else _checked(batch, WEIGHTS, rows),
+        None if batch.get("weights") is None else _checked_column(batch, WEIGHTS, rows),
         None if batch.get("indices") is None else _column(batch, INDICES, rows),
     )
 
 
-def segment_of(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
+def to_segment(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
     """A segment from a [T, B] batch, or from flat transitions in the order in which they happened.
 
     Flat transitions become one column of environments. Where a row does not go on from the one before it (another episode
     that was left unfinished, another worker), the trajectory is cut there and goes on from its own `next_obs`.
     """
-    if all(name in batch for name in _OF_ROLLOUTS):
-        return _filled(batch, spec, extras)
+    if all(name in batch for name in _ROLLOUT_KEYS):
+        return _segment_from_columns(batch, spec, extras)
     if any(field.once for field in extras):
         raise UsageError(
             "an agent with a memory learns from a rollout [T, B] and the state that it began with ('hidden' [1, B, …]), not "
@@ -126,7 +126,7 @@ def segment_of(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec,
         "final_obs": next_obs,
         "reward": reward,
         "terminated": terminated,
-        "truncated": ends | (_seams(obs, next_obs, episode) & ~terminated),
+        "truncated": ends | (_find_discontinuities(obs, next_obs, episode) & ~terminated),
         "valid": np.ones(rows, bool),
         "action": _column(batch, spec.action.field, rows),
         **{field.name: _column(batch, field, rows) for field in extras},
@@ -134,10 +134,10 @@ def segment_of(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec,
     if "mask" in flat:  # what is allowed after the last row is not known, as after a truncated one
         flat["mask"] = np.concatenate([flat["mask"], np.ones_like(flat["mask"][:1])])
         flat["truncated"][-1] = not terminated[-1]
-    return _filled({name: column[:, None] for name, column in flat.items()}, spec, extras)
+    return _segment_from_columns({name: column[:, None] for name, column in flat.items()}, spec, extras)
 
 
-def _seams(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) -> np.ndarray:
+def _find_discontinuities(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) -> np.ndarray:
     """Where the next row does not begin with what this one ended with."""
     seams = np.zeros(len(obs), bool)
     seams[:-1] = (obs[1:] != next_obs[:-1]).any(axis=tuple(range(1, obs.ndim)))
@@ -146,15 +146,15 @@ def _seams(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) ->
     return seams
 
 
-def _filled(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
+def _segment_from_columns(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
     """A segment from [T, B, …] columns, whose values are checked."""
-    shape = as_column(_given(batch, "reward"), "reward", "float32").shape
+    shape = as_column(_require_key(batch, "reward"), "reward", "float32").shape
     if len(shape) != 2 or not all(shape):
         raise UsageError(f"a rollout has columns [T, B, …], T and B at least 1, but 'reward' has shape {shape}")
     segment = Segment.blank(SegmentSpec(shape[0], shape[1], *spec.fields, extras))
     for field in segment.spec.fields:
         wanted = segment[field.name]
-        given = as_column(_given(batch, field.name), field.name, wanted.dtype)
+        given = as_column(_require_key(batch, field.name), field.name, wanted.dtype)
         require_shape(given, field.name, wanted.shape)
         wanted[...] = given
     require_segment(segment)
@@ -162,7 +162,7 @@ def _filled(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ..
     return segment
 
 
-def _checked(
+def _checked_column(
     batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None, name: str | None = None
 ) -> np.ndarray:
     """A column of flat transitions whose values are those of its field."""
@@ -174,7 +174,7 @@ def _checked(
 def _column(batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None, name: str | None = None) -> np.ndarray:
     """A column of flat transitions by its key, which is the field's name unless one is given; at least one row."""
     name = name or field.name
-    given = as_column(_given(batch, name), name, field.dtype)
+    given = as_column(_require_key(batch, name), name, field.dtype)
     wanted = len(given) if rows is None and given.ndim else rows or 0
     if not field.shape and given.shape == (wanted, 1):  # (1,) is another way to write one number
         given = given.reshape(wanted)
@@ -184,7 +184,7 @@ def _column(batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None,
     return given
 
 
-def _given(batch: Mapping[str, Any], name: str) -> Any:
+def _require_key(batch: Mapping[str, Any], name: str) -> Any:
     if name not in batch:
         raise UsageError(
             f"the batch has no {name!r}, only {', '.join(batch)}: DistributedEnvironment.generate_experiences makes "

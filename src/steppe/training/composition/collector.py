@@ -24,21 +24,21 @@ from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.weights import Weights
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import POLICY, RESTART, RUN
-from steppe.roles.scheduling import Rounds
-from steppe.runtimes.handle import Reading
+from steppe.roles.scheduling import RoundBatchPolicy
+from steppe.runtimes.handle import CollectorHandle
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.training.result import error_of
+from steppe.training.result import to_exception
 
 ROUND_STEPS = 32
-WAIT_S = 0.1  # between looks at whether the workers are still alive
+POLL_INTERVAL_S = 0.1  # between looks at whether the workers are still alive
 STOP_S = 4.0
 
 Experience = dict[str, Any]
-Newest = Callable[[], Weights]
+WeightsProvider = Callable[[], Weights]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PolicySnapshot:
     """What a worker needs to act: the algorithm and its settings, and the weights as they are now."""
 
     algo: str
@@ -47,10 +47,10 @@ class Recipe:
 
 
 @runtime_checkable
-class Cook(Protocol):
+class PolicyProvider(Protocol):
     """Anything that has a recipe for an environment: a DistributedAgent."""
 
-    def recipe(self, environment: Any) -> Recipe:
+    def recipe(self, environment: Any) -> PolicySnapshot:
         """The recipe, for workers in that environment."""
 
 
@@ -59,17 +59,17 @@ class Collector:
 
     def __init__(self, config: RunConfig, spec: EnvSpec, *, runtime: str | None) -> None:
         self._room = Path(tempfile.mkdtemp(prefix="steppe-workers-"))
-        self._handle: Reading | None = None
+        self._handle: CollectorHandle | None = None
         self._version = -1
         try:
             config = config.model_copy(update={"run_dir": self._room / "workers"})
-            self.plan = _plan_of_actors(config, spec, runtime)
+            self.plan = _make_actor_plan(config, spec, runtime)
             self._directory = RunDirectory.create(self.plan.config, {}, {"passing": True})
             self._handle = _launch(self.plan, self._directory)
         except BaseException:
             self.close()
             raise
-        self._rounds = Rounds(self._handle.channel, self.plan.config.actors)
+        self._rounds = RoundBatchPolicy(self._handle.channel, self.plan.config.actors)
 
     def round(self, weights: Weights, *, restart: bool) -> list[Segment]:
         """One segment from every actor, in their order, with new episodes everywhere if asked; `release` them."""
@@ -80,8 +80,8 @@ class Collector:
         handle.weights.publish(POLICY, replace(weights, version=self._version))
         while not (segments := self._rounds.take(self._version)):
             if faults := handle.faults():
-                raise error_of(faults[0])
-            handle.await_segment(WAIT_S)
+                raise to_exception(faults[0])
+            handle.wait_for_segment(POLL_INTERVAL_S)
         for segment in segments:
             require_segment(segment)
         return segments
@@ -104,7 +104,7 @@ class Collector:
             shutil.rmtree(self._room, ignore_errors=True)
 
 
-def _plan_of_actors(config: RunConfig, spec: EnvSpec, runtime: str | None) -> Plan:
+def _make_actor_plan(config: RunConfig, spec: EnvSpec, runtime: str | None) -> Plan:
     """Processes where others can find the environment and the policy, this process otherwise."""
     try:
         plan = make_plan(config.model_copy(update={"runtime": runtime or "processes"}), spec)
@@ -115,7 +115,7 @@ def _plan_of_actors(config: RunConfig, spec: EnvSpec, runtime: str | None) -> Pl
     return replace(plan, roles=tuple(role for role in plan.roles if role.kind == "actor"))
 
 
-def _launch(plan: Plan, directory: RunDirectory) -> Reading:
+def _launch(plan: Plan, directory: RunDirectory) -> CollectorHandle:
     if plan.config.runtime == "inline":
         from steppe.runtimes import inline
 
@@ -126,64 +126,70 @@ def _launch(plan: Plan, directory: RunDirectory) -> Reading:
 
 
 @dataclass
-class Lane:
+class EnvTrajectory:
     """One environment of one actor, or one agent in it, followed through its segments. Steps of two lanes never meet."""
 
     wanted: int
     episodes: list[list[Experience]] = field(default_factory=list)
-    under_way: list[Experience] = field(default_factory=list)
-    resting: bool = False  # its episode was cut by the caller's limit and goes on unseen until it ends
+    current: list[Experience] = field(default_factory=list)
+    truncated_by_limit: bool = False  # its episode was cut by the caller's limit and goes on unseen until it ends
 
     @property
-    def lacks(self) -> bool:
+    def needs_more(self) -> bool:
         return len(self.episodes) < self.wanted
 
     def take(self, step: Experience, limit: int) -> None:
         """Add the next valid step of this lane."""
         over = bool(step["terminated"] or step["truncated"])
-        if self.resting or not self.lacks:
-            self.resting = self.resting and not over
+        if self.truncated_by_limit or not self.needs_more:
+            self.truncated_by_limit = self.truncated_by_limit and not over
             return
-        self.under_way.append(step)
-        if not over and len(self.under_way) >= limit:
+        self.current.append(step)
+        if not over and len(self.current) >= limit:
             step["truncated"] = np.bool_(True)
-            self.resting = True
-        if over or self.resting:
-            self.episodes.append(self.under_way)
-            self.under_way = []
+            self.truncated_by_limit = True
+        if over or self.truncated_by_limit:
+            self.episodes.append(self.current)
+            self.current = []
 
 
-def gather_episodes(collector: Collector, weights: Newest, num_episodes: int, limit: int) -> list[list[Experience]]:
+def collect_episodes(
+    collector: Collector, weights: WeightsProvider, num_episodes: int, max_steps_per_episode: int
+) -> list[list[Experience]]:
     """Whole episodes, as many from each lane as from the next: the first to end are not the ones that count.
 
     `weights` is asked before every round.
     """
     num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_episodes // num_lanes + (lane < num_episodes % num_lanes) for lane in range(num_lanes)]
-    lanes = [Lane(share) for share in shares]
+    lanes = [EnvTrajectory(share) for share in shares]
     restart = True
-    while any(lane.lacks for lane in lanes):
+    while any(lane.needs_more for lane in lanes):
         segments = collector.round(weights(), restart=restart)
         if restart:
             for lane in lanes:
-                lane.under_way, lane.resting = [], False
-        for lane, steps in zip(lanes, _by_lane(segments), strict=True):
+                lane.current, lane.truncated_by_limit = [], False
+        for lane, steps in zip(lanes, _split_by_env(segments), strict=True):
             for step in steps:
-                lane.take(step, limit)
+                lane.take(step, max_steps_per_episode)
         collector.release(segments)
-        restart = all(lane.resting for lane in lanes if lane.lacks)  # without end, they would rest for ever
+        restart = all(
+            lane.truncated_by_limit for lane in lanes if lane.needs_more
+        )  # without end, they would rest for ever
     ordered = [(turn, index) for index, share in enumerate(shares) for turn in range(share)]
     return [lanes[index].episodes[turn] for turn, index in sorted(ordered)]
 
 
-def gather_steps(collector: Collector, weights: Newest, num_steps: int, *, restart: bool) -> dict[str, np.ndarray]:
+def collect_steps(
+    collector: Collector, weights: WeightsProvider, num_steps: int, *, restart: bool
+) -> dict[str, np.ndarray]:
     """`num_steps` transitions in equal shares, lane after lane, each lane's in the order in which they happened."""
     num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_steps // num_lanes + (lane < num_steps % num_lanes) for lane in range(num_lanes)]
     lanes: list[list[Experience]] = [[] for _ in shares]
     while any(len(lane) < share for lane, share in zip(lanes, shares, strict=True)):
         segments = collector.round(weights(), restart=restart)
-        for lane, steps in zip(lanes, _by_lane(segments), strict=True):
+        for lane, steps in zip(lanes, _split_by_env(segments), strict=True):
             lane.extend(steps)
         collector.release(segments)
         restart = False
@@ -191,7 +197,7 @@ def gather_steps(collector: Collector, weights: Newest, num_steps: int, *, resta
     return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
 
 
-def _by_lane(segments: list[Segment]) -> list[list[Experience]]:
+def _split_by_env(segments: list[Segment]) -> list[list[Experience]]:
     """The valid steps of each (actor, environment), copied out of the segments."""
     lanes = []
     for segment in segments:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steppe.core.config import references
-from steppe.core.config.run import Resolved, RunConfig, flatten, resolve
+from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, resolve_config
 from steppe.core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from steppe.training.composition.agent import DistributedAgent
     from steppe.training.composition.environment import DistributedEnvironment
 
-NEVER = 10**15  # steps between evaluations where episodes are what counts; the most that a setting may be
-DEFAULTS = {"runtime": "inline"}  # where parts of the caller's are at work, they work in his process
-BY_GRADIENTS = {"mode": "workers"}  # what a parameter server decides
+MAX_SETTING = 10**15  # steps between evaluations where episodes are what counts; the most that a setting may be
+DEFAULT_SETTINGS = {"runtime": "inline"}  # where parts of the caller's are at work, they work in his process
+PARAMETER_SERVER_SETTINGS = {"mode": "workers"}  # what a parameter server decides
 
 
-def compose(
+def compose_config(
     environment: DistributedEnvironment,
     pool: ReplayBufferPool | None,
     agent: DistributedAgent,
@@ -29,7 +29,7 @@ def compose(
     server: Mapping[str, Any] | None = None,
     loop: Mapping[str, Any] | None = None,
     usual: Mapping[str, Any] | None = None,
-) -> Resolved:
+) -> ResolvedConfig:
     """The configuration of the parts together; ConfigError where two of them, or one and `given`, disagree.
 
     `server` is what a parameter server decides. What the `loop` decides is not for the environment to say. `usual` stands
@@ -40,31 +40,33 @@ def compose(
         ("the loop", loop or {}),
         ("the environment", {key: value for key, value in environment.decided.items() if key not in (loop or {})}),
         ("the agent", agent.decided),
-        ("the replay buffer", _of_pool(pool, agent)),
+        ("the replay buffer", _pool_settings(pool, agent)),
         ("the parameter server", server or {}),
     ):
         for key, value in decided.items():
             if key in parts and parts[key][1] != value:
-                raise _contradiction(key, *parts[key], whose, value)
+                raise _conflict_error(key, *parts[key], whose, value)
             parts[key] = (whose, value)
     layers: list[tuple[str, Mapping[str, Any]]] = [
-        ("default", {**DEFAULTS, **(usual or {})}),
+        ("default", {**DEFAULT_SETTINGS, **(usual or {})}),
         ("parts", {key: value for key, (_, value) in parts.items()}),
     ]
-    alone = flatten(resolve(*layers).config)
+    alone = flatten(resolve_config(*layers).config)
     if isinstance(given, RunConfig):
-        resolved = Resolved(given, {})
+        resolved = ResolvedConfig(given, {})
     else:
-        names = {key: references.reference(value) if callable(value) else value for key, value in (given or {}).items()}
-        resolved = resolve(*layers, ("config", names))
+        names = {
+            key: references.make_reference(value) if callable(value) else value for key, value in (given or {}).items()
+        }
+        resolved = resolve_config(*layers, ("config", names))
     together = flatten(resolved.config)
     for key, (whose, _) in parts.items():
         if together.get(key) != alone[key]:
-            raise _contradiction(key, whose, alone[key], "the configuration", together.get(key))
+            raise _conflict_error(key, whose, alone[key], "the configuration", together.get(key))
     return resolved
 
 
-def episodic(
+def with_episode_limits(
     config: RunConfig,
     spec: EnvSpec,
     total_episodes: int,
@@ -78,7 +80,7 @@ def episodic(
             raise ConfigError(f"episodes, steps and frequencies are at least 1, not {value}")
     judging = {"every_episodes": evaluation_frequency}
     if "every_steps" not in config.evaluation.model_fields_set:
-        judging["every_steps"] = NEVER
+        judging["every_steps"] = MAX_SETTING
     changes: dict[str, Any] = {
         "episodes": total_episodes,
         "steps": config.steps if "steps" in config.model_fields_set else None,
@@ -90,7 +92,7 @@ def episodic(
     return config.model_copy(update=changes)
 
 
-def _of_pool(pool: ReplayBufferPool | None, agent: DistributedAgent) -> dict[str, Any]:
+def _pool_settings(pool: ReplayBufferPool | None, agent: DistributedAgent) -> dict[str, Any]:
     if pool is None:
         return {}
     if agent.config.memory == "rollout":
@@ -106,6 +108,6 @@ def _of_pool(pool: ReplayBufferPool | None, agent: DistributedAgent) -> dict[str
     return decided
 
 
-def _contradiction(key: str, whose: str, value: Any, other: str, theirs: Any) -> ConfigError:
+def _conflict_error(key: str, whose: str, value: Any, other: str, theirs: Any) -> ConfigError:
     name = key.removeprefix("agent.")
     return ConfigError(f"{name} is {value!r} by {whose}, but {theirs!r} by {other}: say it in one place only")

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 import numpy as np
 
 from steppe.core.algorithms import AgentConfig
-from steppe.core.arrays import as_array
+from steppe.core.arrays import to_numpy
 from steppe.core.config import references
 from steppe.core.config.run import EnvConfig, FlowConfig, RunConfig
 from steppe.core.contracts.algorithm import Agent
@@ -25,22 +25,22 @@ from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
-from steppe.core.system.typecheck import checked
+from steppe.core.system.typecheck import typechecked
 from steppe.envs import probe
 from steppe.roles.context import POLICY
 from steppe.training.composition.collector import (
     ROUND_STEPS,
     Collector,
-    Cook,
     Experience,
-    Recipe,
-    gather_episodes,
-    gather_steps,
+    PolicyProvider,
+    PolicySnapshot,
+    collect_episodes,
+    collect_steps,
 )
 from steppe.training.composition.named_weights import with_arrays
-from steppe.training.composition.settings import algorithm_name, choose_device, decide
+from steppe.training.composition.settings import algorithm_name, choose_device, resolve_agent_config
 
-WORKERS = "environment"  # how a server knows the workers together
+WORKER_ID = "environment"  # how a server knows the workers together
 RECENT = 100  # episodes that return_mean and length_mean look back on
 
 
@@ -58,7 +58,7 @@ class RunCounts(Protocol):
     def recent(self) -> Sequence[tuple[float, int]]: ...
 
 
-class _Shutting:
+class _CollectorSession:
     """Hands out the workers; whatever interrupts a round leaves them out of step, so they are ended."""
 
     def __init__(self, environment: DistributedEnvironment, collector: Collector) -> None:
@@ -72,7 +72,7 @@ class _Shutting:
             self._environment.shutdown()
 
 
-@checked
+@typechecked
 class DistributedEnvironment:
     """An environment by id or factory, with `num_workers` actors in it.
 
@@ -98,12 +98,12 @@ class DistributedEnvironment:
             raise ConfigError(
                 f"there must be at least one worker with one environment, not {num_workers=}, {envs_per_worker=}"
             )
-        self.env = references.reference(env_factory)
+        self.env = references.make_reference(env_factory)
         self.num_workers, self.envs_per_worker = num_workers, envs_per_worker
         self.device = choose_device(device, use_gpu=use_gpu)
         self.config = config or EnvConfig()
         self.runtime, self.seed = runtime, seed
-        self.decided: dict[str, Any] = _decided(self, config)
+        self.decided: dict[str, Any] = _caller_settings(self, config)
         self._workers: tuple[AgentConfig, str, Collector] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._launches = 0
@@ -129,7 +129,7 @@ class DistributedEnvironment:
             self.__dict__.pop("spec", None)
 
     def generate_experiences(
-        self, policy: Cook | Agent, num_episodes: int, max_steps_per_episode: int = 1000
+        self, policy: PolicyProvider | Agent, num_episodes: int, max_steps_per_episode: int = 1000
     ) -> list[dict[str, Any]]:
         """Play whole episodes with a policy: one dictionary per step, episode after episode.
 
@@ -139,9 +139,9 @@ class DistributedEnvironment:
         """
         if num_episodes < 1 or max_steps_per_episode < 1:
             raise ConfigError(f"at least one episode of one step, not {num_episodes=}, {max_steps_per_episode=}")
-        recipe = self._recipe(policy)
-        with self._collecting(recipe) as collector:
-            episodes = gather_episodes(collector, partial(self._weights, recipe), num_episodes, max_steps_per_episode)
+        recipe = self._policy_snapshot(policy)
+        with self._collector_session(recipe) as collector:
+            episodes = collect_episodes(collector, partial(self._weights, recipe), num_episodes, max_steps_per_episode)
         self._restart = True
         for number, steps in enumerate(episodes):
             self._book(steps)
@@ -149,16 +149,16 @@ class DistributedEnvironment:
                 step["episode"] = number
         return [step for steps in episodes for step in steps]
 
-    def generate_batch_experiences(self, policy: Cook | Agent, batch_size: int) -> dict[str, np.ndarray]:
+    def generate_batch_experiences(self, policy: PolicyProvider | Agent, batch_size: int) -> dict[str, np.ndarray]:
         """`batch_size` steps as arrays, an equal share from every worker, whose episodes go on from call to call.
 
         Steps of one worker follow each other in order, then come the next one's.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size}: must be at least 1")
-        recipe = self._recipe(policy)
-        with self._collecting(recipe) as collector:
-            batch = gather_steps(collector, partial(self._weights, recipe), batch_size, restart=self._restart)
+        recipe = self._policy_snapshot(policy)
+        with self._collector_session(recipe) as collector:
+            batch = collect_steps(collector, partial(self._weights, recipe), batch_size, restart=self._restart)
         self._restart = False
         self._steps += batch_size
         self._episodes += int((batch["terminated"] | batch["truncated"]).sum())
@@ -171,7 +171,7 @@ class DistributedEnvironment:
         """
         self._pull()
         self._pulled = {}
-        self._parameters = {name: as_array(value, repr(name)).copy() for name, value in new_policy_params.items()}
+        self._parameters = {name: to_numpy(value, repr(name)).copy() for name, value in new_policy_params.items()}
 
     def reset_environments(self) -> None:
         """Abandon every episode under way: the next experience begins with first steps."""
@@ -179,10 +179,10 @@ class DistributedEnvironment:
 
     def follow_run(self, run: RunCounts) -> None:
         """Count a loop's run in the statistics from now on, while it goes on and afterwards."""
-        self._settle_run()
+        self._absorb_run_counts()
         self._run = run
 
-    def _settle_run(self) -> None:
+    def _absorb_run_counts(self) -> None:
         """Take over the counts of a run that is not looked at any more."""
         if self._run is not None:
             self._steps, self._episodes = (
@@ -226,14 +226,14 @@ class DistributedEnvironment:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.shutdown()
 
-    def _recipe(self, policy: Cook | Agent) -> Recipe:
+    def _policy_snapshot(self, policy: PolicyProvider | Agent) -> PolicySnapshot:
         references.stop_if_loading_main()
-        if isinstance(policy, Cook):
+        if isinstance(policy, PolicyProvider):
             return policy.recipe(self)
-        config, _ = decide(policy, {}, None)
-        return Recipe(algorithm_name(policy), config, policy.weights())
+        config, _ = resolve_agent_config(policy, {}, None)
+        return PolicySnapshot(algorithm_name(policy), config, policy.weights())
 
-    def _weights(self, recipe: Recipe) -> Weights:
+    def _weights(self, recipe: PolicySnapshot) -> Weights:
         """What the next round is collected with."""
         self._pull()
         weights = with_arrays(recipe.weights, self._parameters) if self._parameters else recipe.weights
@@ -249,10 +249,10 @@ class DistributedEnvironment:
             if newer is not None:
                 self._pulled_version, self._pulled = newer.version, newer.arrays()
         else:  # one of a user's own, that counts no versions
-            server.register_worker(WORKERS)
-            self._pulled_version, self._pulled = self._pulled_version + 1, server.get_parameters(WORKERS)
+            server.register_worker(WORKER_ID)
+            self._pulled_version, self._pulled = self._pulled_version + 1, server.get_parameters(WORKER_ID)
 
-    def _collecting(self, recipe: Recipe) -> _Shutting:
+    def _collector_session(self, recipe: PolicySnapshot) -> _CollectorSession:
         """The workers for a recipe, started if there are none; a failure on the way ends them."""
         if self._workers is not None and self._workers[:2] != (recipe.config, recipe.algo):
             self.shutdown()
@@ -261,9 +261,9 @@ class DistributedEnvironment:
             self._finalizer = weakref.finalize(self, collector.close)
             self._workers = recipe.config, recipe.algo, collector
             self._launches += 1
-        return _Shutting(self, self._workers[2])
+        return _CollectorSession(self, self._workers[2])
 
-    def _run_config(self, recipe: Recipe) -> RunConfig:
+    def _run_config(self, recipe: PolicySnapshot) -> RunConfig:
         seed = self.seed or 0
         return RunConfig(
             env=self.env,
@@ -271,20 +271,20 @@ class DistributedEnvironment:
             mode="sync",
             actors=self.num_workers,
             envs=self.envs_per_worker or 1,
-            seed=seeding.integer(seed, "workers", self._launches) if self._launches else seed,
+            seed=seeding.integer_seed(seed, "workers", self._launches) if self._launches else seed,
             environment=self.config,
             agent=recipe.config.model_copy(update={"segment_steps": ROUND_STEPS}),
             flow=FlowConfig(ahead=0, actor_device=self.device),  # a round with the weights that were asked for
         )
 
     def _book(self, steps: list[Experience]) -> None:
-        self._settle_run()
+        self._absorb_run_counts()
         self._steps += len(steps)
         self._episodes += 1
         self._recent.append((float(sum(float(step["reward"]) for step in steps)), len(steps)))
 
 
-def _decided(environment: DistributedEnvironment, config: EnvConfig | None) -> dict[str, Any]:
+def _caller_settings(environment: DistributedEnvironment, config: EnvConfig | None) -> dict[str, Any]:
     """The configuration keys that the caller decided, for a MainLoop."""
     decided: dict[str, Any] = {
         "env": environment.env,

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.contracts.components import AgentPart, EnvironmentPart, ParameterSource, ReplayPart
+from steppe.core.contracts.components import AgentComponent, EnvironmentComponent, ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError
 from steppe.records.run_directory import runs_root
 from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.batches import columns_of
-from steppe.training.composition.parameter_server import LOOP
-from steppe.training.composition.settings import DEFAULTS
+from steppe.training.composition.batches import stack_experiences
+from steppe.training.composition.parameter_server import LOOP_WORKER_ID
+from steppe.training.composition.settings import DEFAULT_ARGUMENTS
 
 Steps = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Pace:
+class UpdateSchedule:
     """How much is learned from a replay, and from when on."""
 
     batch_size: int
@@ -33,32 +33,32 @@ class Pace:
     starts: int
 
     @classmethod
-    def of(cls, agent: AgentPart) -> Pace:
+    def of(cls, agent: AgentComponent) -> UpdateSchedule:
         """An agent of the house says it itself; for others what DistributedAgent has by default."""
         if not isinstance(agent, DistributedAgent):
-            size = int(DEFAULTS["batch_size"])
-            return cls(size, 1.0 / DEFAULTS["update_frequency"], size)
+            size = int(DEFAULT_ARGUMENTS["batch_size"])
+            return cls(size, 1.0 / DEFAULT_ARGUMENTS["update_frequency"], size)
         settings = agent.config.model_dump()
         size = settings["batch_size"]
         return cls(size, settings["samples_per_insert"] / size, max(settings["learning_starts"], size))
 
 
-class ByHand:
+class ManualTrainer:
     """The parts at work. With a server, gradients go there, and the agent goes on with what comes back."""
 
     def __init__(
         self,
-        environment: EnvironmentPart,
-        replay_buffer: ReplayPart | None,
-        agent: AgentPart,
+        environment: EnvironmentComponent,
+        replay_buffer: ReplayComponent | None,
+        agent: AgentComponent,
         server: ParameterSource | None = None,
     ) -> None:
         self.environment, self.replay_buffer, self.agent, self.server = environment, replay_buffer, agent, server
-        self.owed_updates = 0.0
-        self._takes, self._weighs = "gradients", False
+        self.pending_updates = 0.0
+        self._push_kind, self._weighted = "gradients", False
         if server is not None:
-            server.register_worker(LOOP)
-            self._takes, self._weighs = _wishes(server)
+            server.register_worker(LOOP_WORKER_ID)
+            self._push_kind, self._weighted = _push_requirements(server)
 
     def episode(self, max_steps: int = 1000) -> dict[str, Any]:
         """Play one episode, remember it, learn what is due; its return, length and losses."""
@@ -78,49 +78,49 @@ class ByHand:
             return self._learn_from_replay(steps)
         if self.server is None:
             return self.agent.update_policy(steps)
-        if house is not None and self._takes == "gradients":
+        if house is not None and self._push_kind == "gradients":
             house.observe(steps)
-        return self._push(columns_of(steps), len(steps))
+        return self._push(stack_experiences(steps), len(steps))
 
     def _learn_from_replay(self, steps: Steps) -> dict[str, Any]:
         """Store one-step transitions, then as many updates as they pay for (see replay/transition_memory.py)."""
-        pool, pace = self._pool(), Pace.of(self.agent)
+        pool, pace = self._pool(), UpdateSchedule.of(self.agent)
         pool.add_experiences(self._block(steps))
         if pool.get_total_experiences() < pace.starts:
             return {"updates": 0}
-        self.owed_updates += len(steps) * pace.updates_per_step
-        due, metrics = int(self.owed_updates), {}
+        self.pending_updates += len(steps) * pace.updates_per_step
+        due, metrics = int(self.pending_updates), {}
         for _ in range(due):
             batch = pool.sample_batch(pace.batch_size)
             metrics = self.agent.learn_from_batch(batch) if self.server is None else self._push(batch, pace.batch_size)
             priorities = metrics.pop("priorities", None)
             if priorities is not None:
                 pool.update_priorities(batch["indices"], priorities)  # type: ignore[attr-defined]
-        self.owed_updates %= 1.0
+        self.pending_updates %= 1.0
         return {**metrics, "updates": due}
 
     def _push(self, batch: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
         """One update to the server, and the parameters that it has then."""
         assert self.server is not None
         told, update = self._update(batch)
-        receipt = self.server.push_gradients(LOOP, update, float(rows) if self._weighs else 1.0)
-        newest = {**self.agent.get_policy_parameters(), **self.server.get_parameters(LOOP)}
+        receipt = self.server.push_gradients(LOOP_WORKER_ID, update, float(rows) if self._weighted else 1.0)
+        newest = {**self.agent.get_policy_parameters(), **self.server.get_parameters(LOOP_WORKER_ID)}
         self.agent.set_policy_parameters(newest)
         refused = receipt is not None and not receipt
         return {**told, "updates": 0 if refused else 1, **({"refused": receipt.reason} if refused else {})}
 
     def _update(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What is worth telling, and what the server takes: the batch's gradient, or what the agent changes by learning."""
-        if self._takes == "gradients":
+        if self._push_kind == "gradients":
             return {}, self.agent.compute_gradients(batch)
         before = self.agent.get_policy_parameters()
         told = self.agent.learn_from_batch(batch)
         after = self.agent.get_policy_parameters()
-        if self._takes == "parameters":
+        if self._push_kind == "parameters":
             return told, after
         return told, {name: after[name] - before[name] for name in after if after[name].dtype.kind == "f"}
 
-    def _pool(self) -> ReplayPart:
+    def _pool(self) -> ReplayComponent:
         if self.replay_buffer is None:
             from steppe.replay import ReplayBufferPool
 
@@ -140,18 +140,18 @@ class ByHand:
         return [{**{name: step[name] for name in names}, "discount": gamma} for step in steps]
 
 
-def _wishes(server: Any) -> tuple[str, bool]:
+def _push_requirements(server: Any) -> tuple[str, bool]:
     """What a server takes, and whether a push's weight counts; one of a user's own takes plain gradients."""
     about = server.description() if hasattr(server, "description") else {}
-    about = server.about(LOOP) if hasattr(server, "about") else about
+    about = server.about(LOOP_WORKER_ID) if hasattr(server, "about") else about
     return server.get_server_stats().get("takes", "gradients"), bool(about.get("weighs", False))
 
 
-class HandRun:
+class ManualRun:
     """A training of whole episodes by hand. `stop`, `pause` and `resume` may be called from another thread."""
 
-    def __init__(self, hands: ByHand) -> None:
-        self.hands = hands
+    def __init__(self, hands: ManualTrainer) -> None:
+        self.trainer = hands
         self.progress: dict[str, Any] = {
             "state": "PENDING", "run": None, "episode": 0, "env_steps": 0, "updates": 0,
             "train_return_mean": None, "eval_return_mean": None, "best_return_mean": None,
@@ -217,7 +217,7 @@ class HandRun:
             self.progress["state"] = "RUNNING"
 
     def _judge(self) -> None:
-        found = float(self.hands.agent.evaluate_policy()["return_mean"])
+        found = float(self.trainer.agent.evaluate_policy()["return_mean"])
         best = self.progress["best_return_mean"]
         self.progress["eval_return_mean"] = found
         self.progress["best_return_mean"] = found if best is None else max(best, found)

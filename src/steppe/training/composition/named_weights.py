@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.array_checks import as_array, as_column, require_finite
-from steppe.core.contracts.errors import ConfigError, UsageError, nearest
-from steppe.core.contracts.weights import Entry, Weights
+from steppe.core.array_checks import as_column, as_numeric_array, require_finite
+from steppe.core.contracts.errors import ConfigError, UsageError, did_you_mean
+from steppe.core.contracts.weights import Weights, WeightsEntry
 
 
 def with_arrays(weights: Weights, arrays: Mapping[str, Any]) -> Weights:
@@ -45,14 +45,14 @@ def flat_gradient(weights: Weights, gradients: Mapping[str, Any]) -> np.ndarray:
     return np.concatenate([part.ravel() for part in parts.values()])
 
 
-def _require(entries: Iterable[Entry], arrays: Mapping[str, Any], what: str) -> None:
+def _require(entries: Iterable[WeightsEntry], arrays: Mapping[str, Any], what: str) -> None:
     known = {entry.name: entry for entry in entries}
     for name in arrays:
         if name not in known:
-            raise ConfigError(f"there is no parameter {name!r} among these {what}.{nearest(str(name), known)}")
+            raise ConfigError(f"there is no parameter {name!r} among these {what}.{did_you_mean(str(name), known)}")
     for name, entry in known.items():
         if name not in arrays:
             raise ConfigError(f"the {what} lack {name!r}: give all {len(known)} of them")
-        value = as_array(arrays[name], name)
+        value = as_numeric_array(arrays[name], name)
         if value.shape != entry.shape or not np.can_cast(value.dtype, entry.dtype, "same_kind"):
             raise ConfigError(f"{name!r} is {value.dtype}{list(value.shape)}, not {entry.dtype}{list(entry.shape)}")

@@ -14,10 +14,10 @@ if TYPE_CHECKING:  # compiled parts, which only loops with a server need
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
 
-LOOP = "loop"  # the worker that a loop itself is
+LOOP_WORKER_ID = "loop"  # the worker that a loop itself is
 
 
-def decided_by(server: ParameterServer | ParameterClient, num_workers: int) -> dict[str, Any]:
+def server_settings(server: ParameterServer | ParameterClient, num_workers: int) -> dict[str, Any]:
     """The configuration keys that a server decides, for a run whose workers push to it."""
     from steppe.params.server import ParameterServer
 
@@ -27,7 +27,7 @@ def decided_by(server: ParameterServer | ParameterClient, num_workers: int) -> d
     elif server.optimizer.for_deltas:
         decided = {"in_rounds": server.rounds.synchronous, "deltas": True}
     else:
-        decided = _applied(server, num_workers)
+        decided = _gradient_settings(server, num_workers)
     if isinstance(server, ParameterServer) and server.rounds.quorum > num_workers and not server.is_serving:
         raise ConfigError(
             f"a round of this parameter server needs {server.rounds.quorum} workers, and there are {num_workers}: use more "
@@ -36,7 +36,7 @@ def decided_by(server: ParameterServer | ParameterClient, num_workers: int) -> d
     return {f"params.{name}": value for name, value in decided.items() if value is not None}
 
 
-def _applied(server: ParameterServer, num_workers: int) -> dict[str, Any]:
+def _gradient_settings(server: ParameterServer, num_workers: int) -> dict[str, Any]:
     """How a server of gradients combines and applies them."""
     if server.rounds.synchronous and server.update_frequency < num_workers:
         raise ConfigError(
@@ -58,24 +58,24 @@ def _applied(server: ParameterServer, num_workers: int) -> dict[str, Any]:
     }
 
 
-def adopt(agent: Agent, arrays: dict[str, np.ndarray]) -> None:
+def load_server_parameters(agent: Agent, arrays: dict[str, np.ndarray]) -> None:
     """Give an agent a server's parameters; what the server does not have stays. ConfigError where one does not fit."""
     weights = agent.weights()
     agent.load(with_arrays(weights, {**weights.arrays(), **arrays}))
 
 
-def own_store(parameters: dict[str, np.ndarray]) -> ParameterServer:
+def make_own_server(parameters: dict[str, np.ndarray]) -> ParameterServer:
     """The store of a loop that was given none: it takes over what the loop has learned, as one worker's deltas."""
     from steppe.params.server import ParameterServer
 
     server = ParameterServer(parameters, "federated", update_frequency=1)
-    server.register_worker(LOOP)
+    server.register_worker(LOOP_WORKER_ID)
     return server
 
 
-def hand_in(server: ParameterServer, parameters: dict[str, np.ndarray]) -> None:
+def push_difference(server: ParameterServer, parameters: dict[str, np.ndarray]) -> None:
     """Bring an own store to these parameters, as its next version; nothing where they are the same."""
-    known = server.get_parameters(LOOP)
+    known = server.get_parameters(LOOP_WORKER_ID)
     deltas = {name: value - known[name] for name, value in parameters.items() if value.dtype.kind == "f"}
     if any(delta.any() for delta in deltas.values()):
-        server.push_gradients(LOOP, deltas)
+        server.push_gradients(LOOP_WORKER_ID, deltas)

@@ -7,23 +7,23 @@ from typing import Any
 
 from steppe.core.algorithms import ALGORITHMS, AgentConfig, config_class
 from steppe.core.config import references
-from steppe.core.config.run import known_device
-from steppe.core.config.validation import validated
+from steppe.core.config.run import validate_device
+from steppe.core.config.validation import validate_config
 from steppe.core.contracts.algorithm import Agent
-from steppe.core.contracts.errors import ConfigError, UsageError, nearest
+from steppe.core.contracts.errors import ConfigError, UsageError, did_you_mean
 
-DEFAULTS = {"learning_rate": 0.001, "batch_size": 32, "update_frequency": 4, "target_update_frequency": 100}
+DEFAULT_ARGUMENTS = {"learning_rate": 0.001, "batch_size": 32, "update_frequency": 4, "target_update_frequency": 100}
 
 
 def algorithm_name(algorithm: str | type | Agent) -> str:
     """The text that names an algorithm: `ppo`, `module:Class`, or `local:N` for a class that only this process knows."""
     if isinstance(algorithm, str):
         return algorithm
-    text = references.reference(algorithm if isinstance(algorithm, type) else type(algorithm))
+    text = references.make_reference(algorithm if isinstance(algorithm, type) else type(algorithm))
     return next((name for name, config in ALGORITHMS.items() if config.implementation == text), text)
 
 
-def decide(
+def resolve_agent_config(
     algorithm: str | type | Agent, given: Mapping[str, float], config: AgentConfig | Mapping[str, Any] | None
 ) -> tuple[AgentConfig, dict[str, Any]]:
     """The configuration of an algorithm, and those of its fields that the caller decided.
@@ -32,26 +32,26 @@ def decide(
     """
     name = algorithm_name(algorithm)
     if isinstance(algorithm, Agent):
-        config = _own_config(algorithm)
+        config = _require_config(algorithm)
     if isinstance(config, AgentConfig):
-        changed = [key for key, value in given.items() if value != DEFAULTS[key]]
+        changed = [key for key, value in given.items() if value != DEFAULT_ARGUMENTS[key]]
         if changed:
             raise ConfigError(
                 f"{changed[0]}={given[changed[0]]}: the agent comes with its own settings, change it there"
             )
         return config, config.model_dump()
     kind = config_class(name)
-    decided = _mapped(kind, given, name, config or {})
+    decided = _map_arguments(kind, given, name, config or {})
     for key, value in (config or {}).items():
         if key not in kind.model_fields:
-            raise ConfigError(f"{name} has no setting {key!r}.{nearest(key, kind.model_fields)}")
+            raise ConfigError(f"{name} has no setting {key!r}.{did_you_mean(key, kind.model_fields)}")
         if key in decided and decided[key] != value:
             raise ConfigError(f"{key} is given twice: {decided[key]} by the arguments and {value} in config")
-        decided[key] = references.reference(value) if callable(value) else value
-    return validated(kind, decided, "agent."), decided
+        decided[key] = references.make_reference(value) if callable(value) else value
+    return validate_config(kind, decided, "agent."), decided
 
 
-def _mapped(
+def _map_arguments(
     kind: type[AgentConfig], given: Mapping[str, float], name: str, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The four numbers under the names that the algorithm has for them; one without a name may not be changed."""
@@ -70,12 +70,12 @@ def _mapped(
     for key, (field, value) in homes.items():
         if field in fields:
             decided[field] = value
-        elif given[key] != DEFAULTS[key]:
+        elif given[key] != DEFAULT_ARGUMENTS[key]:
             raise ConfigError(f"{key}={given[key]} means nothing to {name}: leave it out")
     return decided
 
 
-def _own_config(agent: Agent) -> AgentConfig:
+def _require_config(agent: Agent) -> AgentConfig:
     config = getattr(agent, "config", None)
     if not isinstance(config, AgentConfig):
         raise UsageError(f"a {type(agent).__name__} needs its AgentConfig as the attribute `config`")
@@ -87,7 +87,7 @@ def choose_device(device: str | None, *, use_gpu: bool) -> str:
     if device is None:
         device = "cuda" if use_gpu else "cpu"
     try:
-        known_device(device)
+        validate_device(device)
     except ValueError as error:
         raise ConfigError(f"device={device!r}: {error}") from None
     if use_gpu and device == "cpu":

@@ -12,21 +12,31 @@ from collections.abc import Callable
 from typing import Any
 
 from steppe.core.contracts.errors import DamagedFile, RunFailed
-from steppe.core.io.record_validation import checked, parsed
-from steppe.transport.kafka.client import Connection, Message, denied, ends, headers_of, library, said, span, writing
+from steppe.core.io.record_validation import parse_record, validate_record
+from steppe.transport.kafka.client import (
+    KafkaConnection,
+    Message,
+    decode_headers,
+    describe_error,
+    get_watermarks,
+    import_kafka,
+    is_denied,
+    map_produce_errors,
+    read_range,
+)
 
 POLL_S = 0.05
 POST_S = 5.0  # how long a post waits to hear its number
-MOST_WAITING = 10_000  # records that are kept for a broker that does not know its topics yet
+MAX_PENDING_RECORDS = 10_000  # records that are kept for a broker that does not know its topics yet
 
 
-Refuse = Callable[[Message, str], object]
+OnRefused = Callable[[Message, str], object]
 
 
-def record_of(message: Message) -> dict[str, Any] | None:
+def decode_record(message: Message) -> dict[str, Any] | None:
     """The JSON object in a message, bounded but of any schema; None where there is none."""
     try:
-        return parsed(message.value())
+        return parse_record(message.value())
     except DamagedFile:
         return None
 
@@ -36,24 +46,26 @@ class KafkaBoard:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         origin: str = "role",
-        refuse: Refuse | None = None,
+        refuse: OnRefused | None = None,
         num_actors: int | None = None,
     ) -> None:
         """`origin` goes with every record, for those who copy records from one Board to another.
 
         With `refuse`, only records of their topic's schema, this run and one of `num_actors` are read; it gets the others, once.
         """
-        self._connection, self._kafka, self._origin = connection, library(), origin.encode()
+        self._connection, self._kafka, self._origin = connection, import_kafka(), origin.encode()
         self._refuse, self._num_actors = refuse, num_actors
-        self._refused_to: dict[
+        self._refused_up_to: dict[
             str, int
         ] = {}  # topic → the offset in front of which everything was refused that had to be
-        self._passed: dict[str, tuple[int, int]] = {}  # topic → behind this number there is nothing up to that offset
+        self._scanned_to: dict[
+            str, tuple[int, int]
+        ] = {}  # topic → behind this number there is nothing up to that offset
         self._producer = connection.producer(**{"queue.buffering.max.kbytes": 16 << 10})
         self._consumer: Any = None
-        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=MOST_WAITING)  # what the client did not take yet
+        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=MAX_PENDING_RECORDS)  # what the client did not take yet
         self._late = False  # the broker did not answer the last post in time: further ones do not wait
         self._refused: str | None = None  # that it is not allowed to write, in words
 
@@ -63,8 +75,8 @@ class KafkaBoard:
 
         def delivered(error: Any, message: Message) -> None:
             self._late = error is not None
-            if error is not None and denied(error):
-                self._refused = f"nothing can be written to {message.topic()}: {said(error)}"
+            if error is not None and is_denied(error):
+                self._refused = f"nothing can be written to {message.topic()}: {describe_error(error)}"
             numbers.append(0 if error is not None else message.offset() + 1)
 
         text = json.dumps(record, separators=(",", ":")).encode()
@@ -86,7 +98,7 @@ class KafkaBoard:
         try:
             while self._waiting:
                 name, text, key, about, delivered = self._waiting[0]
-                with writing(name):
+                with map_produce_errors(name):
                     self._producer.produce(name, text, key, 0, on_delivery=delivered, headers=about)
                 self._waiting.popleft()
         except BufferError:
@@ -98,31 +110,31 @@ class KafkaBoard:
         if self._consumer is None:
             self._consumer = self._connection.consumer()
         name, run = self._connection.topic(topic), self._connection.run.encode()
-        low, high = ends(self._consumer, name)
+        low, high = get_watermarks(self._consumer, name)
         start = max(low, after if after <= high else 0)  # beyond its end: the topic was made anew
-        since, passed = self._passed.get(topic, (-1, 0))
+        since, passed = self._scanned_to.get(topic, (-1, 0))
         if since == after and passed <= high:
             start = max(start, passed)
         found: list[tuple[int, dict[str, Any]]] = []
         while start < high and len(found) < limit:
             stop = min(high, start + limit)
-            messages = span(self._consumer, name, 0, start, stop)
-            own = [message for message in messages if headers_of(message).get("run") == run]
+            messages = read_range(self._consumer, name, 0, start, stop)
+            own = [message for message in messages if decode_headers(message).get("run") == run]
             told = [(message.offset() + 1, self._record(topic, message)) for message in own]
             found += [(number, record) for number, record in told if record is not None]
             start = stop
         if len(found) <= limit:
-            self._passed[topic] = (found[-1][0] if found else after, start)
+            self._scanned_to[topic] = (found[-1][0] if found else after, start)
         return found[:limit]
 
     def _record(self, topic: str, message: Message) -> dict[str, Any] | None:
         if self._refuse is None:
-            return record_of(message)
+            return decode_record(message)
         try:
-            return checked(topic, message.value(), self._connection.name, self._num_actors)
+            return validate_record(topic, message.value(), self._connection.name, self._num_actors)
         except DamagedFile as error:
-            if message.offset() >= self._refused_to.get(topic, 0):  # a reader may come by again
-                self._refused_to[topic] = message.offset() + 1
+            if message.offset() >= self._refused_up_to.get(topic, 0):  # a reader may come by again
+                self._refused_up_to[topic] = message.offset() + 1
                 self._refuse(message, str(error))
             return None
 
@@ -130,7 +142,7 @@ class KafkaBoard:
         """The number of the newest record, of whichever run."""
         if self._consumer is None:
             self._consumer = self._connection.consumer()
-        return ends(self._consumer, self._connection.topic(topic))[1]
+        return get_watermarks(self._consumer, self._connection.topic(topic))[1]
 
     def flush(self, timeout_s: float = 10.0) -> int:
         """Wait until everything is written down; returns how many records are not."""

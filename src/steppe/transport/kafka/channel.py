@@ -33,39 +33,39 @@ from steppe.core.io.codec import (
     segment_header,
 )
 from steppe.transport.kafka.client import (
-    AGAIN_S,
     EXPERIENCES,
+    INT64,
     PROGRESS,
-    WORD,
-    Connection,
-    Feed,
+    RETRY_S,
+    KafkaConnection,
     Message,
-    backwards,
-    ends,
-    forgotten,
-    headers_of,
-    home_of,
-    library,
-    newest,
-    reading,
-    said,
-    span,
+    PartitionReader,
+    decode_headers,
+    describe_error,
+    find_newest,
+    get_watermarks,
+    import_kafka,
+    is_unknown_topic,
+    lost_broker_within,
+    map_produce_errors,
+    open_consumer,
+    partition_of,
+    read_backwards,
+    read_range,
     topic_id,
-    troubled,
-    writing,
 )
-from steppe.transport.kafka.dead_letters import DeadLetters
+from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
 SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
 ACK_S = 30.0  # how long a message that must arrive before anything else may take
-LEAST_HELD = 16  # segments of a partition that the reader may have in memory, at the least
+MIN_UNRELEASED = 16  # segments of a partition that the reader may have in memory, at the least
 LOOK_BACK = 16  # messages
-AT_ONCE = 1_000  # messages that one poll looks at
-Last = tuple[int, bytes | None]
+MAX_MESSAGES_PER_POLL = 1_000  # messages that one poll looks at
+LastSegment = tuple[int, bytes | None]
 Marks = dict[int, tuple[int, list[int]]]  # partition → its low mark, and what was learned from behind that
 
 
-class Read(msgspec.Struct, frozen=True):
+class ReadProgress(msgspec.Struct, frozen=True):
     """How far the reader is with one actor: what is below `next` and not `held` was learned from."""
 
     next: int  # -1: this reader has read nothing of it yet, and another may have
@@ -75,11 +75,11 @@ class Read(msgspec.Struct, frozen=True):
     shift: int = 0  # the number of the round that its next segment is for, less the segment's own
 
 
-class Sender:
+class KafkaSender:
     """A producer, and what became of its messages."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._kafka = library()
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._kafka = import_kafka()
         self._producer, self._wait_s = connection.producer(), connection.config.wait_s
         self._waiting: deque[tuple[Any, ...]] = deque()  # what the client could not deliver and is to be sent again
         self.failure: str | None = None
@@ -100,7 +100,7 @@ class Sender:
         try:
             while self._waiting:
                 topic, value, key, partition, about = self._waiting[0]
-                with writing(topic):
+                with map_produce_errors(topic):
                     self._producer.produce(topic, value, key, partition, on_delivery=self._delivered, headers=about)
                 self._waiting.popleft()
         except BufferError:
@@ -118,12 +118,12 @@ class Sender:
         until = time.monotonic() + ACK_S
         while time.monotonic() < until:
             try:
-                with writing(topic):
+                with map_produce_errors(topic):
                     about = list(headers.items())
                     self._producer.produce(topic, value, key, partition, on_delivery=delivered, headers=about)
                 break
             except BufferError:
-                self._producer.poll(AGAIN_S)
+                self._producer.poll(RETRY_S)
         while not offsets and self.failure is None and (left_s := until - time.monotonic()) > 0:
             self._producer.poll(min(left_s, 1.0))
         self.progress()
@@ -146,48 +146,48 @@ class Sender:
     def _delivered(self, error: Any, message: Message) -> None:
         if error is None:
             self.written.append(message.offset())
-        elif forgotten(error) and troubled(self._wait_s):
+        elif is_unknown_topic(error) and lost_broker_within(self._wait_s):
             # A broker that has just come back does not know its topics yet.
-            about = list(headers_of(message).items())
+            about = list(decode_headers(message).items())
             self._waiting.append((message.topic(), message.value(), message.key(), message.partition(), about))
         else:
-            self.failure = f"to {message.topic()}: {said(error)}"
+            self.failure = f"to {message.topic()}: {describe_error(error)}"
 
 
-class KafkaOutlet:
+class KafkaWriter:
     """A Channel as its one writer holds it."""
 
     def __init__(
         self,
-        connection: Connection,
-        feed: Feed,
+        connection: KafkaConnection,
+        feed: PartitionReader,
         spec: SegmentSpec,
         actor: int,
         slots: int,
         partitions: int,
-        letters: DeadLetters | None = None,
+        letters: DeadLetterQueue | None = None,
     ) -> None:
         """`letters` is where records of experiences.progress go that are not valid."""
         self._connection, self._actor = connection, actor
-        self._letters = letters or DeadLetters(connection, f"actor-{actor}")
-        self._topic, self._home = connection.topic(EXPERIENCES), home_of(connection.run, actor, partitions)
+        self._dead_letters = letters or DeadLetterQueue(connection, f"actor-{actor}")
+        self._topic, self._home = connection.topic(EXPERIENCES), partition_of(connection.run, actor, partitions)
         self._key, self._run = connection.key(actor), connection.run.encode()
-        self._sender = Sender(connection)
+        self._sender = KafkaSender(connection)
         self._blank, self._given = Segment.blank(spec), False  # one is enough: a message is a copy
         self._refused: tuple[int, str] | None = None
         self._lives: dict[int, bool] = {}  # the last life that a message named behind this one, and whether it began
-        self._feed, self._slots, self.shift = feed, slots, 0
-        about = {"kind": BEGIN, "run": self._run, "actor": WORD.pack(actor)}
+        self._partition_reader, self._slots, self.shift = feed, slots, 0
+        about = {"kind": BEGIN, "run": self._run, "actor": INT64.pack(actor)}
         self.life = self._sender.post(self._topic, None, self._key, self._home, about)
-        self._last = last_of(connection, actor, self._home, before=self.life)
-        self._read = self._begin_reading()
+        self._last = find_last_segment(connection, actor, self._home, before=self.life)
+        self._read = self._follow_progress()
         sent = -1 if self._last is None else self._last[0]
         self._outstanding = set(range(max(self._read.next, sent - slots + 1), sent + 1)) | set(self._read.held)
 
     def blank(self, actor: int) -> Segment | None:
-        self._feed.progress()
+        self._partition_reader.progress()
         self._sender.progress()
-        self._letters.progress()
+        self._dead_letters.progress()
         self._require_accepted()
         self._given = self._given or len(self._outstanding) < self._slots
         return self._blank if self._given else None
@@ -197,13 +197,13 @@ class KafkaOutlet:
         assert header is not None, "a segment is offered with its header set"
         about = {
             "kind": SEGMENT,
-            "schema": WORD.pack(SEGMENT_SCHEMA),
+            "schema": INT64.pack(SEGMENT_SCHEMA),
             "run": self._run,
-            "actor": WORD.pack(header.actor),
-            "epoch": WORD.pack(header.epoch),
-            "sequence": WORD.pack(header.sequence),
-            "version": WORD.pack(header.version),
-            "life": WORD.pack(self.life),
+            "actor": INT64.pack(header.actor),
+            "epoch": INT64.pack(header.epoch),
+            "sequence": INT64.pack(header.sequence),
+            "version": INT64.pack(header.version),
+            "life": INT64.pack(self.life),
         }
         if segment.state is not None:
             about["state"] = segment.state
@@ -220,7 +220,7 @@ class KafkaOutlet:
     def release(self, segment: Segment) -> None:
         raise ValueError("only the reader of a channel releases its segments")
 
-    def recall(self, actor: int) -> Last | None:
+    def recall(self, actor: int) -> LastSegment | None:
         return self._last
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
@@ -230,29 +230,29 @@ class KafkaOutlet:
         """Wait for what is under way; whether all of it was written down."""
         return self._sender.flush(timeout_s) == 0
 
-    def _begin_reading(self) -> Read:
+    def _follow_progress(self) -> ReadProgress:
         connection, topic, key = self._connection, self._connection.topic(PROGRESS), self._key
 
-        def own(message: Message) -> Read | None:
-            return self._genuine(message) if message.key() == key else None
+        def own(message: Message) -> ReadProgress | None:
+            return self._validate_progress(message) if message.key() == key else None
 
-        told, end = newest(connection, topic, 0, lambda message: own(message) is not None)
-        found, _ = newest(connection, topic, 0, lambda message: (own(message) or Read(-1)).next >= 0, end)
-        self._feed.follow(topic, 0, end, self._take)
+        told, end = find_newest(connection, topic, 0, lambda message: own(message) is not None)
+        found, _ = find_newest(connection, topic, 0, lambda message: (own(message) or ReadProgress(-1)).next >= 0, end)
+        self._partition_reader.follow(topic, 0, end, self._take)
         if (
             told is not None and (read := own(told)) is not None
         ):  # perhaps of this life: a reader may be quicker than this
-            self._require_place(read)
+            self._require_not_overtaken(read)
             self.shift = read.shift
-        return (own(found) if found is not None else None) or Read(0)
+        return (own(found) if found is not None else None) or ReadProgress(0)
 
-    def _require_place(self, read: Read) -> None:
+    def _require_not_overtaken(self, read: ReadProgress) -> None:
         if read.life > self.life:
             raise Overtaken(f"another process has taken the place of actor-{self._actor} in {self._connection.run}")
 
-    def _genuine(self, message: Message) -> Read | None:
+    def _validate_progress(self, message: Message) -> ReadProgress | None:
         """What a message says of this actor; None where it is not valid, or names a life that never began."""
-        read = _read(message)
+        read = _decode_progress(message)
         if read is None or read.life <= self.life:
             return read
         try:
@@ -264,20 +264,20 @@ class KafkaOutlet:
 
     def _began(self, life: int) -> bool:
         """Whether a writer of this actor announced itself at that offset."""
-        with reading(self._connection) as consumer:
-            _, high = ends(consumer, self._topic, self._home)
-            there = span(consumer, self._topic, self._home, life, life + 1) if life < high else []
-        about = [(message.key(), headers_of(message).get("kind")) for message in there if message.offset() == life]
+        with open_consumer(self._connection) as consumer:
+            _, high = get_watermarks(consumer, self._topic, self._home)
+            there = read_range(consumer, self._topic, self._home, life, life + 1) if life < high else []
+        about = [(message.key(), decode_headers(message).get("kind")) for message in there if message.offset() == life]
         return about == [(self._key, BEGIN)]
 
     def _take(self, message: Message) -> None:
         if message.key() != self._key:
             return
-        read = self._genuine(message)
+        read = self._validate_progress(message)
         if read is None:
-            self._letters.refuse(message, "it does not say how far the learner has read")
+            self._dead_letters.refuse(message, "it does not say how far the learner has read")
             return
-        self._require_place(read)
+        self._require_not_overtaken(read)
         self._refused, self.shift = read.refused, read.shift
         if read.next < 0:
             return
@@ -291,59 +291,65 @@ class KafkaOutlet:
             raise RunFailed(f"the learner refused a segment of actor-{self._actor}: {refused[1]}")
 
 
-def _read(message: Message) -> Read | None:
+def _decode_progress(message: Message) -> ReadProgress | None:
     """What a message of experiences.progress says; None where it is not valid."""
     try:
-        read = msgspec.msgpack.decode(message.value() or b"", type=Read)
+        read = msgspec.msgpack.decode(message.value() or b"", type=ReadProgress)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
     numbers = (read.next, read.life, *read.held)
     return read if all(-1 <= number < 1 << 62 for number in numbers) and abs(read.shift) < 1 << 62 else None
 
 
-def last_of(connection: Connection, actor: int, home: int, before: int | None = None) -> Last | None:
+def find_last_segment(
+    connection: KafkaConnection, actor: int, partition: int, before: int | None = None
+) -> LastSegment | None:
     """Sequence number and state of the last segment that an actor has written down."""
     topic, key, seen = connection.topic(EXPERIENCES), connection.key(actor), list[tuple[int, dict[str, bytes]]]()
-    with reading(connection) as consumer:
-        low, high = connection.ends(consumer, topic, home)
-        for messages in backwards(consumer, topic, home, low, high if before is None else before):
+    with open_consumer(connection) as consumer:
+        low, high = connection.ends(consumer, topic, partition)
+        for messages in read_backwards(consumer, topic, partition, low, high if before is None else before):
             own = [(message.offset(), message) for message in messages if message.key() == key]
-            seen[:0] = [(offset, headers_of(message)) for offset, message in own if _whole(message, connection.name)]
-            last = _last_valid(seen)
+            seen[:0] = [
+                (offset, decode_headers(message))
+                for offset, message in own
+                if _is_valid_message(message, connection.name)
+            ]
+            last = _find_last_valid(seen)
             if last is not None and last >= LOOK_BACK:  # no life began so shortly before that a killed one still sends
                 break
-        last = _last_valid(seen)
+        last = _find_last_valid(seen)
         if last is None:
             return None
         about = seen[last][1]
-        return WORD.unpack(about["sequence"])[0], about.get("state")
+        return INT64.unpack(about["sequence"])[0], about.get("state")
 
 
-def _whole(message: Message, run: str) -> bool:
+def _is_valid_message(message: Message, run: str) -> bool:
     """Whether a message is a beginning, or a segment of this run whose contents are what its headers say."""
-    about = headers_of(message)
+    about = decode_headers(message)
     if about.get("kind") != SEGMENT:
         return about.get("kind") in (BEGIN, PRIME)
     try:
         header = segment_header(message.value() or b"")
-        return header.run == run and header.sequence == _word(about, "sequence")
+        return header.run == run and header.sequence == _header_int(about, "sequence")
     except DamagedFile:
         return False
 
 
-def _last_valid(seen: Sequence[tuple[int, Mapping[str, bytes]]]) -> int | None:
+def _find_last_valid(seen: Sequence[tuple[int, Mapping[str, bytes]]]) -> int | None:
     """Which of an actor's messages, oldest first, is its last segment; not what a life sent after another had begun."""
     last, owner = None, -1
     for index, (offset, about) in enumerate(seen):
         kind, life = about.get("kind"), int.from_bytes(about.get("life", b""), "little")
         if kind == BEGIN:
             owner = offset
-        elif len(about.get("sequence", b"")) == WORD.size and (kind == PRIME or (kind == SEGMENT and life >= owner)):
+        elif len(about.get("sequence", b"")) == INT64.size and (kind == PRIME or (kind == SEGMENT and life >= owner)):
             last = index
     return last
 
 
-class _Home:
+class _PartitionState:
     """One partition, as the reader keeps account of it."""
 
     def __init__(self, offset: int, done: tuple[int, ...], limit: int) -> None:
@@ -368,61 +374,65 @@ class _Home:
 
 
 @dataclass(slots=True)
-class _Account:
+class _ActorProgress:
     """One actor, as the reader keeps account of it: what a Read tells."""
 
     next: int = -1
     due: int | None = None  # the number of this life's next segment, once it has sent one
-    unsure: bool = True  # whether a life may have begun that was not read of
+    may_have_missed_begin: bool = True  # whether a life may have begun that was not read of
     held: dict[int, None] = field(default_factory=dict)  # sequence numbers
     life: int = -1
     refused: tuple[int, str] | None = None
     shift: int = 0
-    untold: int = 0  # segments that were released and not yet told of
+    unreported_releases: int = 0  # segments that were released and not yet told of
 
-    def read(self) -> Read:
-        return Read(self.next, tuple(self.held), self.life, self.refused, self.shift)
+    def read(self) -> ReadProgress:
+        return ReadProgress(self.next, tuple(self.held), self.life, self.refused, self.shift)
 
 
-class KafkaInlet:
+class KafkaReader:
     """A Channel as its one reader holds it. It takes its messages from `feed`, one at a time, so that what it has in memory
     is bounded however much the topic holds."""
 
     def __init__(
         self,
-        connection: Connection,
-        feed: Feed,
+        connection: KafkaConnection,
+        feed: PartitionReader,
         spec: SegmentSpec,
         num_actors: int,
         slots: int,
         marks: Marks,
         lives: Mapping[int, int] | None = None,
-        letters: DeadLetters | None = None,
+        letters: DeadLetterQueue | None = None,
     ) -> None:
         """`marks` says for each partition where to begin: its low mark, and what was learned from behind that; `lives`, who had
         begun until then; `letters` is where messages go that are not valid."""
-        self._connection, self._feed, self._spec = connection, feed, spec
+        self._connection, self._partition_reader, self._spec = connection, feed, spec
         self._num_actors = num_actors
         self._topic, self._run, self._id = connection.topic(EXPERIENCES), connection.run, topic_id(connection)
         self._own = connection.run.encode()
-        self._sender = Sender(connection)
-        self._letters = letters or DeadLetters(connection, "learner")
+        self._sender = KafkaSender(connection)
+        self._dead_letters = letters or DeadLetterQueue(connection, "learner")
         self.metadata = feed.metadata()  # whose offsets these are; without subscriptions it never changes
         self._ready: deque[Segment] = deque()
-        self._spare: deque[Segment] = deque(maxlen=LEAST_HELD)  # fresh memory for each would cost as much as reading it
+        self._spare: deque[Segment] = deque(
+            maxlen=MIN_UNRELEASED
+        )  # fresh memory for each would cost as much as reading it
         self._slots: dict[int, tuple[int, int]] = {}  # segment's slot → partition, offset
         self._next_slot = 0
-        self._accounts: defaultdict[int, _Account] = defaultdict(_Account)
+        self._actor_progress: defaultdict[int, _ActorProgress] = defaultdict(_ActorProgress)
         for actor, life in (lives or {}).items():
-            self._accounts[actor].life = life
-        self._told_at = max(1, slots // 8)  # so many at once: a message for each would cost as much as a small segment
+            self._actor_progress[actor].life = life
+        self._report_every = max(
+            1, slots // 8
+        )  # so many at once: a message for each would cost as much as a small segment
         self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # who began, and whether in the place of another
         self.dropped: Counter[str] = Counter()
         self._came = [0, 0, 0.0]  # segments, their bytes, and the newest one's age in seconds
-        self.homes: dict[int, _Home] = {}
+        self.partitions: dict[int, _PartitionState] = {}
         for partition, (offset, done) in marks.items():
-            here = sum(home_of(self._run, actor, len(marks)) == partition for actor in range(num_actors))
-            self.homes[partition] = _Home(offset, tuple(done), max(LEAST_HELD, here * (slots + 2)))
+            here = sum(partition_of(self._run, actor, len(marks)) == partition for actor in range(num_actors))
+            self.partitions[partition] = _PartitionState(offset, tuple(done), max(MIN_UNRELEASED, here * (slots + 2)))
             feed.follow(self._topic, partition, offset, self._take)
 
     def blank(self, actor: int) -> Segment | None:
@@ -433,57 +443,57 @@ class KafkaInlet:
         return False
 
     def poll(self) -> Segment | None:
-        for _ in range(AT_ONCE):
-            if self._ready or not self._feed.one():
+        for _ in range(MAX_MESSAGES_PER_POLL):
+            if self._ready or not self._partition_reader.one():
                 break
         self._sender.progress()
-        self._letters.progress()
+        self._dead_letters.progress()
         return self._ready.popleft() if self._ready else None
 
     def release(self, segment: Segment) -> None:
         assert segment.header is not None
         partition, offset = self._slots.pop(segment.slot)
-        home, account = self.homes[partition], self._accounts[segment.header.actor]
+        home, account = self.partitions[partition], self._actor_progress[segment.header.actor]
         home.release(offset)
         if home.paused and len(home.held) <= home.limit // 2:  # not for each one: it takes a moment
             home.paused = False
-            self._feed.hold(self._topic, partition, on=False)
+            self._partition_reader.hold(self._topic, partition, on=False)
         account.held.pop(segment.header.sequence, None)  # twice there only if somebody sent it twice
-        account.untold += 1
-        if account.untold >= self._told_at:
+        account.unreported_releases += 1
+        if account.unreported_releases >= self._report_every:
             self._tell(segment.header.actor, account)
         self._spare.append(Segment(segment.spec, segment.columns))  # its header stays with who has it
 
     def place(self, actor: int, shift: int) -> None:
         """Let an actor know which round its next segment is for: its number and this."""
-        account = self._accounts[actor]
+        account = self._actor_progress[actor]
         if account.shift != shift:
             account.shift = shift
             self._tell(actor, account)
 
-    def recall(self, actor: int) -> Last | None:
-        return last_of(self._connection, actor, self._home(actor))
+    def recall(self, actor: int) -> LastSegment | None:
+        return find_last_segment(self._connection, actor, self._home(actor))
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
-        Primer(self._connection, len(self.homes)).prime(actor, sequence, state)
+        Primer(self._connection, len(self.partitions)).prime(actor, sequence, state)
 
     def mark(self) -> Tree:
         """Where another reader goes on, for a checkpoint."""
         marks = [[number, low, done] for number, (low, done) in self.marks().items()]
-        lives = [[actor, account.life] for actor, account in self._accounts.items()]
+        lives = [[actor, account.life] for actor, account in self._actor_progress.items()]
         return {"topic": self._id, "marks": marks, "lives": lives}
 
     def marks(self) -> Marks:
         """Where another reader goes on, by partition."""
         return {
             number: (home.low, sorted(offset for offset in home.done if offset >= home.low))
-            for number, home in self.homes.items()
+            for number, home in self.partitions.items()
         }
 
     def offsets(self) -> list[Any]:
         """The same as Kafka commits it."""
-        place = library().TopicPartition
-        return [place(self._topic, number, home.low) for number, home in self.homes.items()]
+        place = import_kafka().TopicPartition
+        return [place(self._topic, number, home.low) for number, home in self.partitions.items()]
 
     def stats(self) -> dict[str, float]:
         segments, size, age_s = self._came
@@ -491,32 +501,35 @@ class KafkaInlet:
 
     def lag(self) -> int:
         """How many messages wait in the topic behind what was read, as far as is known here; those of other runs included."""
-        return sum(max(0, self._feed.end(self._topic, number) - home.next) for number, home in self.homes.items())
+        return sum(
+            max(0, self._partition_reader.end(self._topic, number) - home.next)
+            for number, home in self.partitions.items()
+        )
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Wait for what is under way; whether all of it was written down."""
-        self._tell_all()
-        self._letters.close(timeout_s)
+        self._report_all()
+        self._dead_letters.close(timeout_s)
         return self._sender.flush(timeout_s) == 0
 
     def _home(self, actor: int) -> int:
-        return home_of(self._run, actor, len(self.homes))
+        return partition_of(self._run, actor, len(self.partitions))
 
     def _take(self, message: Message) -> None:
-        home, offset = self.homes[message.partition()], message.offset()
+        home, offset = self.partitions[message.partition()], message.offset()
         if offset > home.next:  # the topic no longer has what was between
-            self._expect_anything(message.partition(), unsure=True)
+            self._reset_expectations(message.partition(), unsure=True)
         home.next = offset + 1
         if offset in home.done:
-            self._expect_anything(message.partition())
+            self._reset_expectations(message.partition())
             return
-        about = headers_of(message)
+        about = decode_headers(message)
         try:
             if "run" not in about or about.get("kind") not in (SEGMENT, BEGIN, PRIME):
                 raise DamagedFile("it does not say which run and which kind of message it is")
             if about["run"] != self._own:
                 return
-            actor = _word(about, "actor", self._num_actors)
+            actor = _header_int(about, "actor", self._num_actors)
             if about["kind"] == BEGIN:
                 self._begin(message, actor)
             elif about["kind"] == SEGMENT:
@@ -524,11 +537,11 @@ class KafkaInlet:
         except DamagedFile as error:
             self._reject(message, about, str(error))
 
-    def _expect_anything(self, partition: int, *, unsure: bool = False) -> None:
+    def _reset_expectations(self, partition: int, *, unsure: bool = False) -> None:
         """Some of a partition's messages were not looked at: with `unsure`, beginnings perhaps among them."""
-        for actor, account in self._accounts.items():
+        for actor, account in self._actor_progress.items():
             if self._home(actor) == partition:
-                account.due, account.unsure = None, account.unsure or unsure
+                account.due, account.may_have_missed_begin = None, account.may_have_missed_begin or unsure
 
     def _require_home(self, message: Message, actor: int) -> None:
         if message.partition() != self._home(actor):
@@ -538,8 +551,8 @@ class KafkaInlet:
         self._require_home(message, actor)
         if message.key() != self._connection.key(actor) or message.value() is not None:
             raise DamagedFile(f"it is not how actor-{actor} announces itself")
-        account, life = self._accounts[actor], message.offset()
-        account.due, account.unsure = None, False
+        account, life = self._actor_progress[actor], message.offset()
+        account.due, account.may_have_missed_begin = None, False
         if life > account.life:  # otherwise it was read by the reader before
             self.joined.append((actor, account.life >= 0))
             account.life = life
@@ -547,13 +560,13 @@ class KafkaInlet:
         self._tell(actor, account)
 
     def _receive(self, message: Message, about: Mapping[str, bytes], actor: int) -> None:
-        life, account = _word(about, "life"), self._accounts[actor]
+        life, account = _header_int(about, "life"), self._actor_progress[actor]
         if life < account.life < message.offset():  # what is in front of a life's beginning, its writer has seen
             self.dropped["overtaken"] += 1
             return
         segment = self._decoded(message, about, actor)
         self._require_home(message, actor)
-        if life >= message.offset() or (life > account.life and not account.unsure):
+        if life >= message.offset() or (life > account.life and not account.may_have_missed_begin):
             raise DamagedFile(f"its header 'life' is {life}, and no life began there before offset {message.offset()}")
         assert segment.header is not None
         if account.due is not None and segment.header.sequence > account.due:
@@ -562,7 +575,7 @@ class KafkaInlet:
         account.due = max(account.due or 0, segment.header.sequence + 1)
         account.next, account.refused = max(account.next, segment.header.sequence + 1), None
         account.held[segment.header.sequence] = None
-        partition, home = message.partition(), self.homes[message.partition()]
+        partition, home = message.partition(), self.partitions[message.partition()]
         segment.slot, self._next_slot = self._next_slot, self._next_slot + 1
         age_s = max(0.0, time.time() - message.timestamp()[1] / 1000)
         self._came = [self._came[0] + 1, self._came[1] + len(message), age_s]
@@ -571,13 +584,13 @@ class KafkaInlet:
         self._ready.append(segment)
         if len(home.held) >= home.limit and not home.paused:
             home.paused = True
-            self._feed.hold(self._topic, partition, on=True)
+            self._partition_reader.hold(self._topic, partition, on=True)
 
     def _decoded(self, message: Message, about: Mapping[str, bytes], actor: int) -> Segment:
         """The segment, if the message is one of this run and its headers say the same as its contents."""
-        if _word(about, "schema") > SEGMENT_SCHEMA:
+        if _header_int(about, "schema") > SEGMENT_SCHEMA:
             raise DamagedFile(
-                f"its schema is {_word(about, 'schema')}, newer than {SEGMENT_SCHEMA}, the newest known here"
+                f"its schema is {_header_int(about, 'schema')}, newer than {SEGMENT_SCHEMA}, the newest known here"
             )
         value = message.value() or b""
         if len(value) > self._connection.max_bytes:
@@ -585,7 +598,7 @@ class KafkaInlet:
         segment = decode_segment(value, self._spec, self._spare.pop() if self._spare else None)
         header = segment.header
         assert header is not None
-        words = tuple(_word(about, name) for name in ("epoch", "sequence", "version"))
+        words = tuple(_header_int(about, name) for name in ("epoch", "sequence", "version"))
         if (header.run, header.actor, header.epoch, header.sequence, header.version) != (
             self._connection.name,
             actor,
@@ -598,20 +611,20 @@ class KafkaInlet:
     def _reject(self, message: Message, about: Mapping[str, bytes], reason: str) -> None:
         """Put it aside with the reason, and let its writer know, if it is one of ours."""
         self.dropped["rejected"] += 1
-        self._letters.refuse(message, reason)
+        self._dead_letters.refuse(message, reason)
         for actor in range(self._num_actors):
-            named = about.get("run") == self._own and about.get("actor") == WORD.pack(actor)
+            named = about.get("run") == self._own and about.get("actor") == INT64.pack(actor)
             if named and message.partition() == self._home(actor):  # nowhere else has it written anything
-                self._accounts[actor].refused = (message.offset(), reason[:200])
-                self._tell(actor, self._accounts[actor])
+                self._actor_progress[actor].refused = (message.offset(), reason[:200])
+                self._tell(actor, self._actor_progress[actor])
 
-    def _tell_all(self) -> None:
-        for actor, account in self._accounts.items():
-            if account.untold:
+    def _report_all(self) -> None:
+        for actor, account in self._actor_progress.items():
+            if account.unreported_releases:
                 self._tell(actor, account)
 
-    def _tell(self, actor: int, account: _Account) -> None:
-        account.untold = 0
+    def _tell(self, actor: int, account: _ActorProgress) -> None:
+        account.unreported_releases = 0
         told = msgspec.msgpack.encode(account.read())
         self._sender.send(self._connection.topic(PROGRESS), told, self._connection.key(actor), 0, {})
 
@@ -619,36 +632,36 @@ class KafkaInlet:
 class Primer:
     """What tells actors of a resumed run where it goes on from, before any of them begins."""
 
-    def __init__(self, connection: Connection, partitions: int) -> None:
+    def __init__(self, connection: KafkaConnection, partitions: int) -> None:
         self._connection, self._partitions = connection, partitions
-        self._sender = Sender(connection)
+        self._sender = KafkaSender(connection)
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
         """Where the topic knows as much or more, that stays."""
-        connection, home = self._connection, home_of(self._connection.run, actor, self._partitions)
-        last = last_of(connection, actor, home)
+        connection, home = self._connection, partition_of(self._connection.run, actor, self._partitions)
+        last = find_last_segment(connection, actor, home)
         if last is not None and last[0] >= sequence:
             return
-        key, word = connection.key(actor), WORD.pack
+        key, word = connection.key(actor), INT64.pack
         about = {"kind": PRIME, "run": connection.run.encode(), "actor": word(actor), "sequence": word(sequence)}
         if state is not None:
             about["state"] = state
         self._sender.post(connection.topic(EXPERIENCES), None, key, home, about)
-        self._sender.post(connection.topic(PROGRESS), msgspec.msgpack.encode(Read(sequence + 1)), key, 0, {})
+        self._sender.post(connection.topic(PROGRESS), msgspec.msgpack.encode(ReadProgress(sequence + 1)), key, 0, {})
 
 
-def _word(about: Mapping[str, bytes], name: str, below: int | None = None) -> int:
+def _header_int(about: Mapping[str, bytes], name: str, below: int | None = None) -> int:
     value = about.get(name, b"")
-    if len(value) != WORD.size:
+    if len(value) != INT64.size:
         raise DamagedFile(f"its header {name!r} is missing or no number")
-    (number,) = WORD.unpack(value)
+    (number,) = INT64.unpack(value)
     if number < 0 or (below is not None and number >= below):
         raise DamagedFile(f"its header {name!r} is {number}, which is out of range")
     return int(number)
 
 
-def beginning(connection: Connection, partitions: int) -> Marks:
+def marks_at_end(connection: KafkaConnection, num_partitions: int) -> Marks:
     """Marks that leave out everything that is in the topic now."""
     topic = connection.topic(EXPERIENCES)
-    with reading(connection) as consumer:
-        return {number: (ends(consumer, topic, number)[1], []) for number in range(partitions)}
+    with open_consumer(connection) as consumer:
+        return {number: (get_watermarks(consumer, topic, number)[1], []) for number in range(num_partitions)}

@@ -12,19 +12,27 @@ from collections.abc import Callable
 from typing import Any
 
 from steppe.core.contracts.errors import SteppeError
-from steppe.transport.kafka.client import DEAD_LETTERS, WORD, Connection, Message, headers_of, library, log
+from steppe.transport.kafka.client import (
+    DEAD_LETTERS,
+    INT64,
+    KafkaConnection,
+    Message,
+    decode_headers,
+    get_logger,
+    import_kafka,
+)
 
 KEPT_BYTES = 4 << 10  # of a record's value
-TELL_S = 1.0  # between two sums
+REPORT_INTERVAL_S = 1.0  # between two sums
 _HEADERS, _NAME, _VALUE, _REASON = 16, 64, 256, 500  # the original headers that are kept, and how much of them
 
 
-class DeadLetters:
+class DeadLetterQueue:
     """Parks what one reader refuses, counts it by topic, and tells the sum at most once a second."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         by: str,
         tell: Callable[[dict[str, Any]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -34,33 +42,33 @@ class DeadLetters:
         self._connection, self._by, self._tell, self._clock = connection, by.encode(), tell, clock
         self._topic = connection.topic(DEAD_LETTERS)
         self._producer: Any = None
-        self._untold: Counter[str] = Counter()
+        self._unreported: Counter[str] = Counter()
         self._last: tuple[str, str] = ("", "")  # topic and reason
-        self._told_s = float("-inf")
+        self._reported_s = float("-inf")
 
     def refuse(self, message: Message, reason: str) -> None:
         """Park a record and count it."""
         topic = str(message.topic()).removeprefix(self._connection.config.prefix)
         self.refused[topic] += 1
-        self._untold[topic] += 1
+        self._unreported[topic] += 1
         self._last = (topic, reason)
-        with contextlib.suppress(BufferError, library().KafkaException):  # counted all the same
+        with contextlib.suppress(BufferError, import_kafka().KafkaException):  # counted all the same
             self._send(message, topic, reason)
 
     def progress(self) -> None:
         """Send, and tell what was refused if the last time is long enough ago. Cheap when nothing was."""
         if self._producer is not None:
             self._producer.poll(0)
-        if self._untold and self._clock() - self._told_s >= TELL_S:
-            self.sum_up()
+        if self._unreported and self._clock() - self._reported_s >= REPORT_INTERVAL_S:
+            self.report_refused()
 
-    def sum_up(self) -> None:
+    def report_refused(self) -> None:
         """Tell now what was refused since the last sum."""
-        if not self._untold:
+        if not self._unreported:
             return
-        counts, (topic, reason) = dict(self._untold), self._last
-        self._untold.clear()
-        self._told_s = self._clock()
+        counts, (topic, reason) = dict(self._unreported), self._last
+        self._unreported.clear()
+        self._reported_s = self._clock()
         if self._tell is not None:
             total = sum(counts.values())
             words = f"{total} {'record was' if total == 1 else 'records were'} refused and parked in {self._topic}"
@@ -69,7 +77,7 @@ class DeadLetters:
     def close(self, timeout_s: float = 5.0) -> None:
         """Tell and send what is left."""
         with contextlib.suppress(SteppeError):
-            self.sum_up()
+            self.report_refused()
         if self._producer is not None:
             self._producer.flush(timeout_s)
 
@@ -77,17 +85,19 @@ class DeadLetters:
         if self._producer is None:
             self._producer = self._connection.producer(**_SETTINGS)
         value = message.value() or b""
-        about = {name[:_NAME]: kept[:_VALUE] for name, kept in list(headers_of(message).items())[:_HEADERS]}
+        about = {name[:_NAME]: kept[:_VALUE] for name, kept in list(decode_headers(message).items())[:_HEADERS]}
         about |= {
             "topic": topic.encode(),
-            "partition": WORD.pack(message.partition()),
-            "offset": WORD.pack(message.offset()),
-            "size": WORD.pack(len(value)),
+            "partition": INT64.pack(message.partition()),
+            "offset": INT64.pack(message.offset()),
+            "size": INT64.pack(len(value)),
             "reason": reason.encode(errors="replace")[:_REASON],
             "by": self._by,
         }
         key = (message.key() or b"")[:_VALUE]
-        self._producer.produce(self._topic, value[:KEPT_BYTES], key, 0, on_delivery=_noted, headers=list(about.items()))
+        self._producer.produce(
+            self._topic, value[:KEPT_BYTES], key, 0, on_delivery=_on_delivery, headers=list(about.items())
+        )
         self._producer.poll(0)
 
 
@@ -100,6 +110,6 @@ _SETTINGS = {
 }
 
 
-def _noted(error: Any, message: Message) -> None:
+def _on_delivery(error: Any, message: Message) -> None:
     if error is not None:
-        log().info("kafka: a refused record was not parked: %s", error)
+        get_logger().info("kafka: a refused record was not parked: %s", error)

@@ -33,12 +33,12 @@ from steppe.core.io.atomic_files import write_atomic
 VERSION = "4.1.0"
 COORDINATES = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 LOCK = Path(__file__).with_name("kafka-jars.lock")
-LEAST_JAVA = 17
+MIN_JAVA = 17
 START_S, STOP_S, FETCH_S = 180.0, 15.0, 600.0
 HEAP_MB = 256
 
 
-class Running(msgspec.Struct, frozen=True):
+class BrokerProcess(msgspec.Struct, frozen=True):
     """The process of a broker, as broker.json names it."""
 
     pid: int
@@ -47,7 +47,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Broker:
+class DevBroker:
     """A broker whose files are all in `home`. Only one process may start or stop it at a time."""
 
     home: Path
@@ -56,41 +56,41 @@ class Broker:
     host: str = "127.0.0.1"  # the address that it listens on and is known by
 
     @classmethod
-    def usual(cls) -> Broker:
+    def default(cls) -> DevBroker:
         """The one of `steppe kafka up`."""
         cache = cache_directory()
         return cls(cache / "broker", cache / f"jars-{VERSION}")
 
-    def running(self) -> Running | None:
+    def running(self) -> BrokerProcess | None:
         """The process, if it is there."""
         try:
-            known = msgspec.json.decode((self.home / "broker.json").read_bytes(), type=Running)
+            known = msgspec.json.decode((self.home / "broker.json").read_bytes(), type=BrokerProcess)
         except (OSError, msgspec.DecodeError):
             return None
-        return known if _started(known.pid) == known.started else None
+        return known if _process_start_ticks(known.pid) == known.started else None
 
-    def up(self, port: int = 9092) -> Running:
+    def up(self, port: int = 9092) -> BrokerProcess:
         """Start it and wait until it answers; with port 0, on one that is free. Does nothing where it runs already."""
         if (known := self.running()) is not None:
             return known
         java = find_java()
         self.home.mkdir(parents=True, exist_ok=True)
-        port = port or self._earlier_port() or _free_port()
+        port = port or self._previous_port() or _free_port()
         _require_free(self.host, port)
         self._configure(port)
         if not (self.home / "data" / "meta.properties").exists():
             self._format(java)
         pid = self._start(java)
-        running = Running(pid, _started(pid) or 0, f"{self.host}:{port}")
+        running = BrokerProcess(pid, _process_start_ticks(pid) or 0, f"{self.host}:{port}")
         write_atomic(self.home / "broker.json", msgspec.json.encode(running))
         self._await(pid, port)
         return running
 
-    def death(self) -> str:
+    def describe_crash(self) -> str:
         """In words, that it ended without being asked to; nothing where it did not."""
         if self.running() is not None or not (self.home / "broker.json").exists():
             return ""
-        return f", and the last one was not stopped ({self.last_words()})"
+        return f", and the last one was not stopped ({self.describe_last_error()})"
 
     def down(self, timeout_s: float = STOP_S) -> bool:
         """Stop it, by force after `timeout_s`; whether there was one."""
@@ -112,11 +112,11 @@ class Broker:
             while self.running() is not None:
                 time.sleep(0.01)
 
-    def _signal(self, known: Running, number: int) -> None:
+    def _signal(self, known: BrokerProcess, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(known.pid, number)
 
-    def _earlier_port(self) -> int | None:
+    def _previous_port(self) -> int | None:
         """The port it had before: whoever knows its address finds it there again."""
         found = re.search(r"advertised.listeners=\w+://[\w.]+:(\d+)", self._text("server.properties"))
         return int(found[1]) if found else None
@@ -160,12 +160,12 @@ class Broker:
             "socket.request.max.bytes": 128 << 20,
         }
 
-    def format_words(self) -> list[str]:
+    def format_arguments(self) -> list[str]:
         """What its storage is made with."""
         return ["format", "--cluster-id", _cluster_id(), "--config", str(self.home / "server.properties")]
 
     def _format(self, java: str) -> None:
-        words = self.format_words()
+        words = self.format_arguments()
         done = subprocess.run(
             [*self._java(java), "kafka.tools.StorageTool", *words], capture_output=True, text=True, timeout=START_S
         )
@@ -188,15 +188,15 @@ class Broker:
     def _await(self, pid: int, port: int) -> None:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
-            if _started(pid) is None:
-                raise Unreachable(f"the broker ended at once: {self.last_words()}")
+            if _process_start_ticks(pid) is None:
+                raise Unreachable(f"the broker ended at once: {self.describe_last_error()}")
             with contextlib.suppress(OSError), socket.create_connection((self.host, port), 0.5):
                 return
             time.sleep(0.05)
         self.kill()
-        raise Unreachable(f"the broker did not answer within {START_S:g} s: {self.last_words()}")
+        raise Unreachable(f"the broker did not answer within {START_S:g} s: {self.describe_last_error()}")
 
-    def last_words(self) -> str:
+    def describe_last_error(self) -> str:
         """Where its output is, and of that the last line that says what went wrong."""
         lines = self._text("broker.log").splitlines()
         wrong = [line for line in lines if "Exception: " in line] or [line for line in lines if "ERROR" in line]
@@ -216,19 +216,19 @@ def find_java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if java is None:
-        raise UsageError(f"a Kafka broker needs Java {LEAST_JAVA} or newer, and there is no java here: install it")
+        raise UsageError(f"a Kafka broker needs Java {MIN_JAVA} or newer, and there is no java here: install it")
     told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=START_S, check=False).stderr
     found = re.search(r'version "(\d+)', told)
-    if found is None or int(found[1]) < LEAST_JAVA:
+    if found is None or int(found[1]) < MIN_JAVA:
         version = told.splitlines()[0] if told else "unknown"
-        raise UsageError(f"a Kafka broker needs Java {LEAST_JAVA} or newer, but {java} says {version}")
+        raise UsageError(f"a Kafka broker needs Java {MIN_JAVA} or newer, but {java} says {version}")
     return java
 
 
 def fetch_jars(into: Path) -> Path:
     """Have Maven bring the jars, from wherever the machine's Maven takes them, unless they are there and as they should be."""
-    expected = locked()
-    if into.is_dir() and not differences(into, expected):
+    expected = read_jar_lock()
+    if into.is_dir() and not find_jar_differences(into, expected):
         return into
     maven = shutil.which("mvn")
     if maven is None:
@@ -240,20 +240,20 @@ def fetch_jars(into: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
         found = Path(scratch) / "jars"
         _run_maven(maven, Path(scratch), found)
-        if wrong := differences(found, expected):
+        if wrong := find_jar_differences(found, expected):
             raise DamagedFile(f"the jars that Maven brought are not those of {LOCK.name}: {'; '.join(wrong[:3])}")
         shutil.rmtree(into, ignore_errors=True)
         os.replace(found, into)
     return into
 
 
-def locked() -> dict[str, str]:
+def read_jar_lock() -> dict[str, str]:
     """Name of each jar → its sha256."""
     rows = [line.split() for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
     return {name: digest for digest, name in rows}
 
 
-def differences(jars: Path, expected: dict[str, str]) -> list[str]:
+def find_jar_differences(jars: Path, expected: dict[str, str]) -> list[str]:
     """What is missing, superfluous or changed in a directory of jars, in words."""
     found = {path.name: path for path in jars.glob("*.jar")}
     words = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
@@ -307,7 +307,7 @@ def _require_free(host: str, port: int) -> None:
             raise UsageError(words) from None
 
 
-def _started(pid: int) -> int | None:
+def _process_start_ticks(pid: int) -> int | None:
     """When a process began, in the kernel's ticks; None when there is none, or only its zombie.
 
     One whose first thread has ended is there until the others have: so long it holds its port.

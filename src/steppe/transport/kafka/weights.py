@@ -17,34 +17,34 @@ from pathlib import Path
 from typing import Any
 
 from steppe.core.contracts.errors import DamagedFile, Overtaken, RunFailed, Unreachable
-from steppe.core.contracts.weights import Layout, Weights
+from steppe.core.contracts.weights import Weights, WeightsLayout
 from steppe.core.io.atomic_files import write_atomic
 from steppe.core.io.codec import WEIGHTS_SCHEMA, decode_weights, encode_weights
-from steppe.transport.kafka.channel import KafkaInlet
+from steppe.transport.kafka.channel import KafkaReader
 from steppe.transport.kafka.client import (
-    AGAIN_S,
-    UPDATES,
-    WORD,
-    Connection,
-    Feed,
+    INT64,
+    MODEL_UPDATES,
+    RETRY_S,
+    KafkaConnection,
     Message,
-    denied,
-    ends,
-    headers_of,
-    library,
-    log,
-    newest,
-    reading,
-    said,
-    transient,
+    PartitionReader,
+    decode_headers,
+    describe_error,
+    find_newest,
+    get_logger,
+    get_watermarks,
+    import_kafka,
+    is_denied,
+    is_transient,
+    open_consumer,
 )
-from steppe.transport.kafka.dead_letters import DeadLetters
+from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
 UNREADABLE_S = 30.0  # how long a reader without any weights tries to read some
 KEPT_CLAIMS = 4  # files of weights that are left for readers who are late
-PRESS = "learner"  # the key of the newest press's name in model_updates
-WAITING = 32  # messages of a policy that are kept undecoded
-TRY_S = 30.0  # how long one call of a transaction may take before it is repeated
+PUBLISHER_KEY = "learner"  # the key of the newest press's name in model_updates
+MAX_UNDECODED = 32  # messages of a policy that are kept undecoded
+CALL_TIMEOUT_S = 30.0  # how long one call of a transaction may take before it is repeated
 
 
 class KafkaWeights:
@@ -52,64 +52,64 @@ class KafkaWeights:
 
     def __init__(
         self,
-        connection: Connection,
-        feed: Feed | None,
+        connection: KafkaConnection,
+        feed: PartitionReader | None,
         claims: Path,
-        press: Press | None = None,
-        letters: DeadLetters | None = None,
+        press: WeightPublisher | None = None,
+        letters: DeadLetterQueue | None = None,
     ) -> None:
         """`letters` is where messages go that are not valid weights."""
-        self._connection, self._claims, self._press = connection, claims, press
-        self._letters = letters or DeadLetters(connection, "weights")
+        self._connection, self._claims, self._publisher = connection, claims, press
+        self._dead_letters = letters or DeadLetterQueue(connection, "weights")
         self._newest: dict[str, Weights] = {}
         self._came: defaultdict[str, list[Message]] = defaultdict(list)  # oldest first, decoded if somebody wants them
         self.damaged: str | None = None  # why the newest message was not taken
         self._damaged_s = math.inf  # since when
-        self._sought: set[str] = set()
-        self._feed = feed
-        self._published: dict[str, tuple[int, Layout]] = {}
-        with reading(connection) as consumer:
-            _, self._begun = ends(consumer, connection.topic(UPDATES))
+        self._searched: set[str] = set()
+        self._partition_reader = feed
+        self._published: dict[str, tuple[int, WeightsLayout]] = {}
+        with open_consumer(connection) as consumer:
+            _, self._begun = get_watermarks(consumer, connection.topic(MODEL_UPDATES))
         if feed is not None:
-            feed.follow(connection.topic(UPDATES), 0, self._begun, self._take)
+            feed.follow(connection.topic(MODEL_UPDATES), 0, self._begun, self._take)
 
     def publish(self, policy: str, weights: Weights) -> None:
-        if self._press is None:
+        if self._publisher is None:
             raise ValueError("only the learner publishes weights")
         version, layout = self._published.get(policy, (-1, weights.layout))
         if policy in self._published and weights.version <= version:
             raise ValueError(f"version {weights.version} is not newer than {version}")
         weights.require(layout, "those published before")
         copy = weights.copy()
-        self._press.put(policy, copy)
+        self._publisher.put(policy, copy)
         self._newest[policy], self._published[policy] = copy, (weights.version, layout)
         self._came.pop(policy, None)
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
-        if self._feed is not None:
-            self._feed.progress()
+        if self._partition_reader is not None:
+            self._partition_reader.progress()
             self._seek(policy)
         self._decode_newest(policy)
-        self._letters.progress()
+        self._dead_letters.progress()
         found = self._newest.get(policy)
         if found is None and time.monotonic() - self._damaged_s > UNREADABLE_S:
             raise RunFailed(f"no weights can be read: {self.damaged}")
         return found.copy() if found is not None and found.version > version else None
 
-    def earlier(self, policy: str) -> int:
+    def last_published_version(self, policy: str) -> int:
         """The newest version that an earlier learner of this run has published; -1 when there was none."""
         found = self._before(policy)
         return -1 if found is None else self._decoded(policy, found).version
 
     def _seek(self, policy: str) -> None:
         """The first time that somebody asks for a policy: what was published before this reader came."""
-        if policy in self._sought:
+        if policy in self._searched:
             return
         try:
             found = None if self._came[policy] else self._before(policy)
         except Unreachable:
             return  # the next look tries again
-        self._sought.add(policy)
+        self._searched.add(policy)
         if found is not None:
             self._came[policy].append(found)
 
@@ -121,18 +121,18 @@ class KafkaWeights:
                 self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
                 return False
 
-        return newest(self._connection, self._connection.topic(UPDATES), 0, wanted, self._begun)[0]
+        return find_newest(self._connection, self._connection.topic(MODEL_UPDATES), 0, wanted, self._begun)[0]
 
     def _take(self, message: Message) -> None:
-        about = headers_of(message)
+        about = decode_headers(message)
         if about.get("run") != self._connection.run.encode() or "press" in about:
             return
         policy = about.get("policy", b"").decode(errors="replace")
         if message.key() != self._connection.key(policy):
-            self._letters.refuse(message, "its key and its headers name different policies")
+            self._dead_letters.refuse(message, "its key and its headers name different policies")
             return
         self._came[policy].append(message)
-        if len(self._came[policy]) > WAITING:
+        if len(self._came[policy]) > MAX_UNDECODED:
             self._decode_newest(policy)
 
     def _decode_newest(self, policy: str) -> None:
@@ -146,13 +146,13 @@ class KafkaWeights:
                 return
             except DamagedFile as error:
                 self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
-                self._letters.refuse(message, str(error))
+                self._dead_letters.refuse(message, str(error))
 
     def _decoded(self, policy: str, message: Message) -> Weights:
         """The weights of a message, with the version that its header names and the layout of those before."""
-        about = headers_of(message)
+        about = decode_headers(message)
         schema = about.get("schema", b"")
-        if len(schema) != WORD.size or WORD.unpack(schema)[0] > WEIGHTS_SCHEMA:
+        if len(schema) != INT64.size or INT64.unpack(schema)[0] > WEIGHTS_SCHEMA:
             raise DamagedFile("weights of a schema that is not known here")
         data = self._claimed(about) if "sha256" in about else message.value() or b""
         weights, known = decode_weights(data), self._newest.get(policy)
@@ -175,11 +175,11 @@ class KafkaWeights:
 
 def _version(message: Message) -> int:
     """As the header says; -1 where it does not."""
-    word = headers_of(message).get("version", b"")
-    return int(WORD.unpack(word)[0]) if len(word) == WORD.size else -1
+    word = decode_headers(message).get("version", b"")
+    return int(INT64.unpack(word)[0]) if len(word) == INT64.size else -1
 
 
-class Press:
+class WeightPublisher:
     """Writes weights, each with the offsets of what was learned from by then, in one transaction, in a thread of its own.
 
     A press that is begun fences the one before it: of two learners of one run only the later can publish. It leaves its name
@@ -187,12 +187,12 @@ class Press:
     too long: then it begins anew, and writes the same again.
     """
 
-    def __init__(self, connection: Connection, inlet: KafkaInlet | None, claims: Path) -> None:
+    def __init__(self, connection: KafkaConnection, inlet: KafkaReader | None, claims: Path) -> None:
         self._connection, self._inlet, self._claims = connection, inlet, claims
-        self._kafka = library()
-        self._topic, self._name = connection.topic(UPDATES), uuid.uuid4().hex.encode()
+        self._kafka = import_kafka()
+        self._topic, self._name = connection.topic(MODEL_UPDATES), uuid.uuid4().hex.encode()
         self._producer: Any = None
-        self._signed = False
+        self._announced = False
         self._waiting: dict[str, tuple[Weights, list[Any]]] = {}
         self._error: BaseException | None = None
         self._busy = self._closed = False
@@ -231,7 +231,7 @@ class Press:
     def _work(self) -> None:
         while (due := self._due()) is not None:
             try:
-                self._print(*due)
+                self._publish_weights(*due)
             except BaseException as error:  # noqa: BLE001 - raised again where the learner publishes next
                 with self._changed:
                     self._error = error
@@ -250,13 +250,13 @@ class Press:
             self._busy = True
             return (policy, *self._waiting.pop(policy))
 
-    def _print(self, policy: str, weights: Weights, offsets: list[Any]) -> None:
+    def _publish_weights(self, policy: str, weights: Weights, offsets: list[Any]) -> None:
         data = encode_weights(weights)
         about = {
-            "schema": WORD.pack(WEIGHTS_SCHEMA),
+            "schema": INT64.pack(WEIGHTS_SCHEMA),
             "run": self._connection.run.encode(),
             "policy": policy.encode(),
-            "version": WORD.pack(weights.version),
+            "version": INT64.pack(weights.version),
         }
         if len(data) > self._connection.config.claim_mb * (1 << 20):
             about["sha256"], data = self._claim(data), b""
@@ -269,15 +269,15 @@ class Press:
             try:
                 if self._producer is None:
                     self._producer = self._connection.producer(**self._settings())
-                    self._again(lambda: self._producer.init_transactions(TRY_S))
+                    self._retry(lambda: self._producer.init_transactions(CALL_TIMEOUT_S))
                 self._sign()
                 act()
                 return
-            except _Again:
+            except _TransactionAborted:
                 continue
-            except _Lost as error:
-                self._require_newest(str(error))
-                self._producer, self._signed = None, False
+            except _ProducerFenced as error:
+                self._require_newest_publisher(str(error))
+                self._producer, self._announced = None, False
 
     def _settings(self) -> dict[str, Any]:
         name = f"steppe/{self._connection.config.prefix}{self._connection.run}/learner"
@@ -285,35 +285,35 @@ class Press:
 
     def _sign(self) -> None:
         """Leave word that this press is the newest."""
-        if not self._signed:
+        if not self._announced:
             about = {"run": self._connection.run.encode(), "press": self._name}
-            self._transact(b"", self._connection.key(PRESS), about, [])
-            self._signed = True
+            self._transact(b"", self._connection.key(PUBLISHER_KEY), about, [])
+            self._announced = True
 
-    def _require_newest(self, why: str) -> None:
+    def _require_newest_publisher(self, why: str) -> None:
         """Overtaken when the newest word in the topic is another's."""
-        key = self._connection.key(PRESS)
-        wanted = lambda message: message.key() == key and len(headers_of(message).get("press", b"")) == 32  # noqa: E731
+        key = self._connection.key(PUBLISHER_KEY)
+        wanted = lambda message: message.key() == key and len(decode_headers(message).get("press", b"")) == 32  # noqa: E731
         while True:
             try:
-                found, _ = newest(self._connection, self._topic, 0, wanted)
+                found, _ = find_newest(self._connection, self._topic, 0, wanted)
                 break
             except Unreachable:
                 if self._closed:
                     raise
-        if found is not None and headers_of(found).get("press") != self._name:
+        if found is not None and decode_headers(found).get("press") != self._name:
             raise Overtaken(f"another learner has taken over {self._connection.run}: this one ends")
-        log().warning("kafka: the press begins anew: %s", why)
+        get_logger().warning("kafka: the press begins anew: %s", why)
 
     def _transact(self, data: bytes, key: bytes, about: Mapping[str, bytes], offsets: list[Any]) -> None:
-        self._again(self._producer.begin_transaction)
-        self._again(lambda: self._producer.produce(self._topic, data, key, 0, headers=list(about.items())))
+        self._retry(self._producer.begin_transaction)
+        self._retry(lambda: self._producer.produce(self._topic, data, key, 0, headers=list(about.items())))
         if self._inlet is not None and offsets:
             metadata = self._inlet.metadata
-            self._again(lambda: self._producer.send_offsets_to_transaction(offsets, metadata, TRY_S))
-        self._again(lambda: self._producer.commit_transaction(TRY_S))
+            self._retry(lambda: self._producer.send_offsets_to_transaction(offsets, metadata, CALL_TIMEOUT_S))
+        self._retry(lambda: self._producer.commit_transaction(CALL_TIMEOUT_S))
 
-    def _again(self, act: Any) -> None:
+    def _retry(self, act: Any) -> None:
         """Do it until it is done: a broker that is away comes back. _Again when the transaction has to begin anew, _Lost
         when the producer has to."""
         until = time.monotonic() + self._connection.config.wait_s
@@ -322,21 +322,21 @@ class Press:
                 act()
                 return
             except BufferError:
-                self._producer.poll(AGAIN_S)
+                self._producer.poll(RETRY_S)
             except self._kafka.KafkaException as error:
                 inner, known = error.args[0], self._kafka.KafkaError
-                if denied(inner):
-                    raise RunFailed(f"weights could not be published: {said(inner)}") from None
+                if is_denied(inner):
+                    raise RunFailed(f"weights could not be published: {describe_error(inner)}") from None
                 fenced = (known._FENCED, known.INVALID_PRODUCER_EPOCH, known.PRODUCER_FENCED, known.INVALID_TXN_STATE)
                 if inner.code() in fenced or inner.fatal():
-                    raise _Lost(inner.str()) from None
+                    raise _ProducerFenced(inner.str()) from None
                 if inner.txn_requires_abort():
-                    self._again(lambda: self._producer.abort_transaction(TRY_S))
-                    raise _Again from None
+                    self._retry(lambda: self._producer.abort_transaction(CALL_TIMEOUT_S))
+                    raise _TransactionAborted from None
                 waits = inner.retriable() or inner.code() == known._TIMED_OUT
-                if self._closed or not (waits or (transient(inner) and time.monotonic() < until)):
+                if self._closed or not (waits or (is_transient(inner) and time.monotonic() < until)):
                     raise RunFailed(f"weights could not be published: {inner.str()}") from None
-                self._producer.poll(AGAIN_S)
+                self._producer.poll(RETRY_S)
 
     def _claim(self, data: bytes) -> bytes:
         """Put weights into a file of their own, and remove those that nobody will ask for any more."""
@@ -348,11 +348,11 @@ class Press:
         return digest
 
 
-class _Again(Exception):
+class _TransactionAborted(Exception):
     """A transaction was given up, and is to be begun anew."""
 
 
-class _Lost(Exception):
+class _ProducerFenced(Exception):
     """A producer can do nothing more: brokers know a newer one, or have given up its transaction."""
 
 

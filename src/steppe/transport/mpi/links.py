@@ -21,8 +21,8 @@ import numpy as np
 from steppe.core.contracts.errors import MissingExtra
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.core.contracts.weights import Layout, Weights
-from steppe.transport.frames import Letter, SegmentFrame, read_about
+from steppe.core.contracts.weights import Weights, WeightsLayout
+from steppe.transport.frames import SegmentFrame, WeightsFrame, decode_weights_metadata
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm as Comm
@@ -32,7 +32,7 @@ else:
     Comm = Message = Request = Status = Any
 
 
-def library(threads: str = "funneled") -> Any:
+def import_mpi(threads: str = "funneled") -> Any:
     """The module MPI of mpi4py, which joins the world when it is first imported; MissingExtra where it cannot be.
 
     `threads`: as MPI says it; funneled where other threads of a rank never call it.
@@ -51,21 +51,21 @@ class Outbox:
     """Sends under way, kept with what they send until they are complete."""
 
     def __init__(self) -> None:
-        self._under_way: list[tuple[Request, object]] = []
+        self._in_flight: list[tuple[Request, object]] = []
 
     def keep(self, request: Request, sent: object) -> None:
-        self._under_way.append((request, sent))
+        self._in_flight.append((request, sent))
 
     def progress(self) -> None:
-        if self._under_way:
-            self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+        if self._in_flight:
+            self._in_flight = [pair for pair in self._in_flight if not pair[0].Test()]
 
     @property
     def empty(self) -> bool:
-        return not self._under_way
+        return not self._in_flight
 
 
-class _Packet(SegmentFrame):
+class _SegmentMessage(SegmentFrame):
     """The memory of one message with a segment, and what is still to come of it."""
 
     def __init__(self, spec: SegmentSpec, slot: int) -> None:
@@ -107,21 +107,21 @@ class MpiChannel:
         reader: int = 0,
     ) -> None:
         """All ranks of `comm` make theirs at the same time."""
-        self._mpi = library()
+        self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         self._run, self._writers, self._reader = run, tuple(writers), reader
         here = self._comm.Get_rank()
         own = [actor for actor, rank in enumerate(writers) if rank == here]
-        self._out = {actor: [_Packet(spec, slot) for slot in range(slots_per_actor)] for actor in own}
+        self._out = {actor: [_SegmentMessage(spec, slot) for slot in range(slots_per_actor)] for actor in own}
         self._free = {actor: list(range(slots_per_actor)) for actor in own}
         self._held: dict[int, int] = {}  # actor → the slot it is filling
         self._last: dict[int, tuple[int, bytes | None]] = {}
         num_in = len(self._writers) * slots_per_actor if here == reader else 0
-        self._in = [_Packet(spec, slot) for slot in range(num_in)]
+        self._in = [_SegmentMessage(spec, slot) for slot in range(num_in)]
         self._empty = {
             actor: self._in[actor * slots_per_actor : (actor + 1) * slots_per_actor] for actor in range(len(writers))
         }
-        self._arriving: list[_Packet] = []  # in the order in which they came
+        self._arriving: list[_SegmentMessage] = []  # in the order in which they came
         self._outbox = Outbox()
         self._status: Status = self._mpi.Status()
 
@@ -157,7 +157,7 @@ class MpiChannel:
 
     def release(self, segment: Segment) -> None:
         packet = self._in[segment.slot]
-        credit = packet.words[: _Packet.SLOT + 1].copy()
+        credit = packet.words[: _SegmentMessage.SLOT + 1].copy()
         packet.requests, packet.state = [], None
         self._empty[packet.actor].append(packet)
         self._send(credit, self._writers[packet.actor], packet.actor, self.CREDIT)
@@ -224,17 +224,17 @@ class MpiWeights:
 
     def __init__(self, comm: Comm, readers: Sequence[int], *, writer: int = 0) -> None:
         """All ranks of `comm` make theirs at the same time."""
-        self._mpi = library()
+        self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         self._writer = writer
         self._publishes = self._comm.Get_rank() == writer
-        self._newest: dict[str, Letter] = {}
-        self._layouts: dict[str, Layout] = {}
-        self._spare: list[Letter] = []
+        self._newest: dict[str, WeightsFrame] = {}
+        self._layouts: dict[str, WeightsLayout] = {}
+        self._spare: list[WeightsFrame] = []
         self._sent: dict[int, dict[str, int]] = {reader: {} for reader in readers if reader != writer}
-        self._under_way: dict[int, tuple[Request, Letter]] = {}
-        self._incoming: tuple[Request, Letter] | None = None
-        self._abouts: dict[bytes, tuple[str, Layout]] = {}
+        self._in_flight: dict[int, tuple[Request, WeightsFrame]] = {}
+        self._incoming: tuple[Request, WeightsFrame] | None = None
+        self._metadata_cache: dict[bytes, tuple[str, WeightsLayout]] = {}
         self._status: Status = self._mpi.Status()
 
     def publish(self, policy: str, weights: Weights) -> None:
@@ -243,10 +243,10 @@ class MpiWeights:
             raise ValueError(f"version {weights.version} is not newer than {newest.version}")
         weights.require(self._layouts.setdefault(policy, weights.layout), "those published before")
         self.progress()
-        letter = self._spare_for(newest) or Letter.blank(policy, weights)
+        letter = self._take_spare(newest) or WeightsFrame.blank(policy, weights)
         letter.write(weights)
         self._newest[policy] = letter
-        self._put_by(newest)
+        self._recycle(newest)
         self._send()
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
@@ -257,11 +257,11 @@ class MpiWeights:
     def progress(self) -> None:
         """Take in what came, let go of what was sent, and send what is newer."""
         if self._publishes:
-            for reader, (request, letter) in list(self._under_way.items()):
+            for reader, (request, letter) in list(self._in_flight.items()):
                 if request.Test():
-                    del self._under_way[reader]
-                    letter.uses -= 1
-                    self._put_by(letter)
+                    del self._in_flight[reader]
+                    letter.pending_sends -= 1
+                    self._recycle(letter)
             self._send()
         else:
             while self._received() or self._receive():
@@ -275,7 +275,7 @@ class MpiWeights:
     def delivered(self, reader: int) -> bool:
         """Whether a reader has begun to receive the newest of everything."""
         versions = {policy: letter.version for policy, letter in self._newest.items()}
-        return reader not in self._under_way and self._sent.get(reader, versions) == versions
+        return reader not in self._in_flight and self._sent.get(reader, versions) == versions
 
     def close(self) -> None:
         """Together with the other ranks, when nothing is under way."""
@@ -284,17 +284,21 @@ class MpiWeights:
     def _send(self) -> None:
         for reader, sent in self._sent.items():
             for policy, letter in self._newest.items():
-                if reader not in self._under_way and sent.get(policy, -1) < letter.version:
-                    self._under_way[reader] = (self._comm.Issend(letter.data, reader), letter)
+                if reader not in self._in_flight and sent.get(policy, -1) < letter.version:
+                    self._in_flight[reader] = (self._comm.Issend(letter.data, reader), letter)
                     sent[policy] = letter.version
-                    letter.uses += 1
+                    letter.pending_sends += 1
 
-    def _put_by(self, letter: Letter | None) -> None:
+    def _recycle(self, letter: WeightsFrame | None) -> None:
         """Keep a letter's memory for another, once nobody needs it."""
-        if letter is not None and letter.uses == 0 and not any(letter is known for known in self._newest.values()):
+        if (
+            letter is not None
+            and letter.pending_sends == 0
+            and not any(letter is known for known in self._newest.values())
+        ):
             self._spare.append(letter)
 
-    def _spare_for(self, like: Letter | None) -> Letter | None:
+    def _take_spare(self, like: WeightsFrame | None) -> WeightsFrame | None:
         if like is None:
             return None
         for letter in self._spare:
@@ -311,7 +315,7 @@ class MpiWeights:
         spare = next((letter for letter in self._spare if letter.data.nbytes == size), None)
         if spare is not None:
             self._spare.remove(spare)
-        letter = spare or Letter(np.zeros(size, np.uint8))
+        letter = spare or WeightsFrame(np.zeros(size, np.uint8))
         self._incoming = (message.Irecv(letter.data), letter)
         return True
 
@@ -320,16 +324,16 @@ class MpiWeights:
             return False
         letter, self._incoming = self._incoming[1], None
         about = letter.about
-        if about not in self._abouts:
-            self._abouts[about] = read_about(about, letter.buffer.nbytes)
-        policy, self._layouts[policy] = self._abouts[about]
+        if about not in self._metadata_cache:
+            self._metadata_cache[about] = decode_weights_metadata(about, letter.buffer.nbytes)
+        policy, self._layouts[policy] = self._metadata_cache[about]
         before = self._newest.get(policy)
         self._newest[policy] = letter
-        self._put_by(before)
+        self._recycle(before)
         return True
 
 
-class MpiWords:
+class MpiControl:
     """Between the first rank and the others: a table of words down to all of them, notes up to the first.
 
     Of words only the newest count; every note arrives.
@@ -339,7 +343,7 @@ class MpiWords:
 
     def __init__(self, comm: Comm, names: Sequence[str]) -> None:
         """All ranks of `comm` make theirs at the same time. Every word is 0 until it is set."""
-        self._mpi = library()
+        self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         self._first = self._comm.Get_rank() == 0
         self._names = tuple(names)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steppe.transport.mpi.links import Comm, Outbox, Status, library
+from steppe.transport.mpi.links import Comm, Outbox, Status, import_mpi
 from steppe.transport.tables.messages import ANSWER, MessageTable
 
 _KINDS = 5
@@ -22,7 +22,7 @@ class MpiTable(MessageTable):
 
     def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
         """All ranks of `comm` make theirs at the same time."""
-        self._mpi = library()
+        self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         super().__init__(keeps=self._comm.Get_rank() == 0)
         self._ranks = list(ranks)

@@ -28,19 +28,19 @@ import numpy as np
 from steppe.core.contracts.errors import MissingExtra, RoleDied
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
-from steppe.core.contracts.weights import Layout, Weights
-from steppe.transport.frames import HEAD, Letter, SegmentFrame, read_about
+from steppe.core.contracts.weights import Weights, WeightsLayout
+from steppe.transport.frames import HEADER_BYTES, SegmentFrame, WeightsFrame, decode_weights_metadata
 
-NOTHING = np.zeros(0, np.uint8)  # what a writer that has ended answers
-SMALL = 64 << 10  # bytes of weights: a call carries that much sooner than it finds it in the store
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
-Last = tuple[int, bytes | None]  # sequence number and state of an actor's last segment
-Ring = Callable[[], object]
+EMPTY_REPLY = np.zeros(0, np.uint8)  # what a writer that has ended answers
+MAX_INLINE_BYTES = 64 << 10  # bytes of weights: a call carries that much sooner than it finds it in the store
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+LastSegment = tuple[int, bytes | None]  # sequence number and state of an actor's last segment
+Wake = Callable[[], object]
 
 
-def library() -> Any:
+def import_ray() -> Any:
     """The module ray, which reports nothing to anybody; MissingExtra where it is not installed."""
-    for name, value in QUIET.items():
+    for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -49,10 +49,10 @@ def library() -> Any:
     return ray
 
 
-class RayOutlet:
+class RayWriter:
     """A Channel as its one writer holds it; the reader's calls arrive at `take`, each in a thread of its own."""
 
-    def __init__(self, spec: SegmentSpec, slots: int, ring: Ring, last: Last | None = None) -> None:
+    def __init__(self, spec: SegmentSpec, slots: int, ring: Wake, last: LastSegment | None = None) -> None:
         self._frames = [SegmentFrame(spec, slot) for slot in range(slots)]
         self._free = deque(range(slots))
         self._held: int | None = None
@@ -87,7 +87,7 @@ class RayOutlet:
     def release(self, segment: Segment) -> None:
         raise ValueError("only the reader of a channel releases its segments")
 
-    def recall(self, actor: int) -> Last | None:
+    def recall(self, actor: int) -> LastSegment | None:
         return self._last
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
@@ -100,7 +100,7 @@ class RayOutlet:
                 self._free.append(released)
                 self._ring()
             self._changed.wait_for(lambda: self._ready or self._closed)
-            return self._ready.popleft() if self._ready else NOTHING
+            return self._ready.popleft() if self._ready else EMPTY_REPLY
 
     def close(self) -> None:
         """Let calls return that nothing will come for any more."""
@@ -110,7 +110,7 @@ class RayOutlet:
 
 
 @dataclass(eq=False)
-class _Writer:
+class _RemoteWriter:
     """One life of an actor, as the reader sees it."""
 
     actor: int
@@ -121,31 +121,31 @@ class _Writer:
 
 @dataclass(eq=False)
 class _Arrival:
-    writer: _Writer
+    writer: _RemoteWriter
     data: np.ndarray
     state: bytes | None
 
 
-class RayInlet:
+class RayReader:
     """A Channel as its one reader holds it. A segment of another size than the run's is rejected and counted."""
 
-    def __init__(self, spec: SegmentSpec, run: str, num_actors: int, slots_per_actor: int, ring: Ring) -> None:
+    def __init__(self, spec: SegmentSpec, run: str, num_actors: int, slots_per_actor: int, ring: Wake) -> None:
         self._run, self._slots, self._ring = run, slots_per_actor, ring
-        self._nbytes = HEAD + spec.nbytes
+        self._nbytes = HEADER_BYTES + spec.nbytes
         self._frames = [SegmentFrame(spec, slot) for slot in range(num_actors * slots_per_actor)]
         self._free = [deque(self._share(actor)) for actor in range(num_actors)]
-        self._writers: dict[int, _Writer] = {}
-        self._reading: dict[int, _Writer] = {}  # frame → whose segment is in it
+        self._writers: dict[int, _RemoteWriter] = {}
+        self._reading: dict[int, _RemoteWriter] = {}  # frame → whose segment is in it
         self._arrived: deque[_Arrival] = deque()
-        self._last: dict[int, Last] = {}
+        self._last: dict[int, LastSegment] = {}
         self.dropped: Counter[str] = Counter()
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
-    def attach(self, actor: int, take: Callable[[int], Any]) -> Last | None:
+    def attach(self, actor: int, take: Callable[[int], Any]) -> LastSegment | None:
         """Read from this writer from now on. Returns where it has to go on from: what an earlier one sent and did not
         arrive is lost."""
-        writer = _Writer(actor, take)
+        writer = _RemoteWriter(actor, take)
         with self._lock:
             self._writers[actor] = writer
             last = self._last.get(actor)
@@ -182,7 +182,7 @@ class RayInlet:
         if current:
             self._call(writer, int(self._frames[segment.slot].words[SegmentFrame.SLOT]))
 
-    def recall(self, actor: int) -> Last | None:
+    def recall(self, actor: int) -> LastSegment | None:
         """Of what has arrived: nothing else counts as offered."""
         return self._last.get(actor)
 
@@ -192,61 +192,61 @@ class RayInlet:
     def _share(self, actor: int) -> Sequence[int]:
         return range(actor * self._slots, (actor + 1) * self._slots)
 
-    def _call(self, writer: _Writer, released: int) -> None:
+    def _call(self, writer: _RemoteWriter, released: int) -> None:
         writer.take(released).future().add_done_callback(partial(self._answered, writer))
 
-    def _answered(self, writer: _Writer, answer: Future[np.ndarray]) -> None:
+    def _answered(self, writer: _RemoteWriter, answer: Future[np.ndarray]) -> None:
         """In a thread of Ray's."""
         error = answer.exception()
         if error is not None:
-            self._error = self._error or (None if is_loss(error) else error)
+            self._error = self._error or (None if is_actor_lost(error) else error)
         elif len(data := answer.result()):
             with self._lock:
                 self._take_in(writer, data)
         self._ring()
 
-    def _take_in(self, writer: _Writer, data: np.ndarray) -> None:
+    def _take_in(self, writer: _RemoteWriter, data: np.ndarray) -> None:
         if self._writers[writer.actor] is not writer:
             return  # another has begun anew after what was here
-        if not self._is_sound(data):
+        if not self._has_expected_size(data):
             self.dropped["rejected"] += 1
-            if not self._has_head(writer, data):
+            if not self._has_valid_header(writer, data):
                 self._call(writer, -1)  # nobody knows which segment it was
                 return
-            data = self._emptied(data)
-        words = data[:HEAD].view(np.int64)
-        writer.early[int(words[SegmentFrame.TICKET])] = data
+            data = self._without_payload(data)
+        words = data[:HEADER_BYTES].view(np.int64)
+        writer.early[int(words[SegmentFrame.SEND_NUMBER])] = data
         while (due := writer.early.pop(writer.expected, None)) is not None:
             writer.expected += 1
-            words = due[:HEAD].view(np.int64)
+            words = due[:HEADER_BYTES].view(np.int64)
             state = due[self._nbytes :].tobytes() if words[SegmentFrame.STATE] >= 0 else None
             self._last[writer.actor] = (int(words[SegmentFrame.SEQUENCE]), state)
             self._arrived.append(_Arrival(writer, due, state))
 
-    def _is_sound(self, data: np.ndarray) -> bool:
+    def _has_expected_size(self, data: np.ndarray) -> bool:
         """Whether this has the size of a segment of this run with the state that it says it has."""
         if len(data) < self._nbytes:
             return False
-        return len(data) == self._nbytes + max(0, int(data[:HEAD].view(np.int64)[SegmentFrame.STATE]))
+        return len(data) == self._nbytes + max(0, int(data[:HEADER_BYTES].view(np.int64)[SegmentFrame.STATE]))
 
-    def _has_head(self, writer: _Writer, data: np.ndarray) -> bool:
+    def _has_valid_header(self, writer: _RemoteWriter, data: np.ndarray) -> bool:
         """Whether a message that is no segment still says which one it should have been."""
-        if len(data) < HEAD:
+        if len(data) < HEADER_BYTES:
             return False
-        words = data[:HEAD].view(np.int64)
-        slot, ticket = int(words[SegmentFrame.SLOT]), int(words[SegmentFrame.TICKET])
+        words = data[:HEADER_BYTES].view(np.int64)
+        slot, ticket = int(words[SegmentFrame.SLOT]), int(words[SegmentFrame.SEND_NUMBER])
         due = writer.expected <= ticket < writer.expected + self._slots and ticket not in writer.early
         return due and 0 <= slot < self._slots
 
-    def _emptied(self, data: np.ndarray) -> np.ndarray:
+    def _without_payload(self, data: np.ndarray) -> np.ndarray:
         """A segment without a valid row and without state in its place, so that the round it belongs to goes on."""
         empty = np.zeros(self._nbytes, np.uint8)
-        empty[:HEAD] = data[:HEAD]
-        empty[:HEAD].view(np.int64)[SegmentFrame.STATE] = -1
+        empty[:HEADER_BYTES] = data[:HEADER_BYTES]
+        empty[:HEADER_BYTES].view(np.int64)[SegmentFrame.STATE] = -1
         return empty
 
 
-class RayDesk:
+class RayRpcServer:
     """A Desk: each question is a call that arrives at `ask`, in a thread of its own, and waits there for its answer."""
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class RayDesk:
             self._asked[ticket] = question
             self._changed.notify_all()
             self._changed.wait_for(lambda: ticket in self._answers or self._closed)
-            return self._answers.pop(ticket, NOTHING)
+            return self._answers.pop(ticket, EMPTY_REPLY)
 
     def take(self, timeout_s: float) -> memoryview | None:
         with self._changed:
@@ -283,7 +283,7 @@ class RayDesk:
             self._changed.notify_all()
 
 
-class RayLine:
+class RayRpcClient:
     """A Line to the role `name`; `call` calls its desk's `ask` and returns the reference to the answer."""
 
     def __init__(self, name: str, call: Callable[[int, np.ndarray], Any]) -> None:
@@ -297,24 +297,24 @@ class RayLine:
 
     def receive(self) -> memoryview:
         try:
-            answer: np.ndarray = library().get(self._answers.popleft())
-        except library().exceptions.RayError as error:
-            if not is_loss(error):
+            answer: np.ndarray = import_ray().get(self._answers.popleft())
+        except import_ray().exceptions.RayError as error:
+            if not is_actor_lost(error):
                 raise
-            answer = NOTHING
+            answer = EMPTY_REPLY
         if not len(answer):
             raise RoleDied(f"{self.name} is gone, and with it a part of the replay; the newest checkpoint has it")
         return answer.data
 
 
-def is_loss(error: BaseException) -> bool:
+def is_actor_lost(error: BaseException) -> bool:
     """Whether this means that the other side is gone: whoever supervises it sees to that."""
-    found = library().exceptions
+    found = import_ray().exceptions
     return isinstance(error, found.RayError) and not isinstance(error, found.RayTaskError)
 
 
 @dataclass(eq=False)
-class _Reader:
+class _RemoteReader:
     """One that weights are handed to."""
 
     give: Callable[
@@ -331,20 +331,20 @@ class RayWeights:
     """A WeightStore. What is published here is handed to the readers that are attached here; each of them has a store of
     its own, whose `take` it arrives at. A slow reader holds up nobody: when it is ready, it gets the newest."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Wake) -> None:
         self._ring = ring
-        self._newest: dict[str, Letter] = {}
-        self._layouts: dict[str, Layout] = {}
-        self._abouts: dict[bytes, tuple[str, Layout]] = {}
+        self._newest: dict[str, WeightsFrame] = {}
+        self._layouts: dict[str, WeightsLayout] = {}
+        self._metadata_cache: dict[bytes, tuple[str, WeightsLayout]] = {}
         self._objects: dict[str, Any] = {}  # policy → its newest letter, if small, or the reference to it in the store
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[str, _RemoteReader] = {}
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
     def attach(self, name: str, give: Callable[[Any], Any], every_s: float = 0.0) -> None:
         """Hand weights to this reader from now on, in place of an earlier one of that name; the newest, every so often."""
         with self._lock:
-            self._readers[name] = _Reader(give, every_s)
+            self._readers[name] = _RemoteReader(give, every_s)
             self.progress()
 
     def publish(self, policy: str, weights: Weights) -> None:
@@ -353,7 +353,7 @@ class RayWeights:
             if letter is not None and weights.version <= letter.version:
                 raise ValueError(f"version {weights.version} is not newer than {letter.version}")
             weights.require(self._layouts.setdefault(policy, weights.layout), "those published before")
-            letter = letter or Letter.blank(policy, weights)
+            letter = letter or WeightsFrame.blank(policy, weights)
             letter.write(weights)
             self._newest[policy] = letter
             self._objects[policy] = None
@@ -368,12 +368,12 @@ class RayWeights:
 
     def take(self, data: np.ndarray) -> None:
         """What the writer hands over: memory of the object store, kept until newer weights come."""
-        letter = Letter(data)
+        letter = WeightsFrame(data)
         with self._lock:
             about = letter.about
-            if about not in self._abouts:
-                self._abouts[about] = read_about(about, letter.buffer.nbytes)
-            policy, self._layouts[policy] = self._abouts[about]
+            if about not in self._metadata_cache:
+                self._metadata_cache[about] = decode_weights_metadata(about, letter.buffer.nbytes)
+            policy, self._layouts[policy] = self._metadata_cache[about]
             before = self._newest.get(policy)
             if before is None or before.version < letter.version:
                 self._newest[policy] = letter
@@ -390,7 +390,7 @@ class RayWeights:
                     continue
                 for policy, letter in self._newest.items():
                     if not reader.busy and reader.sent.get(policy, -1) < letter.version:
-                        self._hand(reader, policy, letter)
+                        self._send_to(reader, policy, letter)
 
     @property
     def delivered(self) -> bool:
@@ -399,17 +399,19 @@ class RayWeights:
         with self._lock:
             return all(one.gone or (not one.busy and one.sent == versions) for one in self._readers.values())
 
-    def _hand(self, reader: _Reader, policy: str, letter: Letter) -> None:
+    def _send_to(self, reader: _RemoteReader, policy: str, letter: WeightsFrame) -> None:
         if self._objects.get(policy) is None:
-            self._objects[policy] = letter.data if letter.data.nbytes <= SMALL else library().put(letter.data)
+            self._objects[policy] = (
+                letter.data if letter.data.nbytes <= MAX_INLINE_BYTES else import_ray().put(letter.data)
+            )
         reader.busy, reader.given_s, reader.sent[policy] = True, time.monotonic(), letter.version
         reader.give(self._objects[policy]).future().add_done_callback(partial(self._answered, reader))
 
-    def _answered(self, reader: _Reader, answer: Future[None]) -> None:
+    def _answered(self, reader: _RemoteReader, answer: Future[None]) -> None:
         """In a thread of Ray's."""
         error = answer.exception()
         if error is not None:
             reader.gone = True
-            self._error = self._error or (None if is_loss(error) else error)
+            self._error = self._error or (None if is_actor_lost(error) else error)
         reader.busy = False
         self._ring()

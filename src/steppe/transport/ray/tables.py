@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.transport.ray.links import NOTHING, Ring, is_loss
+from steppe.transport.ray.links import EMPTY_REPLY, Wake, is_actor_lost
 from steppe.transport.tables.messages import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MessageTable
 
 Message = tuple[int, int, np.ndarray]  # worker, what, words
@@ -25,13 +25,13 @@ _QUESTIONS = (BEGIN, CLAIM, CLAIM_EPISODES)
 class RayTable(MessageTable):
     """A Table over calls. A worker's has `call`, which calls the keeper's `ask` and returns the reference to the answer."""
 
-    def __init__(self, ring: Ring, *, keeps: bool) -> None:
+    def __init__(self, ring: Wake, *, keeps: bool) -> None:
         super().__init__(keeps=keeps)
         self.call: Callable[[int, int, np.ndarray], Any] | None = None
         self._ring, self._lock = ring, threading.Lock()
         self._came: deque[tuple[Message, Future[np.ndarray] | None]] = deque()
         self._outbox: deque[Message] = deque()
-        self._askers: dict[int, Future[np.ndarray]] = {}
+        self._waiting_calls: dict[int, Future[np.ndarray]] = {}
         self._calling = self._closed = False
         self._error: BaseException | None = None
 
@@ -40,7 +40,7 @@ class RayTable(MessageTable):
         answer: Future[np.ndarray] = Future()
         self._came.append(((worker, what, np.array(data)), answer))  # Ray's memory is read only
         self._ring()
-        return NOTHING if self._closed else answer.result()
+        return EMPTY_REPLY if self._closed else answer.result()
 
     def progress(self) -> None:
         """Take in what came, and make the next call."""
@@ -49,11 +49,11 @@ class RayTable(MessageTable):
         while self._came:
             (worker, what, data), answer = self._came.popleft()
             if answer is not None and what in _QUESTIONS:
-                self._dismiss(worker)  # an earlier one of that number, which is gone
-                self._askers[worker] = answer
+                self._release_caller(worker)  # an earlier one of that number, which is gone
+                self._waiting_calls[worker] = answer
             self._take(worker, what, data)
             if answer is not None and what not in _QUESTIONS:
-                answer.set_result(NOTHING)
+                answer.set_result(EMPTY_REPLY)
         self._call_next()
 
     @property
@@ -67,17 +67,17 @@ class RayTable(MessageTable):
         while self._came:
             _, answer = self._came.popleft()
             if answer is not None:
-                answer.set_result(NOTHING)
-        for worker in list(self._askers):
-            self._dismiss(worker)
+                answer.set_result(EMPTY_REPLY)
+        for worker in list(self._waiting_calls):
+            self._release_caller(worker)
 
-    def _dismiss(self, worker: int) -> None:
-        if worker in self._askers:
-            self._askers.pop(worker).set_result(NOTHING)
+    def _release_caller(self, worker: int) -> None:
+        if worker in self._waiting_calls:
+            self._waiting_calls.pop(worker).set_result(EMPTY_REPLY)
 
     def _post(self, worker: int, what: int, data: np.ndarray) -> None:
         if what == ANSWER:
-            self._askers.pop(worker).set_result(data)
+            self._waiting_calls.pop(worker).set_result(data)
             return
         self._outbox.append((worker, what, data))
         self._call_next()
@@ -94,7 +94,7 @@ class RayTable(MessageTable):
         """In a thread of Ray's."""
         error = answer.exception()
         if error is not None:
-            self._error = self._error or (None if is_loss(error) else error)
+            self._error = self._error or (None if is_actor_lost(error) else error)
         elif len(data := answer.result()):
             self._came.append(((worker, ANSWER, data), None))
         self._calling = False

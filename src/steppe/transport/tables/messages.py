@@ -16,8 +16,8 @@ from collections import Counter
 import numpy as np
 
 from steppe.core.contracts.errors import DamagedFile
-from steppe.core.contracts.transport import Change, Totals
-from steppe.core.table_merge import changed_rows
+from steppe.core.contracts.transport import TableDelta, TableTotals
+from steppe.core.table_merge import find_changed_rows
 from steppe.transport.tables.shared import LocalTable
 
 BEGIN, MERGE, CLAIM, CLAIM_EPISODES, ANSWER = range(5)
@@ -26,7 +26,7 @@ BEGIN, MERGE, CLAIM, CLAIM_EPISODES, ANSWER = range(5)
 _WORDS = 8
 
 
-class _Remote:
+class _RemoteWorker:
     """A worker's side where the table is not: its copy, and the question that is under way."""
 
     def __init__(self, local: np.ndarray) -> None:
@@ -52,8 +52,8 @@ class MessageTable(ABC):
         self._kept = LocalTable() if keeps else None
         self._waiting: list[int] = []  # workers that are to be answered when there is a table
         self._seen: dict[int, int] = {}
-        self._remotes: dict[int, _Remote] = {}
-        self._totals = Totals(0, 0, 0.0, 0.0)
+        self._remotes: dict[int, _RemoteWorker] = {}
+        self._totals = TableTotals(0, 0, 0.0, 0.0)
         self.dropped: Counter[str] = Counter()  # messages that were not taken in, by cause
 
     def create(
@@ -74,7 +74,7 @@ class MessageTable(ABC):
     def begin(self, worker: int, local: np.ndarray) -> int | None:
         if self._kept is not None:
             return self._kept.begin(worker, local)
-        remote = self._remotes.setdefault(worker, _Remote(local))
+        remote = self._remotes.setdefault(worker, _RemoteWorker(local))
         return self._reply(worker, remote, BEGIN, 0)
 
     def claim(self, worker: int, num_steps: int, now_s: float) -> int | None:
@@ -87,12 +87,12 @@ class MessageTable(ABC):
             return self._kept.claim_episodes(worker, num_episodes)
         return self._reply(worker, self._remotes[worker], CLAIM_EPISODES, num_episodes)
 
-    def merge(self, worker: int, change: Change, now_s: float) -> None:
+    def merge(self, worker: int, change: TableDelta, now_s: float) -> None:
         if self._kept is not None:
             self._kept.merge(worker, change, now_s)
             return
         remote = self._remotes[worker]
-        rows = remote.found[: changed_rows(remote.local, remote.base, change.candidates, remote.found)]
+        rows = remote.found[: find_changed_rows(remote.local, remote.base, change.candidates, remote.found)]
         mine, old = remote.local[rows], remote.base[rows]
         kept = np.where(mine == old, 1.0, change.kept[rows]).astype(mine.dtype)
         remote.base[rows] = mine
@@ -101,10 +101,10 @@ class MessageTable(ABC):
         counts = (0, len(rows), change.steps, change.episodes)
         self._send(worker, MERGE, counts, now_s, rows, np.stack([kept, mine - kept * old]))
 
-    def totals(self) -> Totals:
+    def totals(self) -> TableTotals:
         return self._totals if self._kept is None else self._kept.totals()
 
-    def read(self, values: np.ndarray) -> Totals:
+    def read(self, values: np.ndarray) -> TableTotals:
         return self._table.read(values)
 
     @abstractmethod
@@ -121,7 +121,7 @@ class MessageTable(ABC):
         assert self._kept is not None, "only its keeper has the table"
         return self._kept
 
-    def _reply(self, worker: int, remote: _Remote, what: int, number: int, now_s: float = 0.0) -> int | None:
+    def _reply(self, worker: int, remote: _RemoteWorker, what: int, number: int, now_s: float = 0.0) -> int | None:
         """The answer to a question, asked now if it has not been; None while it is under way."""
         if remote.asked is None and remote.answer is None:
             remote.asked = what
@@ -154,7 +154,7 @@ class MessageTable(ABC):
             remote = self._remotes[worker]
             (values,) = _values(rows, rest, remote.local, 1)
             remote.local[rows] = remote.base[rows] = values
-            self._totals = Totals(int(words[2]), int(words[3]), now_s, now_s, int(words[5]))
+            self._totals = TableTotals(int(words[2]), int(words[3]), now_s, now_s, int(words[5]))
             remote.take(int(words[0]))
         elif what == MERGE:
             kept, added = _values(rows, rest, self._table.values, 2)
@@ -166,13 +166,13 @@ class MessageTable(ABC):
             number = int(words[0])
             if min(number, words[2], words[3]) < 0:
                 raise DamagedFile(f"a worker asks for {number}, with {words[2]} steps and {words[3]} episodes left")
-            self._table.forfeit(worker, int(words[2]), int(words[3]))
+            self._table.reclaim(worker, int(words[2]), int(words[3]))
             table = self._table
             given = table.claim(worker, number, now_s) if what == CLAIM else table.claim_episodes(worker, number)
             self._answer(worker, given or 0)
         elif self._table.made:  # another may have been here under that number, and have left steps that it was given
             self._seen.pop(worker, None)
-            self._answer(worker, self._table.forfeit(worker))
+            self._answer(worker, self._table.reclaim(worker))
         else:
             self._waiting.append(worker)
 

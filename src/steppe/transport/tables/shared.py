@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from steppe.core.contracts.errors import UsageError
-from steppe.core.contracts.transport import Change, Totals
+from steppe.core.contracts.transport import TableDelta, TableTotals
 from steppe.core.system.shared_dir import map_file
-from steppe.core.table_merge import changed_rows, merge_rows, put_rows
+from steppe.core.table_merge import apply_remote_rows, find_changed_rows, merge_rows
 
 LOG_ROWS = 1 << 17
 _HEAD = 32  # words before those of the workers
@@ -50,7 +50,7 @@ class _Shape(NamedTuple):
         return self.values_at + self.rows * self.actions * self.item
 
 
-class _Memory:
+class _TableMemory:
     """The parts of a table's memory, as arrays."""
 
     def __init__(self, buffer: memoryview, shape: _Shape) -> None:
@@ -75,7 +75,7 @@ class LocalTable:
     """A Table, and its keeper, in this process's memory; turns are taken, so nothing is locked."""
 
     def __init__(self) -> None:
-        self._memory: _Memory | None = None
+        self._memory: _TableMemory | None = None
         self._copies: dict[int, _Copy] = {}
         self._seen: dict[int, int] = {}
         self._lock: AbstractContextManager[None] = nullcontext()
@@ -92,7 +92,7 @@ class LocalTable:
     ) -> None:
         rows, actions = values.shape
         shape = _Shape(rows, actions, values.dtype.itemsize, num_workers)
-        memory = _Memory(self._allocate(shape), shape)
+        memory = _TableMemory(self._allocate(shape), shape)
         memory.words[: _WORKERS + 1] = shape
         memory.words[_LIMIT] = -1 if limit is None else limit
         memory.words[_GIVEN] = memory.words[_STEPS] = steps
@@ -105,7 +105,7 @@ class LocalTable:
         memory = self._found()
         if memory is None:
             return None
-        lost = self.forfeit(worker)
+        lost = self.reclaim(worker)
         with self._lock:
             local[...] = memory.values
             self._seen[worker] = int(memory.words[_LOGGED])
@@ -117,7 +117,7 @@ class LocalTable:
         words = memory.words
         with self._lock:
             if words[_LIMIT] >= 0:
-                num_steps = _share(num_steps, int(words[_LIMIT] - words[_GIVEN]), int(words[_WORKERS]))
+                num_steps = _fair_share(num_steps, int(words[_LIMIT] - words[_GIVEN]), int(words[_WORKERS]))
             if num_steps and not memory.floats[_STARTED]:
                 memory.floats[_STARTED] = now_s
             words[_GIVEN] += num_steps
@@ -129,14 +129,14 @@ class LocalTable:
         words = memory.words
         with self._lock:
             left = int(words[_EPISODE_LIMIT] - words[_EPISODES_GIVEN])
-            num_episodes = _share(num_episodes, left, int(words[_WORKERS]))
+            num_episodes = _fair_share(num_episodes, left, int(words[_WORKERS]))
             words[_EPISODES_GIVEN] += num_episodes
             memory.workers[worker, 3] += num_episodes
         return num_episodes
 
-    def merge(self, worker: int, change: Change, now_s: float) -> None:
+    def merge(self, worker: int, change: TableDelta, now_s: float) -> None:
         memory, (local, base, found) = self._ready(), self._copies[worker]
-        rows = found[: changed_rows(local, base, change.candidates, found)]
+        rows = found[: find_changed_rows(local, base, change.candidates, found)]
         with self._lock:
             logged, seen = int(memory.words[_LOGGED]), self._seen[worker]
             head = merge_rows(memory.values, local, base, change.kept, rows, memory.log, logged, seen)
@@ -146,7 +146,7 @@ class LocalTable:
     def put(self, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
         """Merge rows for a worker that is not here; `count` is to follow."""
         memory = self._ready()
-        put_rows(memory.values, rows, kept, added)
+        apply_remote_rows(memory.values, rows, kept, added)
         memory.log[(memory.words[_LOGGED] + np.arange(len(rows))) % LOG_ROWS] = rows
         memory.words[_LOGGED] += len(rows)
 
@@ -184,7 +184,7 @@ class LocalTable:
         words[_EPISODES] += episodes
         memory.floats[_MERGED] = now_s
 
-    def forfeit(self, worker: int, steps_left: int = 0, episodes_left: int = 0) -> int:
+    def reclaim(self, worker: int, steps_left: int = 0, episodes_left: int = 0) -> int:
         """Give out again what a worker was given and did not bring, but for what it still has to take: nothing if it is gone.
         Returns how many steps that are."""
         memory = self._found()
@@ -201,23 +201,23 @@ class LocalTable:
             memory.words[_EPISODES_GIVEN] -= lost_episodes
         return lost
 
-    def totals(self) -> Totals:
+    def totals(self) -> TableTotals:
         memory = self._found()
         if memory is None:
-            return Totals(0, 0, 0.0, 0.0)
+            return TableTotals(0, 0, 0.0, 0.0)
         words, floats = memory.words, memory.floats
         steps, episodes, lost = int(words[_STEPS]), int(words[_EPISODES]), int(words[_LOST])
-        return Totals(steps, episodes, float(floats[_STARTED]), float(floats[_MERGED]), lost)
+        return TableTotals(steps, episodes, float(floats[_STARTED]), float(floats[_MERGED]), lost)
 
-    def read(self, values: np.ndarray) -> Totals:
+    def read(self, values: np.ndarray) -> TableTotals:
         with self._lock:
             values[...] = self._ready().values
             return self.totals()
 
-    def _found(self) -> _Memory | None:
+    def _found(self) -> _TableMemory | None:
         return self._memory
 
-    def _ready(self) -> _Memory:
+    def _ready(self) -> _TableMemory:
         memory = self._found()
         assert memory is not None, "a worker begins before it claims"
         return memory
@@ -225,7 +225,7 @@ class LocalTable:
     def _allocate(self, shape: _Shape) -> memoryview:
         return memoryview(bytearray(shape.nbytes))
 
-    def _show(self, memory: _Memory) -> _Memory:
+    def _show(self, memory: _TableMemory) -> _TableMemory:
         return memory
 
 
@@ -237,10 +237,10 @@ class ShmTable(LocalTable):
         self._path = room / "table"
         self._lock = _FileLock(room / "table-lock")
 
-    def _found(self) -> _Memory | None:
+    def _found(self) -> _TableMemory | None:
         if self._memory is None and self._path.exists():
             buffer = memoryview(map_file(self._path))
-            self._memory = _Memory(buffer, _Shape(*np.frombuffer(buffer, np.int64, _WORKERS + 1).tolist()))
+            self._memory = _TableMemory(buffer, _Shape(*np.frombuffer(buffer, np.int64, _WORKERS + 1).tolist()))
         return self._memory
 
     def _allocate(self, shape: _Shape) -> memoryview:
@@ -251,7 +251,7 @@ class ShmTable(LocalTable):
             size = f"{shape.nbytes >> 20} MiB of shared memory for the table"
             raise UsageError(f"{size}: {error.strerror}; free some, or use fewer states") from None
 
-    def _show(self, memory: _Memory) -> _Memory:
+    def _show(self, memory: _TableMemory) -> _TableMemory:
         os.rename(self._draft, self._path)
         return memory
 
@@ -260,7 +260,7 @@ class ShmTable(LocalTable):
         return self._path.with_suffix(f".{os.getpid()}")
 
 
-def _share(wanted: int, left: int, num_workers: int) -> int:
+def _fair_share(wanted: int, left: int, num_workers: int) -> int:
     """How many of `wanted` one worker is given of what is left: so few that all workers end about together."""
     return max(0, min(wanted, left if num_workers == 1 else -(-left // (2 * num_workers))))
 

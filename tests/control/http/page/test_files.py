@@ -20,7 +20,7 @@ import pytest
 
 from steppe.control.http import static
 from steppe.control.http.app import make_app
-from steppe.control.http.auth import Gate, Keys
+from steppe.control.http.auth import AccessControl, TokenStore
 from steppe.control.service import Service
 from steppe.core.contracts.reports import EvaluationReport
 from steppe.core.contracts.transport import EVALUATIONS
@@ -77,11 +77,11 @@ def test_films_are_those_of_the_run_alone(api: httpx.Client, house: Served, ende
 def test_a_service_without_the_parts_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(static, "FOLDER", tmp_path)
     (tmp_path / "index.html").write_text("<p>page</p>")
-    assert not static.is_complete()
-    service, keys = Service(), Keys(tmp_path / "tokens.json")
+    assert not static.is_page_complete()
+    service, keys = Service(), TokenStore(tmp_path / "tokens.json")
 
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(service, Gate(keys)))
+        transport = httpx.ASGITransport(make_app(service, AccessControl(keys)))
         headers = {"Authorization": f"Bearer {keys.tokens['read']}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
             return await client.get("/")

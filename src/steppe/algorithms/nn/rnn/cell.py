@@ -12,32 +12,32 @@ import numpy as np
 import torch
 from torch import nn
 
-from steppe.algorithms.nn.mlp_kernels import Head, Layer
+from steppe.algorithms.nn.mlp_kernels import DenseLayer, HeadSpec
 from steppe.algorithms.nn.rnn import kernels
 
 Cell = Literal["lstm", "gru"]
-ROOMS = 8  # shapes of sequences whose memory is kept
+MAX_CACHED_SHAPES = 8  # shapes of sequences whose memory is kept
 
 
-class _Kind(NamedTuple):
+class _CellKind(NamedTuple):
     num_gates: int
     num_parts: int  # arrays of its size that make up a state
     forward: Callable[..., None]
     backward: Callable[..., None]
 
-    def __deepcopy__(self, memo: dict[int, object]) -> _Kind:
+    def __deepcopy__(self, memo: dict[int, object]) -> _CellKind:
         """The same for a module's twin: kernels are not copied."""
         return self
 
 
-_KINDS: Mapping[Cell, _Kind] = {
-    "lstm": _Kind(4, 2, kernels.lstm_forward, kernels.lstm_backward),
-    "gru": _Kind(3, 1, kernels.gru_forward, kernels.gru_backward),
+_KINDS: Mapping[Cell, _CellKind] = {
+    "lstm": _CellKind(4, 2, kernels.lstm_forward, kernels.lstm_backward),
+    "gru": _CellKind(3, 1, kernels.gru_forward, kernels.gru_backward),
 }
 
 
 @dataclass
-class Unrolled:
+class UnrollResult:
     """Outputs [T, N, out], and each part of the state after every row, [parts, T, N, size]; the next call reuses both."""
 
     outputs: np.ndarray
@@ -48,20 +48,20 @@ class Unrolled:
         return np.concatenate([part[rows] for part in self.after], axis=-1)
 
 
-class Recurrence(nn.Module):
+class RecurrentCell(nn.Module):
     """Reads what the inputs add to its gates (`num_in` numbers a row) and a state of `num_state` numbers."""
 
-    def __init__(self, cell: Cell, size: int, heads: Sequence[Head]) -> None:
+    def __init__(self, cell: Cell, size: int, heads: Sequence[HeadSpec]) -> None:
         super().__init__()
         self.cell, self.size = cell, size
         self.kind = _KINDS[cell]
         self.num_in, self.num_state = self.kind.num_gates * size, self.kind.num_parts * size
         weight = torch.cat([_orthogonal(size) for _ in range(self.kind.num_gates)], dim=1)
         self.weight = nn.Parameter(weight)
-        layers = [Layer(size, head.size, head.gain) for head in heads]
+        layers = [DenseLayer(size, head.size, head.gain) for head in heads]
         self.head_weight = nn.Parameter(torch.cat([layer.weight.data for layer in layers], dim=1))
         self.head_bias = nn.Parameter(torch.cat([layer.bias.data for layer in layers]))
-        self._memory: _Memory | None = None
+        self._memory: _RNNWorkspace | None = None
 
     @property
     def num_out(self) -> int:
@@ -95,14 +95,16 @@ class Recurrence(nn.Module):
     def bind(self, parameters: np.ndarray, gradient: np.ndarray) -> None:
         """Take the flat vectors that all parameters and their gradients lie in at the same places; done when they move."""
         tensors = (self.weight, self.head_weight, self.head_bias)
-        self._memory = _Memory(self, *([_view(flat, tensor) for tensor in tensors] for flat in (parameters, gradient)))
+        self._memory = _RNNWorkspace(
+            self, *([_view(flat, tensor) for tensor in tensors] for flat in (parameters, gradient))
+        )
 
     @property
     def bound(self) -> bool:
         """Whether the compiled ways can be taken."""
         return self._memory is not None
 
-    def unroll(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> Unrolled:
+    def unroll(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> UnrollResult:
         """Outputs for x [T · N, num_in] from `state` [N, num_state] on; forgotten before rows where `clear` [T, N] is set."""
         assert self._memory is not None, "bind comes before unroll"
         return self._memory.forward(x, state, clear)
@@ -113,30 +115,30 @@ class Recurrence(nn.Module):
         return self._memory.backward(d_outputs, stop)
 
 
-class _Memory:
+class _RNNWorkspace:
     """The views of parameters and gradients, and memory for the newest shapes of sequences."""
 
-    def __init__(self, net: Recurrence, parameters: list[np.ndarray], gradients: list[np.ndarray]) -> None:
+    def __init__(self, net: RecurrentCell, parameters: list[np.ndarray], gradients: list[np.ndarray]) -> None:
         self.kind, self.size, self.num_out = net.kind, net.size, net.num_out
         self.weight, self.head_weight, self.head_bias = parameters
         self.d_weight, self.d_head_weight, self.d_head_bias = gradients
-        self.rooms: dict[tuple[int, int], _Room] = {}
-        self.last: tuple[_Room, np.ndarray] | None = None
+        self.buffers: dict[tuple[int, int], _SequenceBuffers] = {}
+        self.last: tuple[_SequenceBuffers, np.ndarray] | None = None
 
-    def forward(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> Unrolled:
-        room = self.rooms.get(clear.shape) or self._room(*clear.shape)
+    def forward(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> UnrollResult:
+        room = self.buffers.get(clear.shape) or self._room(*clear.shape)
         steps, rows = clear.shape
         gated = x.reshape(steps, rows, self.kind.num_gates, self.size)
         self.kind.forward(gated, self.weight, state, clear, room.ins, room.outs, room.gates, room.kept, room.product)
         kernels.head_forward(room.hidden, self.head_weight, self.head_bias, room.outputs)
         self.last = room, clear
-        return Unrolled(room.outputs.reshape(steps, rows, self.num_out), room.outs)
+        return UnrollResult(room.outputs.reshape(steps, rows, self.num_out), room.outs)
 
     def backward(self, d_outputs: np.ndarray, stop: np.ndarray) -> np.ndarray:
         assert self.last is not None, "unroll comes before backward"
         room, clear = self.last
         steps, rows = clear.shape
-        back = room.back or room.prepared()
+        back = room.back or room.allocate_backward()
         flat = np.ascontiguousarray(d_outputs, np.float32).reshape(steps * rows, self.num_out)
         kernels.head_backward(
             room.hidden, self.head_weight, flat, self.d_head_weight, self.d_head_bias, back.d_out.reshape(-1, self.size)
@@ -150,17 +152,17 @@ class _Memory:
         kernels.state_weight_gradient(h_in, back.d_product.reshape(-1, width), self.d_weight)
         return back.d_x.reshape(-1, width)
 
-    def _room(self, steps: int, rows: int) -> _Room:
-        if len(self.rooms) >= ROOMS:
-            del self.rooms[next(iter(self.rooms))]
-        self.rooms[steps, rows] = room = _Room(self.kind, self.size, self.num_out, steps, rows)
+    def _room(self, steps: int, rows: int) -> _SequenceBuffers:
+        if len(self.buffers) >= MAX_CACHED_SHAPES:
+            del self.buffers[next(iter(self.buffers))]
+        self.buffers[steps, rows] = room = _SequenceBuffers(self.kind, self.size, self.num_out, steps, rows)
         return room
 
 
-class _Room:
+class _SequenceBuffers:
     """The arrays of one shape of sequences."""
 
-    def __init__(self, kind: _Kind, size: int, num_out: int, steps: int, rows: int) -> None:
+    def __init__(self, kind: _CellKind, size: int, num_out: int, steps: int, rows: int) -> None:
         self.kind = kind
         self.ins, self.outs = (np.empty((kind.num_parts, steps, rows, size), np.float32) for _ in range(2))
         self.gates = np.empty((steps, rows, kind.num_gates, size), np.float32)
@@ -168,17 +170,19 @@ class _Room:
         self.product = np.empty((rows, kind.num_gates * size), np.float32)
         self.hidden = self.outs[0].reshape(steps * rows, size)
         self.outputs = np.empty((steps * rows, num_out), np.float32)
-        self.back: _Back | None = None
+        self.back: _BackwardBuffers | None = None
 
-    def prepared(self) -> _Back:
+    def allocate_backward(self) -> _BackwardBuffers:
         """Memory for the way back as well, which actors never need."""
         d_x = np.empty_like(self.gates)
         d_product = d_x if self.kind.num_parts == 2 else np.empty_like(d_x)  # an LSTM's are the same
-        self.back = _Back(np.empty_like(self.kept), d_x, d_product, np.empty((2, *self.kept.shape[1:]), np.float32))
+        self.back = _BackwardBuffers(
+            np.empty_like(self.kept), d_x, d_product, np.empty((2, *self.kept.shape[1:]), np.float32)
+        )
         return self.back
 
 
-class _Back(NamedTuple):
+class _BackwardBuffers(NamedTuple):
     d_out: np.ndarray
     d_x: np.ndarray
     d_product: np.ndarray

@@ -13,18 +13,18 @@ from typing import Any
 import numba
 import numpy as np
 
-from steppe.algorithms.nn.mlp_kernels import tanh_of
+from steppe.algorithms.nn.mlp_kernels import fast_tanh
 
 _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _sigmoid(x: Any) -> Any:
-    return _HALF + _HALF * tanh_of(_HALF * x)
+    return _HALF + _HALF * fast_tanh(_HALF * x)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _enter(t: int, state: np.ndarray, clear: np.ndarray, ins: np.ndarray, outs: np.ndarray) -> None:
+def _load_state(t: int, state: np.ndarray, clear: np.ndarray, ins: np.ndarray, outs: np.ndarray) -> None:
     """Write the state before row t."""
     num_parts, _, num_rows, size = ins.shape
     for part in range(num_parts):
@@ -52,7 +52,7 @@ def lstm_forward(
     """i, f, o = σ, g = tanh; c′ = f c + i g; h′ = o tanh(c′) (Hochreiter and Schmidhuber 1997, Gers et al. 2000)."""
     num_steps, num_rows, _, size = x.shape
     for t in range(num_steps):
-        _enter(t, state, clear, ins, outs)
+        _load_state(t, state, clear, ins, outs)
         np.dot(ins[0, t], weight, product)
         for n in range(num_rows):
             add, own, c_in, row = x[t, n], product[n], ins[1, t, n], gates[t, n]
@@ -62,13 +62,13 @@ def lstm_forward(
             for j in range(size):
                 row[1, j] = _sigmoid(add[1, j] + own[size + j])
             for j in range(size):
-                row[2, j] = tanh_of(add[2, j] + own[2 * size + j])
+                row[2, j] = fast_tanh(add[2, j] + own[2 * size + j])
             for j in range(size):
                 row[3, j] = _sigmoid(add[3, j] + own[3 * size + j])
             for j in range(size):
                 c[j] = row[1, j] * c_in[j] + row[0, j] * row[2, j]
             for j in range(size):
-                y[j] = tanh_of(c[j])
+                y[j] = fast_tanh(c[j])
             for j in range(size):
                 h[j] = row[3, j] * y[j]
 
@@ -76,7 +76,7 @@ def lstm_forward(
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def lstm_backward(
     d_out: np.ndarray,
-    turned: np.ndarray,
+    transposed: np.ndarray,
     stop: np.ndarray,
     ins: np.ndarray,
     gates: np.ndarray,
@@ -101,7 +101,7 @@ def lstm_backward(
                 d[3, j] = total * y * o * (_ONE - o)
                 d_c[j] = inner * f
         if t:
-            np.dot(d_x[t].reshape(num_rows, 4 * size), turned, carried[0])
+            np.dot(d_x[t].reshape(num_rows, 4 * size), transposed, carried[0])
             for n in range(num_rows):
                 if stop[t, n]:
                     carried[:, n] = _ZERO
@@ -122,7 +122,7 @@ def gru_forward(
     """r, z = σ; n = tanh(x + r (h W)); h′ = (1 − z) n + z h (Cho et al. 2014, with the reset after the product)."""
     num_steps, num_rows, _, size = x.shape
     for t in range(num_steps):
-        _enter(t, state, clear, ins, outs)
+        _load_state(t, state, clear, ins, outs)
         np.dot(ins[0, t], weight, product)
         for n in range(num_rows):
             add, own, h_in, row = x[t, n], product[n], ins[0, t, n], gates[t, n]
@@ -133,7 +133,7 @@ def gru_forward(
                 row[1, j] = _sigmoid(add[1, j] + own[size + j])
             share[:] = own[2 * size :]
             for j in range(size):
-                row[2, j] = tanh_of(add[2, j] + row[0, j] * share[j])
+                row[2, j] = fast_tanh(add[2, j] + row[0, j] * share[j])
             for j in range(size):
                 h[j] = row[2, j] + row[1, j] * (h_in[j] - row[2, j])
 
@@ -141,7 +141,7 @@ def gru_forward(
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def gru_backward(
     d_out: np.ndarray,
-    turned: np.ndarray,
+    transposed: np.ndarray,
     stop: np.ndarray,
     ins: np.ndarray,
     gates: np.ndarray,
@@ -167,7 +167,7 @@ def gru_backward(
                 own[2, j] = d_fresh * r
                 direct[n, j] = total * z
         if t:
-            np.dot(d_product[t].reshape(num_rows, 3 * size), turned, through)
+            np.dot(d_product[t].reshape(num_rows, 3 * size), transposed, through)
             for n in range(num_rows):
                 if stop[t, n]:
                     carried[:, n] = _ZERO

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from steppe.algorithms.nn.flat_module import as_tensor
-from steppe.algorithms.nn.mlp_kernels import Head, Perceptrons
+from steppe.algorithms.nn.mlp_kernels import HeadSpec, ParallelMLPs
 from steppe.algorithms.nn.normalizers import ObsNormalizer
-from steppe.algorithms.nn.rnn.cell import Recurrence, Unrolled
+from steppe.algorithms.nn.rnn.cell import RecurrentCell, UnrollResult
 from steppe.algorithms.nn.torsos import build_torso
-from steppe.core.algorithms import ActorCriticConfig, R2D2Config, fitting_cell
+from steppe.core.algorithms import ActorCriticConfig, R2D2Config, default_cell_size
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec
 
@@ -31,22 +31,24 @@ class RecurrentNetwork(nn.Module):
         self,
         config: ActorCriticConfig | R2D2Config,
         spec: EnvSpec,
-        heads: Sequence[Head],
+        heads: Sequence[HeadSpec],
         activation: Literal["tanh", "relu"],
     ) -> None:
         super().__init__()
         if config.normalize_obs and spec.is_image:
             raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
         self.normalizer = ObsNormalizer(spec.obs.shape) if config.normalize_obs else None
-        self.recurrence = Recurrence(config.cell or "lstm", config.cell_size or fitting_cell(spec), heads)
+        self.recurrence = RecurrentCell(config.cell or "lstm", config.cell_size or default_cell_size(spec), heads)
         width, hidden = self.recurrence.num_in, config.hidden or ()
         if config.network in ("auto", "mlp") and not spec.is_image and hidden:
-            self.tower: Perceptrons | None = Perceptrons(spec.obs.shape[0], hidden, {"gates": Head(width)}, activation)
+            self.tower: ParallelMLPs | None = ParallelMLPs(
+                spec.obs.shape[0], hidden, {"gates": HeadSpec(width)}, activation
+            )
         else:
             self.tower = None
             self.torso, features = build_torso(config.network, spec, hidden, activation)
             self.gates = nn.Linear(features, width)
-        self._keep_at_first(f"tower.gates.{len(hidden)}" if self.tower is not None else "gates")
+        self._open_forget_gate(f"tower.gates.{len(hidden)}" if self.tower is not None else "gates")
         self._traced: list[torch.Tensor] = []
         self._stop: np.ndarray = np.zeros((0, 0), np.bool_)
 
@@ -55,15 +57,15 @@ class RecurrentNetwork(nn.Module):
         """Numbers that are remembered of an episode."""
         return self.recurrence.num_state
 
-    def unroll(self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None = None) -> Unrolled:
+    def unroll(self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None = None) -> UnrollResult:
         """From `state` [N, num_state] through `obs` [T, N, …]; nothing is remembered into rows where `clear` [T, N] is set."""
-        return self._unrolled(obs, state, clear, None, trace=False)
+        return self._unroll(obs, state, clear, None, trace=False)
 
     def trace(
         self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None = None, stop: np.ndarray | None = None
-    ) -> Unrolled:
+    ) -> UnrollResult:
         """The same, remembering what `backward` needs; no gradient goes back beyond rows where `stop` [T, N] is set."""
-        return self._unrolled(obs, state, clear, stop, trace=True)
+        return self._unroll(obs, state, clear, stop, trace=True)
 
     def backward(self, d_outputs: np.ndarray) -> None:
         """Fill the gradients, which are zero, from d(loss)/d(outputs) [T, N, out] of the last `trace`."""
@@ -76,27 +78,27 @@ class RecurrentNetwork(nn.Module):
                 return
         torch.autograd.backward(traced, [as_tensor(gradient, traced[0].device)])
 
-    def _keep_at_first(self, gates: str) -> None:
+    def _open_forget_gate(self, gates: str) -> None:
         """Open the gate that keeps the state (an LSTM's forget gate, a GRU's update gate; Jozefowicz et al. 2015)."""
         size = self.recurrence.size
         with torch.no_grad():
             self.get_submodule(gates).get_parameter("bias")[size : 2 * size] = 1.0
 
-    def _unrolled(
+    def _unroll(
         self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None, stop: np.ndarray | None, *, trace: bool
-    ) -> Unrolled:
+    ) -> UnrollResult:
         shape = obs.shape[:2]
         nowhere: np.ndarray = np.zeros(shape, np.bool_)
         clear, self._stop = nowhere if clear is None else clear, nowhere if stop is None else stop
         rows = obs.reshape(shape[0] * shape[1], *obs.shape[2:])
         if not self.recurrence.bound:
-            return self._elsewhere(rows, state, clear, trace=trace)
-        return self.recurrence.unroll(self._front(rows, trace=trace), state, clear)
+            return self._unroll_torch(rows, state, clear, trace=trace)
+        return self.recurrence.unroll(self._gate_inputs(rows, trace=trace), state, clear)
 
-    def _front(self, rows: np.ndarray, *, trace: bool) -> np.ndarray:
+    def _gate_inputs(self, rows: np.ndarray, *, trace: bool) -> np.ndarray:
         """What the inputs add to the gates."""
         if self.tower is not None:
-            scaled = np.ascontiguousarray(rows) if self.normalizer is None else self.normalizer.scaled(rows)
+            scaled = np.ascontiguousarray(rows) if self.normalizer is None else self.normalizer.normalize(rows)
             return self.tower.trace(scaled) if trace else self.tower.run(scaled)
         with torch.set_grad_enabled(trace):
             gated = self._gates(as_tensor(rows, torch.device("cpu")))
@@ -109,7 +111,7 @@ class RecurrentNetwork(nn.Module):
         gated: torch.Tensor = self.gates(self.torso(scaled)) if self.tower is None else self.tower(scaled)
         return gated
 
-    def _elsewhere(self, rows: np.ndarray, state: np.ndarray, clear: np.ndarray, *, trace: bool) -> Unrolled:
+    def _unroll_torch(self, rows: np.ndarray, state: np.ndarray, clear: np.ndarray, *, trace: bool) -> UnrollResult:
         """All of it as torch's graph."""
         device = self.recurrence.weight.device
         with torch.set_grad_enabled(trace):
@@ -117,4 +119,4 @@ class RecurrentNetwork(nn.Module):
             flags = as_tensor(clear, device), as_tensor(self._stop, device)
             outputs, after = self.recurrence(gated, as_tensor(state, device), *flags)
         self._traced = [outputs] if trace else []
-        return Unrolled(outputs.detach().cpu().numpy(), after.detach().cpu().numpy())
+        return UnrollResult(outputs.detach().cpu().numpy(), after.detach().cpu().numpy())
