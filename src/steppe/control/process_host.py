@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import Conflict, RunNotFound, SteppeError
 from steppe.core.contracts.transport import COMMANDS
 from steppe.core.system.shared_dir import remove_abandoned_dirs
 from steppe.records.run_directory import RunDirectory
-from steppe.records.store import FAILED, HEARTBEAT_S, LIVE, NO_OWNER, PENDING, STARTING, Status
+from steppe.records.store import FAILED, LIVE, NO_OWNER, PENDING, STARTING, Status
+
+if TYPE_CHECKING:
+    from steppe.training.result import RunResult
 
 SUPERVISOR_LOG = "supervisor"
 _BOOTSTRAP_CODE = "from steppe.control.process_host import main; main()"
@@ -105,12 +108,17 @@ def main() -> None:
     told = json.loads(order)
     sys.path.append(os.getcwd())  # where modules that the service was told to allow may be
     directory = RunDirectory(Path(told["path"]))
-    started = threading.Event()
-    threading.Thread(target=_send_heartbeats, args=(directory, started), daemon=True).start()
+    with directory.store.heartbeats():  # from the first moment on: imports take their time on a busy machine
+        result = _train(directory, told)
+    print(f"{directory.id} ended {result.summary['state']} ({result.summary.get('reason')})", flush=True)
+
+
+def _train(directory: RunDirectory, told: dict[str, Any]) -> RunResult:
+    """Train to the end; a run that cannot begin says why."""
     try:
         from steppe.training.resume import resume_directory
 
-        result = resume_directory(directory, kafka=told["kafka"], commands_after=told["commands_after"])
+        return resume_directory(directory, kafka=told["kafka"], commands_after=told["commands_after"])
     except SteppeError as error:
         _set_failed(directory, str(error))
         print(f"steppe: {error}", file=sys.stderr)
@@ -118,15 +126,6 @@ def main() -> None:
     except Exception as error:
         _set_failed(directory, f"{type(error).__name__}: {error}")
         raise
-    finally:
-        started.set()
-    print(f"{directory.id} ended {result.summary['state']} ({result.summary.get('reason')})", flush=True)
-
-
-def _send_heartbeats(directory: RunDirectory, ended: threading.Event) -> None:
-    """Show life from the first moment on: imports take their time on a busy machine."""
-    while not ended.wait(HEARTBEAT_S):
-        directory.store.heartbeat()
 
 
 def _set_failed(directory: RunDirectory, message: str) -> None:

@@ -154,6 +154,23 @@ class RunStore:
         except DiskFull:
             os.utime(self.path)  # takes no room: see `status`
 
+    @contextlib.contextmanager
+    def heartbeats(self) -> Iterator[None]:
+        """Send heartbeats from a thread of its own meanwhile: a slow import or a long step is no sign of death."""
+        ended = threading.Event()
+
+        def send() -> None:
+            while not ended.wait(HEARTBEAT_S):
+                self.heartbeat()
+
+        thread = threading.Thread(target=send, name="steppe-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     def status(self) -> Status:
         """The state now: LOST when it says pending or live but its process is dead, or live but silent for 3 heartbeats."""
         with self._connection() as database:

@@ -61,7 +61,7 @@ def rerun(run: str | Path, observers: Sequence[Observer] = ()) -> RunResult:
     try:
         if original.start.exists():
             shutil.copytree(original.start, directory.start)
-        with StopSignalHandler() as interrupts:
+        with StopSignalHandler() as interrupts, directory.store.heartbeats():
             outcome, view = _repeat_run(plan, recorded, directory, interrupts, observers)
         return _compare_weights(recorded, directory, finish_run(directory, outcome, view))
     finally:

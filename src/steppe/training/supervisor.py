@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -25,7 +25,6 @@ from steppe.runtimes.handle import Fault, Handle, ScalableHandle
 TICK_S = 0.2
 STOP_S = 4.0  # how long all roles together have to end in good order when the user asked for the end
 KILL_S = 0.2  # what they have when that time is used up
-HEARTBEAT_INTERVAL_S = 2.0
 FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
 
 Observer = Callable[[RunView], object]
@@ -121,31 +120,13 @@ class Supervisor:
         self._restore_scale()
         deadline: float | None = None
         try:
-            with self._heartbeat_thread():
-                outcome = self._watch(observers)
-                self._say("STOPPING", outcome.reason)
-                deadline = time.monotonic() + STOP_S
-                return self._shut_down(outcome, deadline, observers)
+            outcome = self._watch(observers)
+            self._say("STOPPING", outcome.reason)
+            deadline = time.monotonic() + STOP_S
+            return self._shut_down(outcome, deadline, observers)
         finally:
             left_s = STOP_S if deadline is None else max(KILL_S, deadline - time.monotonic())
             self.handle.close(timeout_s=left_s if self.interrupts.count < 2 else 0.0)
-
-    @contextlib.contextmanager
-    def _heartbeat_thread(self) -> Iterator[None]:
-        """A heartbeat from a thread of its own: a long step, here or in an observer, is no sign of death."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(HEARTBEAT_INTERVAL_S):
-                self.directory.store.heartbeat()
-
-        thread = threading.Thread(target=beat, name="steppe-heart", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
     def _watch(self, observers: Sequence[Observer]) -> Outcome:
         while True:

@@ -348,7 +348,7 @@ class MainLoop:
         self._running = True
         directory.reserve()
         try:
-            with StopSignalHandler() as interrupts:
+            with StopSignalHandler() as interrupts, directory.store.heartbeats():
                 outcome, view = self._supervise(plan, directory, interrupts, observers)
                 for _ in range(plan.config.restarts):
                     if outcome.fault is None or outcome.reason not in RETRYABLE_REASONS:
