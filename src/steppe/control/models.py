@@ -134,7 +134,7 @@ class Problem(ResponseModel):
     )
 
 
-class Progress(ResponseModel):
+class RunProgress(ResponseModel):
     """How far a run is; null is what is not known yet."""
 
     env_steps: int = 0
@@ -162,7 +162,7 @@ class Run(ResponseModel):
     started_s: float | None = None
     heartbeat_s: float | None = None
     operation: str | None = Field(None, description="The newest operation on this run.")
-    progress: Progress
+    progress: RunProgress
     damage: str | None = Field(None, description="What of the run cannot be read, if anything.")
 
 
@@ -225,7 +225,7 @@ class Actors(ResponseModel):
     actors: list[ActorState]
 
 
-class Learner(ResponseModel):
+class LearnerStatus(ResponseModel):
     """Wanted and seen."""
 
     desired: Literal[0, 1]

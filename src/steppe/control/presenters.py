@@ -55,9 +55,9 @@ def _desired_state(state: str, pid: int | None, wish: str | None) -> Literal["wa
     return wish or ("paused" if state == PAUSED else "running")  # type: ignore[return-value]
 
 
-def _present_progress(view: RunView) -> models.Progress:
+def _present_progress(view: RunView) -> models.RunProgress:
     judged = view.last_evaluation
-    return models.Progress(
+    return models.RunProgress(
         env_steps=view.env_steps,
         total_steps=view.total_steps,
         updates=view.updates,
@@ -69,7 +69,7 @@ def _present_progress(view: RunView) -> models.Progress:
     )
 
 
-def _progress_from_summary(info: RunInfo) -> models.Progress:
+def _progress_from_summary(info: RunInfo) -> models.RunProgress:
     """From a run's summary; one that was stopped has no final evaluation, and keeps its last one."""
     names = ("env_steps", "updates", "version", "train_return_mean", "eval_return_mean", "steps_per_s")
     known = {name: value for name in names if (value := (info.summary or {}).get(name)) is not None}
@@ -77,7 +77,7 @@ def _progress_from_summary(info: RunInfo) -> models.Progress:
         store = RunDirectory(info.path).store
         for _, record in store.read(EVALUATIONS, store.newest(EVALUATIONS) - 1, 1):
             known["eval_return_mean"] = finite_or_none(record.get("return_mean"))
-    return models.Progress(**known, total_steps=info.total_steps)
+    return models.RunProgress(**known, total_steps=info.total_steps)
 
 
 def max_scalable_actors(config: RunConfig) -> int:

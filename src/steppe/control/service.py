@@ -295,13 +295,13 @@ class Service:
         )
 
     @operation("read")
-    def get_learner(self, run: str) -> models.Learner:
+    def get_learner(self, run: str) -> models.LearnerStatus:
         """The learner wanted and seen."""
         desired, _ = self.ledger.desired_state(run)
         with self._cached_run(run).view() as view:
             ready = view.state in (RUNNING, PAUSED)
             wanted = int(desired != "stopped" and view.state not in ENDED and view.status.pid != NO_OWNER)
-            return models.Learner(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
+            return models.LearnerStatus(desired=wanted, ready=int(ready), version=view.version, updates=view.updates)
 
     @operation("control")
     def scale_learner(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:

@@ -6,6 +6,7 @@ Importing this registers the built-in `steppe/…` environments with Gymnasium.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from steppe.envs.registry import register_builtins
@@ -27,10 +28,16 @@ _HOMES = {
     "require_valid_env": "validation.single",
 }
 
+_RENAMED = {"check": "check_env", "make_world": "make_segment_env", "require_sound": "require_valid_env"}
+
 register_builtins()
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"{__name__}.{name} is now called {new}", DeprecationWarning, stacklevel=2)
+        name = new
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -136,6 +136,17 @@ def test_a_run_is_stopped_without_brokers_and_that_is_published_when_one_answers
     assert (len(topics.commands()), len(topics.answers(done.id)), service.ledger.pending_answers()) == (1, 1, [])
 
 
+@pytest.mark.regression
+def test_a_command_that_waits_is_published_before_the_next_one(begin, directory, config, topics):
+    service, _ = begin(NOWHERE)
+    stopped = service.stop_run(directory.path.name, "test")
+    _, publisher = begin(config)
+    now = time.time()
+    start = {"id": "next", "command": "start", "issuer": "test", "time_s": now, "expires_s": now + 3600.0}
+    publisher.publish(directory, start)
+    assert [record["id"] for record in topics.commands()] == [stopped.id, "next"]
+
+
 def test_a_service_that_is_killed_before_the_answer_gives_it_when_it_is_back(begin, directory, config, topics):
     service, _ = begin(config)
     done = service.stop_run(directory.path.name, "test")
@@ -150,7 +161,7 @@ def test_a_look_while_a_command_is_being_published_does_not_publish_it_again(
     begin, directory, config, topics, monkeypatch
 ):
     service, publisher = begin(config)
-    find = steppe.control.backends.publisher.find_charter
+    find = steppe.control.backends.publisher.find_manifest
 
     def meanwhile(*given):
         monkeypatch.setattr(steppe.control.backends.publisher, "find_manifest", find)

@@ -160,14 +160,14 @@ class KubernetesService(Service):
         return self._scaled(SCALE, run, ACTOR, count, issuer, expected)
 
     @operation("read")
-    def get_learner(self, run: str) -> models.Learner:
+    def get_learner(self, run: str) -> models.LearnerStatus:
         """The learner wanted and seen."""
         if not self._is_current(run):
             return super().get_learner(run)
         wanted, seen = self._scaler.wanted(LEARNER), self._seen(LEARNER)
         counts = {"desired": min(1, wanted), "ready": min(1, seen.ready)}
         with self.run_view(run) as view:
-            return models.Learner(**counts, version=view.version, updates=view.updates)
+            return models.LearnerStatus(**counts, version=view.version, updates=view.updates)
 
     @operation("control")
     def set_hyperparameters(

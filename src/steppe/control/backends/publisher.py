@@ -11,6 +11,7 @@ over what is published here (the header `origin`): nothing is carried out twice.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,12 +44,14 @@ class CommandPublisher(PeriodicTask):
         super().__init__("publisher", POLL_INTERVAL_S, self.look)
         self._service, self._ledger, self._config = service, service.ledger, config
         self._wire_name = wire_name
+        self._sending = threading.Lock()  # of commands that wait: the poll and a new command may come to them together
 
     def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
         """Write a command down on Kafka. Unreachable, and no answer is due, while that cannot be done."""
         due = PendingAnswer(str(command["id"]), str(command["id"]), directory.path.name, dict(command))
         self._ledger.save_pending_answer(due)  # before it is sent: whoever is killed in between still has to answer
         try:
+            self._send_waiting(directory)
             self._send(directory, due)
         except (Unreachable, RunFailed) as error:
             word = due.command["command"]
@@ -75,9 +78,16 @@ class CommandPublisher(PeriodicTask):
     def _look_at(self, due: PendingAnswer) -> None:
         directory = RunDirectory.open(self._service.root / due.run)
         if due.waits:
-            self._send(directory, due)
-            self._ledger.save_pending_answer(due._replace(waits=False))
+            self._send_waiting(directory)
         self._answer_if_finished(directory, due)
+
+    def _send_waiting(self, directory: RunDirectory) -> None:
+        """Publish the run's commands that no broker took, in the order in which they were given."""
+        with self._sending:
+            for due in self._ledger.pending_answers():
+                if due.waits and due.run == directory.path.name:
+                    self._send(directory, due)
+                    self._ledger.save_pending_answer(due._replace(waits=False))
 
     def _answer_if_finished(self, directory: RunDirectory, due: PendingAnswer) -> None:
         try:
@@ -104,13 +114,12 @@ class CommandPublisher(PeriodicTask):
     def _connection(self, directory: RunDirectory) -> tuple[KafkaConnection, int]:
         """Where the run's messages go, and its generation there: 0 for a run that was never begun."""
         name = self._wire_name(directory)
-        KafkaConnection(self._config, name).fetch_metadata(
-            BROKER_TIMEOUT_S
-        )  # which answers sooner than what follows where nobody is there
-        charter = find_manifest(self._config, name)
-        if charter is None:
+        # Without a broker this fails sooner than the search for the manifest.
+        KafkaConnection(self._config, name).fetch_metadata(BROKER_TIMEOUT_S)
+        manifest = find_manifest(self._config, name)
+        if manifest is None:
             return KafkaConnection(self._config, name), 0
-        return charter.connection(self._config), charter.generation
+        return manifest.connection(self._config), manifest.generation
 
 
 def publish_result(

@@ -156,7 +156,7 @@ class Routes:
         service = self.service
         plain: dict[str, tuple[str, type[BaseModel]]] = {
             "/actors": ("get_actors", models.Actors),
-            "/learner": ("get_learner", models.Learner),
+            "/learner": ("get_learner", models.LearnerStatus),
             "/hyperparameters": ("get_hyperparameters", models.Hyperparameters),
         }
         for path, (name, answer) in plain.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -100,11 +101,23 @@ class AgentConfig(FrozenConfig):
         return ()
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """This configuration with every absent choice made for a world, and the environments per actor.
+        """Return this configuration with every absent value chosen for an environment, and the environments per actor.
 
-        Choices already made stay, so fitting twice changes nothing.
+        Values that are set stay, so resolving twice changes nothing.
         """
         return self._chosen(spec, segment_steps=32, learning_rate=3e-4, hidden=(64, 64)), num_envs or 8
+
+    def fitted(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
+        """Deprecated name of `resolve_defaults`."""
+        warnings.warn("fitted is now called resolve_defaults", DeprecationWarning, stacklevel=2)
+        return self.resolve_defaults(spec, num_actors, num_envs)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class that overrides a method by its former name: nobody would call it."""
+        super().__pydantic_init_subclass__(**options)
+        if "fitted" in vars(cls):
+            raise TypeError(f"{cls.__name__}.fitted: call it resolve_defaults, its name since Steppe 0.2")
 
     def _chosen(self, spec: EnvSpec, **choices: object) -> Self:
         """A copy in which these values stand where there is none; images get one wide layer after the convolutions."""
