@@ -321,7 +321,7 @@ def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypat
 def test_a_dead_owner_is_seen(directory):
     script = (
         "import sys; from pathlib import Path; from steppe.records.store import RunStore\n"
-        "Store(Path(sys.argv[1])).set_status('RUNNING')\n"
+        "RunStore(Path(sys.argv[1])).set_status('RUNNING')\n"
     )
     subprocess.run([sys.executable, "-c", script, str(directory.store.path)], check=True)
     view = seen(directory)

@@ -282,7 +282,7 @@ class TestBellsAndWords:
         assert control.get("manager") == 0
         finished(
             "import sys; from pathlib import Path; from steppe.transport.shm import ShmControl\n"
-            "Control(Path(sys.argv[1])).set('manager', 2)",
+            "ShmControl(Path(sys.argv[1])).set('manager', 2)",
             room / "control",
         )
         assert [control.get(kind) for kind in ShmControl.KINDS] == [0, 0, 2, 0, 0]
