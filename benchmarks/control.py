@@ -1,4 +1,5 @@
-"""The control plane under load: how soon points reach 200 clients, what that costs training, how soon the page can be used."""
+"""The control plane under load: how soon points reach 200 clients, what that costs training, how soon the page can be used, and
+how soon health is answered in a crowd of connections."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from suite.running import Effort, benchmark
 LOADED = "200 clients, 1,000 points/s"
 LONG = "51 runs, 6 M points"
 LASTING = "one run, on and on"
+IDLE, SLOW = "1,100 idle connections", "1,010 slow connections"
 
 
 def load(effort: Effort) -> Part:
@@ -91,7 +93,28 @@ def memory(effort: Effort) -> Part:
     )
 
 
-PARTS = {"load": load, "page": page, "memory": memory}
+def crowd(effort: Effort) -> Part:
+    cases = [
+        workload(IDLE, "crowding", "--connections", str(effort.of(1_100, 200))),
+        workload(SLOW, "crowding", "--slow", "--connections", str(effort.of(1_010, 200))),
+    ]
+    rows = effort.measure(cases)
+    return Part(
+        "Health in a crowd",
+        "`steppe serve` with at most 1,024 open files, while one client opens connections and leaves them idle, or sends a part of a "
+        "request on each. Between them and afterwards it asks for /healthz, each time on a new connection. Then all are closed, and "
+        "the time until the list of runs is answered is taken.",
+        "ms, the slowest answer of /healthz",
+        rows,
+        [
+            Claim(f"health is answered, {label}", 1_000, rows[label].median, unit="ms", at_least=False)
+            for label in (IDLE, SLOW)
+        ],
+        columns={"median_ms": "median, ms", "normal_ms": "service is normal again after, ms", "questions": "questions"},
+    )
+
+
+PARTS = {"load": load, "page": page, "memory": memory, "crowd": crowd}
 
 if __name__ == "__main__":
     raise SystemExit(benchmark(__file__, PARTS))
