@@ -44,7 +44,7 @@ def make_distribution(action: ActionSpec) -> Distribution:
 
 
 class Categorical:
-    """One or several independent choices; outputs are their logits side by side."""
+    """One or several independent choices; outputs are their concatenated logits."""
 
     def __init__(self, action: ActionSpec) -> None:
         self.width = sum(action.sizes)
