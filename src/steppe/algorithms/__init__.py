@@ -1,4 +1,4 @@
-"""What acts and learns: one file per algorithm. Importing this room imports no torch; making an agent does."""
+"""Algorithms, one folder each. Importing this package imports no torch; making an agent does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HOMES = {
 
 
 def make_agent(algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, device: str = "cpu") -> Agent:
-    """The agent of an algorithm by name (or `module:Class`), with fresh weights drawn from `seed`."""
+    """Build the agent of an algorithm, given by name or as `module:Class`, with initial weights from `seed`."""
     config.require(spec, algo)
     if config.policies != "shared":
         from steppe.algorithms.shared.multi_policy import MultiPolicyAgent

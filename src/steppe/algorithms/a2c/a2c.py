@@ -1,7 +1,8 @@
-"""Advantage actor-critic (Mnih et al. 2016) on rollouts with axes [T, B, …]: one step along the policy gradient for each.
+"""Advantage actor-critic (Mnih et al. 2016) on rollouts with axes [T, B, …]: one policy gradient step per rollout.
 
-The name `a3c` is the same agent where workers push gradients and none waits for another. The loss is a mean over rows and
-nothing in it depends on the other rows, so gradients of parts of a batch, weighted by their rows, add up to the whole one's.
+`a3c` is the same agent with workers that push gradients asynchronously. The loss is a mean over rows and no row's term
+depends on other rows, so the gradients of parts of a batch, weighted by their number of rows, add up to the gradient of
+the whole batch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class A2C(OnPolicyAgent):
         super().__init__(config.resolve_defaults(spec, 1, None)[0], spec, seed, device)
 
     def learn(self, batch: Batch) -> Learned:
-        """One step with the whole rollout."""
+        """Take one step with the whole rollout."""
         stats = self._backward(batch)
         if not stats:
             return Learned(0)
@@ -40,13 +41,13 @@ class A2C(OnPolicyAgent):
         return Learned(1, stats | {"grad_norm": norm, "learning_rate": self.learning_rate})
 
     def gradients(self, batch: Batch) -> np.ndarray:
-        """The gradient of the loss on the whole rollout, unclipped."""
+        """Return the unclipped gradient of the loss on the whole rollout."""
         self._backward(batch)
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient
 
     def _backward(self, batch: Batch) -> dict[str, float]:
-        """Fill the flat gradient and return the statistics; both empty where no row is experience."""
+        """Fill the flat gradient and return the statistics; zeros and an empty dict if no row is valid."""
         config, rollout = self.config, self._prepare(batch)
         rows = rollout.rows
         self.flat.gradient.zero_()
@@ -73,9 +74,9 @@ class A2C(OnPolicyAgent):
 def _loss(
     rows: np.ndarray, logp: np.ndarray, value: np.ndarray, advantage: np.ndarray, returns: np.ndarray, value_coef: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """d(loss)/d(logp), d(loss)/d(value) and statistics of the mean of −A logp + value_coef (V − R)² over `rows`.
+    """Return d(loss)/d(logp), d(loss)/d(value) and statistics of the mean of −A logp + value_coef (V − R)² over `rows`.
 
-    `logp` and `value` are those rows', the other columns the rollout's.
+    `logp` and `value` have one entry per row of `rows`; the other columns cover the whole rollout.
     """
     count = len(rows)
     d_logp = np.empty(count, np.float64)

@@ -1,8 +1,8 @@
-"""Which lessons a learner gives: numbers of agents and sizes of maps, easier ones first.
+"""Curriculum over the number of agents and the map size, easier stages first.
 
-Lessons lie on a grid. A lesson that is passed opens its two neighbours, more agents and larger maps. What is open travels
-with the weights, so that any actor draws lessons by it; outcomes are counted by the learner alone, from the segments that
-it takes in, whichever actors they are from.
+Stages form a grid. Passing a stage opens its two neighbours: more agents, and larger maps. The status of the stages is
+published with the weights, so any actor can sample stages; only the learner counts outcomes, from the segments that it
+receives, whichever actors they come from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOCKED, OPEN, PASSED = 0, 1, 2
 
 
 class Curriculum:
-    """A lesson is passed when of the last `episodes` ones in it at least the share `passing` succeeded."""
+    """Passes a stage when at least the fraction `passing` of its last `episodes` episodes succeeded."""
 
     def __init__(self, agents: tuple[int, ...], sizes: tuple[int, ...], episodes: int, passing: float) -> None:
         self.agents, self.sizes = np.array(agents, np.int64), np.array(sizes, np.int64)
@@ -23,11 +23,11 @@ class Curriculum:
         shape = len(agents), len(sizes)
         self.standing = np.full(shape, LOCKED, np.uint8)
         self.standing[0, 0] = OPEN
-        self._outcomes = np.zeros((*shape, episodes), np.bool_)  # a ring for each lesson
+        self._outcomes = np.zeros((*shape, episodes), np.bool_)  # a ring buffer per stage
         self._counts = np.zeros(shape, np.int64)
 
     def record(self, agents: int, size: int, *, success: bool) -> bool:
-        """Count an episode; True when it has changed what is open. Of what is no lesson nothing is counted."""
+        """Count an episode; return True if it passed its stage. Episodes outside the grid are not counted."""
         row, column = np.flatnonzero(self.agents == agents), np.flatnonzero(self.sizes == size)
         if not len(row) or not len(column):
             return False
@@ -48,12 +48,12 @@ class Curriculum:
                 self.standing[following] = max(self.standing[following], OPEN)
 
     def rate(self, row: int, column: int) -> float:
-        """The share of the counted episodes of a lesson that succeeded; NaN before there was one."""
+        """Return the success rate over the counted episodes of a stage; NaN if there are none."""
         known = min(int(self._counts[row, column]), self.episodes)
         return float(self._outcomes[row, column, :known].mean()) if known else float("nan")
 
     def stats(self) -> dict[str, float]:
-        """How far it is: lessons passed and open, and of the one with the most agents and cells the share that succeeded."""
+        """Return the number of passed stages, and the furthest unlocked stage with its success rate."""
         row, column = np.argwhere(self.standing != LOCKED)[-1].tolist()
         furthest = {"lesson_agents": float(self.agents[row]), "lesson_size": float(self.sizes[column])}
         rate = self.rate(row, column)
@@ -61,11 +61,11 @@ class Curriculum:
         return {"lessons_passed": float((self.standing == PASSED).sum()), **furthest, **known}
 
     def state(self) -> Tree:
-        """Everything, so that a resumed run goes on counting where it was."""
+        """Return everything that a resumed run needs to continue counting."""
         return {"standing": self.standing.copy(), "outcomes": self._outcomes.copy(), "counts": self._counts.copy()}
 
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         for name, array in (("standing", self.standing), ("outcomes", self._outcomes), ("counts", self._counts)):
             array[...] = state[name]
 
@@ -73,9 +73,9 @@ class Curriculum:
 def sample_stages(
     stage_status: np.ndarray, agents: np.ndarray, sizes: np.ndarray, count: int, stream: np.random.Generator
 ) -> np.ndarray:
-    """Lessons [count, 2] of agents and size: every other one is new, that is open and not passed; the rest are any of both.
+    """Sample stages [count, 2] of (agents, size), each with probability 1/2 from the open ones that are not passed.
 
-    Always draws the same number of random numbers, whatever is open.
+    The rest come from all unlocked stages, open or passed. The number of random draws does not depend on the status.
     """
     known, new = np.argwhere(stage_status != LOCKED), np.argwhere(stage_status == OPEN)
     renewing = stream.random(count) < 0.5

@@ -1,8 +1,9 @@
-"""DHC (Ma, Luo and Ma 2021): Q-learning by agents that share one network, remember, and talk to those whom they hear.
+"""DHC (Ma, Luo and Ma 2021): recurrent Q-learning by agents that share one network and communicate.
 
-Sequences of whole environments come from replay, time first and agents as an axis: [R, N, A, …]. The stored memory of all
-agents is unrolled over the burn-in without gradients, then over the rows that are learned from. Everyone's experience
-counts, or the first agent's only. What the actors need besides the weights, which lessons are open, travels with them.
+Sequences of whole environments come from replay, time first and agents as an axis: [R, N, A, …]. The stored hidden
+state of all agents is unrolled over the burn-in without gradients, then over the rows that are learned from. The loss
+counts all agents' experience, or the first agent's only. The status of the curriculum stages, which actors need too, is
+published with the weights.
 """
 
 from __future__ import annotations
@@ -27,9 +28,7 @@ from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.sequences import sequence_priority
 
-ENCODE_BATCH_SIZE = (
-    256  # views that are encoded together: with 32 channels a tenth quicker than 1,024, with 128 no slower
-)
+ENCODE_BATCH_SIZE = 256  # observations encoded per call: a tenth faster than 1,024 with 32 channels, no slower with 128
 
 
 class DHC(TorchAgent):
@@ -48,12 +47,12 @@ class DHC(TorchAgent):
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-8)
         self._target = TargetNetwork(self.flat, config.target_every)
         self._recurrent_state = self._hidden_state = RecurrentState((self.network.hidden_size,))
-        self.epsilon = np.zeros(0)  # shares of random actions [N], one for each environment, once acting has begun
+        self.epsilon = np.zeros(0)  # [N], one per environment, once acting has begun
 
-    # Acting: rows are the agents of all environments, those of one next to each other.
+    # Acting: rows are the agents of all environments; the agents of one environment are adjacent.
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
-        """Forget everything; each environment has its own place on the ladder of exploration."""
+        """Clear the hidden state, and give each environment its own Ape-X epsilon."""
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
         config, worlds = self.config, num_envs // self.num_agents
         self.epsilon = apex_epsilons(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
@@ -61,9 +60,10 @@ class DHC(TorchAgent):
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, comm_mask: np.ndarray | None = None
     ) -> Mapping[str, np.ndarray]:
-        """The best actions; where an environment explores, one of its agents does anything.
+        """Return greedy actions; in an environment that explores, one of its agents takes a random action.
 
-        `comm_mask` [B, num_agents] says whom each hears, everyone if absent; an agent that does not hear itself is absent.
+        `comm_mask` [B, num_agents] says from which agents each agent receives, default: from all. An agent that does
+        not receive from itself is absent.
         """
         rows, agents = len(obs), self.num_agents
         mask = np.ones((rows, agents), np.bool_) if comm_mask is None else comm_mask
@@ -77,11 +77,11 @@ class DHC(TorchAgent):
         return {"action": action.reshape(rows), **noted}
 
     def _values(self, obs: np.ndarray, before: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Action values [N, A, actions], 0 for who is absent; moves what is remembered on."""
+        """Return action values [N, A, actions], 0 for absent agents, and advance the hidden state."""
         network, device = self.network, self.flat.device
         worlds, agents = mask.shape[:2]
         there = np.einsum("naa->na", mask)
-        last = 1 + int(there.any(axis=0).nonzero()[0].max(initial=0))  # whoever comes after is nowhere
+        last = 1 + int(there.any(axis=0).nonzero()[0].max(initial=0))  # later agents are absent in every environment
         there = np.ascontiguousarray(there[:, :last])
         values, after = np.zeros((worlds, agents, self.num_actions), np.float32), np.zeros_like(before)
         with torch.inference_mode():
@@ -98,17 +98,18 @@ class DHC(TorchAgent):
         return values
 
     def _chosen(self, values: np.ndarray) -> np.ndarray:
-        """The best actions [N, A], or any with probabilities softmax(values / temperature)."""
+        """Return the best actions [N, A], or a sample of softmax(values / temperature) if there is a temperature."""
         warmth = self.config.temperature
         noise = warmth * self._stream.gumbel(size=values.shape) if warmth else 0.0
         chosen: np.ndarray = (values + noise).argmax(axis=2)
         return chosen
 
     def _explore(self, action: np.ndarray, there: np.ndarray) -> None:
-        """In an environment that explores now, one agent of those present takes any action.
+        """In each environment that explores now, let one of the present agents take a random action.
 
-        One at a time, so that the others' experience stays that of agents who know what they do; as many random numbers are
-        drawn whoever explores.
+        Only one, so that the other agents' experience remains that of the greedy policy. If only the first agent's
+        experience is learned from, the first present agent explores. The number of random draws does not depend on
+        which agents explore.
         """
         worlds = len(action)
         strays = self._stream.random(worlds) < self._epsilons(worlds)
@@ -120,13 +121,13 @@ class DHC(TorchAgent):
         action[strays, who[strays]] = choice[strays]
 
     def _epsilons(self, worlds: int) -> np.ndarray:
-        """The shares of random actions [N], also for whoever acts without having begun."""
+        """Return the epsilons [N], also if `begin` was not called for this number of environments."""
         if len(self.epsilon) != worlds:
             self.epsilon = apex_epsilons(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
         return self.epsilon
 
     def lessons(self, num_envs: int) -> np.ndarray | None:
-        """What the next episode of each environment is to be [N, 2], agents and cells along a side; None for any."""
+        """Sample the stage of each environment's next episode [N, 2]: agents, cells along a side; None: no curriculum."""
         if self.curriculum is None:
             return None
         standing: np.ndarray = self.network.lessons.cpu().numpy()  # type: ignore[operator]
@@ -139,9 +140,9 @@ class DHC(TorchAgent):
         self._target.every_steps = self.config.target_every
 
     def observe(self, segment: Segment, progress: Progress) -> None:
-        """Count the episodes that ended, by lesson: they succeed when they come to an end of their own."""
+        """Count the episodes that ended, by stage; those that terminated are successes."""
         self.env_steps = progress.env_steps
-        self._set_learning_rate()  # also where others take the steps
+        self._set_learning_rate()  # also where another process takes the optimizer steps
         if self.curriculum is None:
             return
         worlds = segment.spec.num_envs // self.num_agents
@@ -155,7 +156,7 @@ class DHC(TorchAgent):
             self.network.lessons.copy_(torch.from_numpy(self.curriculum.standing))  # type: ignore[operator]
 
     def learn(self, batch: Batch) -> Learned:
-        """One update from one draw."""
+        """Take one update with one sampled batch."""
         self._set_learning_rate()
         stats, priorities, rows = self._backward(batch)
         stats |= {"grad_norm": self._step(rows), "learning_rate": self.learning_rate}
@@ -169,14 +170,17 @@ class DHC(TorchAgent):
         self.learning_rate = (config.learning_rate or 0.0) * 0.5 ** sum(self.updates >= at for at in config.halve_at)
 
     def gradients(self, batch: Batch) -> np.ndarray:
-        """The gradient of the loss on one draw, unclipped; others take the steps, so the target network follows theirs."""
+        """Return the unclipped gradient of the loss on one sampled batch.
+
+        Another process takes the optimizer steps, so the target network is synchronized by the loaded count of updates.
+        """
         self._target.follow(self.updates)
         self._backward(batch)
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient
 
     def _backward(self, batch: Batch) -> tuple[dict[str, float], np.ndarray, int]:
-        """Fill the flat gradient; statistics, a priority for every sequence [N], and how many rows were learned from."""
+        """Fill the flat gradient; return statistics, a priority per sequence [N], and the number of learned rows."""
         config = self.config
         windows = MultiAgentSequences(batch, self.flat.device, first_only=config.learn_from == "first")
         values = windows.unroll(self.network, traced=True)

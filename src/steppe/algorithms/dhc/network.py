@@ -1,12 +1,15 @@
-"""The network of agents that see a window, remember and talk: convolutions, a GRU, two rounds of attention over those whom
-each hears, also remembered by a GRU, and a dueling head.
+"""The network of DHC: convolutions, a GRU, two rounds of communication, and a dueling head.
 
-Axes: R rows are agents in any number of environments; [N, A] the same rows by environment. What an agent hears is a mask
-[N, A, A] with itself in it; one that hears nobody else is untouched by the others. Who is absent hears nobody at all:
-its rows are never computed, or mean nothing.
+A round is attention over the agents that an agent receives from, followed by a second GRU.
 
-`channels` is the only size. Everything else follows it in the proportions of the published network (128 channels, 2.0
-million parameters): memory 2 · channels, messages channels / 2, and channels / 8 planes, 8 at least, to remember from.
+Axes: R rows are agents in any number of environments; [N, A] are the same rows by environment. The communication mask
+[N, A, A] says from which agents each agent receives, itself included; other agents have no influence on an agent that
+receives only from itself. An absent agent receives from none, not even itself: its rows are not computed, or have no
+meaning.
+
+`channels` is the only size. All others follow it in the proportions of the published network (128 channels, 2.0 million
+parameters): hidden state 2 · channels, messages channels / 2, and channels / 8 feature planes, at least 8, as input of
+the first GRU.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from steppe.algorithms.nn.torsos import DuelingHead
 from steppe.core.contracts.specs import EnvSpec
 
 ROUNDS, HEADS, BLOCKS = 2, 2, 3
-# What torch's own compiler makes of a convolution and what follows it; not public, so done without where it is missing.
+# The fused convolution that torch's own compiler uses. It is not public API, so its absence is tolerated.
 _FUSED = getattr(torch.ops.mkldnn, "_convolution_pointwise", None) if torch._C._has_mkldnn else None
-MIN_PLANES = 8  # in proportion, a network of 16 channels would remember from 2
+MIN_PLANES = 8  # in proportion, a network of 16 channels would have only 2
 
 
 class DHCNetwork(nn.Module):
-    """Action values from what is seen now, what was seen before and what others say."""
+    """Action values from the current observation, the hidden state and the messages of other agents."""
 
     def __init__(self, spec: EnvSpec, channels: int) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class DHCNetwork(nn.Module):
                     nn.init.zeros_(part.bias)
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
-        """What rows see [R, planes, height, width], as what the memory takes in [R, 3 · memory]."""
+        """Encode observations [R, planes, height, width] as inputs to the GRU's gates [R, 3 · hidden]."""
         seen = obs.to(torch.float32, memory_format=torch.channels_last)
         if self.scale != 1.0:
             seen = seen * self.scale
@@ -63,7 +66,10 @@ class DHCNetwork(nn.Module):
         return self.remember.input_gates(_conv_relu(self.last, seen).flatten(1))
 
     def step(self, gate_inputs: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The memory [N, A, memory] after one step: what was seen [N, A, 3 · memory], then what was heard, twice."""
+        """Return the hidden state [N, A, hidden] after one step: first the observation, then two rounds of messages.
+
+        `gate_inputs` [N, A, 3 · hidden] are what `encode` returned; `mask` [N, A, A] is the communication mask.
+        """
         hidden = self.remember(gate_inputs, hidden)
         hears = mask.sum(dim=2) > 1
         if not bool(hears.any()):
@@ -75,15 +81,16 @@ class DHCNetwork(nn.Module):
         return hidden
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Action values [R, actions] of rows [R, memory]."""
+        """Return action values [R, actions] of hidden states [R, hidden]."""
         values: torch.Tensor = self.head(hidden)
         return values
 
 
 def _conv_relu(layer: nn.Module, seen: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """A convolution, with `beside` added to it, and of that what is positive.
+    """Return relu(convolution(seen) + residual).
 
-    Without gradients on the CPU that is one call of oneDNN's and not three, with the same bits, in 7 to 8 % less processor time.
+    Without gradients on the CPU this is one call of oneDNN instead of three, with the same bits, in 7 to 8 % less CPU
+    time.
     """
     assert isinstance(layer, nn.Conv2d)
     if _FUSED is None or seen.device.type != "cpu" or torch.is_grad_enabled():
@@ -99,7 +106,7 @@ def _conv_relu(layer: nn.Module, seen: torch.Tensor, residual: torch.Tensor | No
 
 
 class SplitGRUCell(nn.Module):
-    """A GRU cell in two halves (Cho et al. 2014): what comes from outside can be computed for all times at once."""
+    """A GRU cell in two halves (Cho et al. 2014): the input half can be computed for all time steps at once."""
 
     def __init__(self, num_inputs: int, size: int) -> None:
         super().__init__()
@@ -109,12 +116,12 @@ class SplitGRUCell(nn.Module):
             nn.init.uniform_(parameter, -1.0 / math.sqrt(size), 1.0 / math.sqrt(size))
 
     def input_gates(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The outer half, [..., inputs] → [..., 3 · size]."""
+        """Compute the input half, [..., inputs] → [..., 3 · size]."""
         taken: torch.Tensor = self.outside(inputs)
         return taken
 
     def forward(self, gate_inputs: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The inner half: the next memory [..., size]."""
+        """Compute the recurrent half: the next hidden state [..., size]."""
         size = hidden.shape[-1]
         kept = self.inside(hidden)
         gates = torch.sigmoid(gate_inputs[..., : 2 * size] + kept[..., : 2 * size])
@@ -124,7 +131,7 @@ class SplitGRUCell(nn.Module):
 
 
 class CommAttention(nn.Module):
-    """Scaled dot products over those who are heard (Vaswani et al. 2017), [N, A, memory] → [N, A, size]."""
+    """Scaled dot-product attention over communicating agents (Vaswani et al. 2017), [N, A, hidden] → [N, A, size]."""
 
     def __init__(self, memory_size: int, size: int) -> None:
         super().__init__()
@@ -133,7 +140,7 @@ class CommAttention(nn.Module):
         self.join = nn.Linear(HEADS * size, size, bias=False)
 
     def forward(self, hidden: torch.Tensor, ignore_mask: torch.Tensor) -> torch.Tensor:
-        """`deaf` [N, A, A] is True where one does not hear the other; each hears someone."""
+        """`ignore_mask` [N, A, A] is True where an agent does not receive from another, never for a whole row."""
         worlds, agents, _ = hidden.shape
         asked, keys, said = self.project(hidden).view(worlds, agents, 3, HEADS, self.size).permute(2, 0, 3, 1, 4)
         scores = (asked @ keys.transpose(2, 3)) * (1.0 / math.sqrt(self.size))

@@ -40,11 +40,11 @@ class DQN(TorchAgent):
 
     @property
     def epsilon(self) -> float:
-        """The share of random actions."""
+        """Probability of a random action."""
         return float(self.network.epsilon)
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-        """The best action, or with probability epsilon any; the stream gives the same count of numbers either way."""
+        """Return the greedy action or, with probability epsilon, a random one; the same number of draws either way."""
         action: np.ndarray = self._online(obs).argmax(axis=1)
         if explore:
             action = epsilon_greedy(action, self.num_actions, self.epsilon, self._stream)
@@ -55,7 +55,7 @@ class DQN(TorchAgent):
         self._target.every_steps = self.config.target_every
 
     def observe(self, segment: Segment, progress: Progress) -> None:
-        """Running statistics, epsilon, and the target network every `target_every` environment steps."""
+        """Update running statistics and epsilon, and the target network every `target_every` environment steps."""
         config, network = self.config, self.network
         self.env_steps = progress.env_steps
         if network.normalizer is not None:
@@ -67,7 +67,7 @@ class DQN(TorchAgent):
         self._target.follow(progress.env_steps)
 
     def learn(self, batch: Batch) -> Learned:
-        """One update from one draw."""
+        """Take one update with one sampled batch."""
         loss, mean_value, mean_error, errors = self._backward(batch)
         norm = self._step(len(batch["reward"]))
         stats = {
@@ -81,7 +81,7 @@ class DQN(TorchAgent):
         return Learned(1, stats, priorities=errors + np.float32(_MIN_PRIORITY))
 
     def gradients(self, batch: Batch) -> np.ndarray:
-        """The gradient of the loss on one draw, unclipped."""
+        """Return the unclipped gradient of the loss on one sampled batch."""
         self._backward(batch)
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient
@@ -100,7 +100,7 @@ class DQN(TorchAgent):
             self.network.reward_normalizer.restore_running(state["running_returns"])
 
     def _backward(self, batch: Batch) -> tuple[float, float, float, np.ndarray]:
-        """Fill the flat gradient; returns (loss, mean of the chosen actions' values, mean and all [N] |TD errors|)."""
+        """Fill the flat gradient; return (loss, mean Q of the taken actions, mean |TD error|, all |TD errors| [N])."""
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:
             reward = self.network.reward_normalizer.normalize(reward)
@@ -137,7 +137,10 @@ def _huber_loss(
     terminated: np.ndarray,
     weights: np.ndarray,
 ) -> tuple[float, float, float, np.ndarray, np.ndarray]:
-    """The mean weighted Huber loss (threshold 1) of Q(s, a) − [r + γⁿ Q'(s', argmax Q)], and its gradient by `values`."""
+    """Compute the mean weighted Huber loss (threshold 1) of Q(s, a) − [r + γⁿ Q'(s', argmax Q)].
+
+    Returns (loss, mean Q of the taken actions, mean |TD error|, d(loss)/d(values), |TD errors| [N]).
+    """
     count, num_actions = values.shape
     gradient = np.zeros((count, num_actions), np.float32)
     errors = np.empty(count, np.float32)

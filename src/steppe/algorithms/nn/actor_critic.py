@@ -1,6 +1,6 @@
-"""Policies with a value beside them, NumPy in and out: the networks of PPO and A2C.
+"""Actor-critic networks of PPO and A2C, NumPy in and out.
 
-Vectors go through compiled perceptrons on the CPU, anything else (images, users' networks, a GPU) through torch's graph.
+Vectors go through compiled MLPs on the CPU; anything else (images, users' networks, a GPU) goes through torch's graph.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ PolicyAndValue = tuple[np.ndarray, np.ndarray]  # the distribution's outputs [N,
 
 
 class ActorCriticNetwork(Protocol):
-    """What these algorithms ask of a network; results may lie in memory that the next call reuses."""
+    """What PPO and A2C need of a network; results may be in memory that the next call reuses."""
 
     normalizer: ObsNormalizer | None
     reward_normalizer: RewardNormalizer | None
 
     def run(self, obs: np.ndarray) -> PolicyAndValue:
-        """Results for acting: no way back."""
+        """Return results for acting, without support for `backward`."""
 
     def trace(self, obs: np.ndarray) -> PolicyAndValue:
-        """The same results, remembering what `backward` needs; `obs` stays as it is until then."""
+        """Return the same results, keeping what `backward` needs; `obs` must not change until then."""
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
-        """Fill the gradients, which are zero, from those by the results of the last `trace`."""
+        """Fill the gradients, which must be zero, from d(loss)/d(results) of the last `trace`."""
 
 
 def build_actor_critic(
     config: ActorCriticConfig, spec: EnvSpec, width: int
 ) -> SeparateActorCritic | SharedTorsoActorCritic:
-    """A tower each for policy and value where observations are vectors, a common torso for images and users' networks."""
+    """Build separate policy and value MLPs for vector observations, a shared torso for images and users' networks."""
     if config.normalize_obs and spec.is_image:
         raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
     plain = config.network in ("auto", "mlp") and not spec.is_image and bool(config.hidden)
@@ -49,7 +49,7 @@ def build_actor_critic(
 
 
 class _ActorCritic(nn.Module):
-    """The parts that both kinds have, and the way through torch's graph."""
+    """The parts that both kinds share, and the forward and backward pass through torch's graph."""
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _ActorCritic(nn.Module):
 
 
 class SeparateActorCritic(_ActorCritic):
-    """Policy and value on towers of their own."""
+    """Policy and value as separate MLPs."""
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__(config, spec, width)
@@ -118,7 +118,7 @@ class SeparateActorCritic(_ActorCritic):
 
 
 class SharedTorsoActorCritic(_ActorCritic):
-    """Policy and value as two heads of one torso, which may be anything."""
+    """Policy and value as two heads of one torso of any kind."""
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__(config, spec, width)
@@ -132,7 +132,7 @@ class SharedTorsoActorCritic(_ActorCritic):
 
 
 def split_policy_value(results: np.ndarray, log_std: nn.Parameter | None) -> PolicyAndValue:
-    """Results of heads side by side [N, outputs + 1], in arrays of their own; deviations are the same for every row."""
+    """Split concatenated head outputs [N, outputs + 1] into new arrays; every row gets the same `log_std`."""
     size = results.shape[1] - 1
     if log_std is None:
         return results[:, :size].copy(), results[:, size].copy()
@@ -142,7 +142,10 @@ def split_policy_value(results: np.ndarray, log_std: nn.Parameter | None) -> Pol
 
 
 def join_output_gradients(d_outputs: np.ndarray, d_value: np.ndarray, log_std: nn.Parameter | None) -> np.ndarray:
-    """The way back from `split`: d by the heads [N, outputs + 1]; the deviations' gradient is written."""
+    """Invert `split_policy_value` for gradients: return d(loss)/d(heads) [N, outputs + 1].
+
+    The gradient of `log_std` is written in place.
+    """
     if log_std is not None:
         assert log_std.grad is not None, "a flat module's parameters have gradients"
         size = len(log_std)

@@ -1,4 +1,4 @@
-"""Where tensors live: the user's word becomes a device that is really there."""
+"""Choice of the torch device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steppe.core.contracts.errors import ConfigError
 
 
 def resolve_device(device: str) -> str:
-    """`auto` becomes cuda where there is a GPU and cpu elsewhere; `cpu`, `cuda` and `cuda:n` are checked."""
+    """Resolve `auto` to the first GPU, or to the CPU if there is none; check `cpu`, `cuda` and `cuda:n`."""
     if device == "auto":
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     kind, _, index = device.partition(":")

@@ -1,7 +1,8 @@
-"""What a policy's outputs `[N, width]` mean: choices or real numbers, sampled and differentiated in compiled kernels.
+"""Action distributions over a policy's outputs `[N, width]`: categorical or Gaussian, in compiled kernels.
 
-Randomness is a NumPy stream's, so an action depends on the weights, the observation and the stream, never on torch's
-generator or the runtime. Gradients come in closed form: `backward` turns d/d(logp) and d/d(entropy) into d/d(outputs).
+Randomness comes from a NumPy stream, so an action depends on the weights, the observation and the stream, never on
+torch's generator or the runtime. Gradients are in closed form: `backward` turns d/d(logp) and d/d(entropy) into
+d/d(outputs).
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ class Distribution(Protocol):
     width: int
 
     def sample(self, outputs: np.ndarray, stream: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
-        """Actions and the logarithm of their probability (density); the most likely ones when `stream` is None."""
+        """Return actions and their log probability (density); the most likely actions if `stream` is None."""
 
     def evaluate(self, outputs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(logp [N], entropy [N]) of given actions, as float64, and what `backward` would otherwise compute again."""
+        """Return (logp [N], entropy [N]) of the given actions as float64, and intermediate results for `backward`."""
 
     def backward(
         self, inner: np.ndarray, action: np.ndarray, d_logp: np.ndarray, d_entropy: float, d_beyond: float = 0.0
     ) -> np.ndarray:
-        """d(loss)/d(outputs) from d(loss)/d(logp) [N], and for every row the same d(loss)/d(entropy) and d(loss)/d(beyond): the
-        squares of how far means are beyond the bounds, in half extents; 0 where there are none."""
+        """Return d(loss)/d(outputs) from d(loss)/d(logp) [N], d(loss)/d(entropy) and d(loss)/d(beyond).
+
+        The last two are the same for every row. `beyond` is the sum of the squared distances of the means outside the
+        action bounds, in half extents; 0 where there are no bounds.
+        """
 
 
 def make_distribution(action: ActionSpec) -> Distribution:
@@ -40,7 +44,7 @@ def make_distribution(action: ActionSpec) -> Distribution:
 
 
 class Categorical:
-    """One or several independent choices; outputs are their logits side by side."""
+    """One or several independent choices; outputs are their concatenated logits."""
 
     def __init__(self, action: ActionSpec) -> None:
         self.width = sum(action.sizes)
@@ -66,10 +70,10 @@ class Categorical:
 
 
 class Gaussian:
-    """Independent normal components; outputs are means, then logarithms of deviations, in units of the box.
+    """Independent normal components; outputs are means, then log standard deviations, in units of the box.
 
-    Where both bounds are finite, 0 ± 1 is the box's middle ± half its extent: one network fits torques of ±2 and forces of
-    ±1000. Samples are not clipped, and `logp` is theirs; a world clips when it acts.
+    Where both bounds are finite, 0 ± 1 is the box's middle ± half its extent: one network fits torques of ±2 and forces
+    of ±1000. Samples are not clipped, and `logp` is theirs; clipping is left to the environment.
     """
 
     def __init__(self, action: ActionSpec) -> None:
@@ -118,7 +122,7 @@ def _log_normalizer(logits: np.ndarray, first: int, end: int) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def _categorical_sample(logits: np.ndarray, bounds: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By inverting the cumulative distribution; a negative uniform number asks for the most likely choice."""
+    """Sample by inverting the cumulative distribution; a negative uniform number selects the most likely choice."""
     num_rows, num_choices = uniform.shape
     action = np.empty((num_rows, num_choices), np.int64)
     logp = np.empty(num_rows, np.float32)
@@ -134,7 +138,7 @@ def _categorical_sample(logits: np.ndarray, bounds: np.ndarray, uniform: np.ndar
                         chosen = j
                     continue
                 mass = math.exp(np.float64(logits[i, j]) - normalizer)
-                if mass > 0.0:  # so that rounding at the far end never picks what cannot happen
+                if mass > 0.0:  # so that rounding at the end never selects an impossible choice
                     chosen = j
                 cumulated += mass
                 if cumulated > uniform[i, k]:
@@ -149,7 +153,7 @@ def _categorical_sample(logits: np.ndarray, bounds: np.ndarray, uniform: np.ndar
 def _categorical_evaluate(
     logits: np.ndarray, bounds: np.ndarray, action: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(logp [N], entropy [N], masses [N, width]); H = log Σ e^l − Σ p l, with one logarithm for all choices of a row."""
+    """Return (logp [N], entropy [N], masses [N, width]); H = log Σ e^l − Σ p l, with one logarithm per choice."""
     num_rows = len(logits)
     logp = np.zeros(num_rows, np.float64)
     entropy = np.zeros(num_rows, np.float64)
@@ -200,7 +204,7 @@ def _categorical_backward(
 
 @numba.njit(cache=True, nogil=True)
 def _times_log(mass: float) -> float:
-    """p log p, which is 0 at 0."""
+    """Return p log p, which is 0 at 0."""
     return mass * math.log(mass) if mass > 0.0 else 0.0
 
 

@@ -3,8 +3,9 @@
     bytes   | trainable float32 … (no gap) | non-trainable: normalizer statistics, epsilon, … |
     storage |<------- parameters --------->|                                                  |<- layout.nbytes
 
-So optimizer, clipping, publishing and loading are each one operation. Roles call `torch.set_flush_denormal(True)` first:
-dead units drive Adam's moments into denormals, and its step then takes ten times as long.
+So the optimizer step, clipping, publishing and loading are one operation each. Roles call
+`torch.set_flush_denormal(True)` first: dead units drive Adam's moments into denormals, which makes its step ten times
+slower.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BETA1, _BETA2 = 0.9, 0.999
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array on `device`, sharing memory on the CPU where the array may be written."""
+    """Return the array on `device`; on the CPU it shares memory if the array is writable and contiguous."""
     if not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy()
     tensor = torch.from_numpy(array)
@@ -64,20 +65,20 @@ class FlatModule:
                 part.bind(self.parameters.numpy(), self.gradient.numpy())
 
     def clone(self) -> FlatModule:
-        """A module of its own with the same values now: a target network."""
+        """Return an independent copy with the current values, for a target network."""
         return FlatModule(copy.deepcopy(self.module), str(self.device))
 
     def copy_from(self, other: FlatModule) -> None:
         self.storage.copy_(other.storage)
 
     def weights(self, version: int = 0, updates: int = 0, env_steps: int = 0) -> Weights:
-        """The weights as they are now; on the CPU they share this module's memory, on a GPU the host copy's."""
+        """Return the current weights; on the CPU they share this module's memory, on a GPU the host copy's."""
         if self.device.type != "cpu":
             torch.from_numpy(self._host).copy_(self.storage)
         return Weights(self.layout, self._host, version, updates, env_steps)
 
     def load(self, weights: Weights, whose: str) -> None:
-        """Copy weights in; ConfigError names the differences when their layout is another."""
+        """Copy weights in; ConfigError names the differences if their layout is not this module's."""
         weights.require(self.layout, whose)
         self._host[:] = weights.buffer[: self.layout.nbytes]
         if self.device.type != "cpu":
@@ -85,10 +86,10 @@ class FlatModule:
 
 
 class FlatAdam:
-    """Adam over a flat module: clip, check and step pass over one vector. Built at the first step.
+    """Adam over a flat module: checks, clips and steps on one vector. Agents build it at their first step.
 
-    On the CPU it is compiled here; on a GPU it is the kernel behind `torch.optim.Adam(fused=True)`, which itself takes
-    100 µs more for a step. A test compares both with that one.
+    On the CPU it is compiled here; on a GPU it is the kernel behind `torch.optim.Adam(fused=True)`, which takes 100 µs
+    more per step itself. A test compares both with `torch.optim.Adam`.
     """
 
     def __init__(self, flat: FlatModule, *, eps: float, max_grad_norm: float) -> None:
@@ -99,7 +100,7 @@ class FlatAdam:
         self._mean, self._square = torch.zeros_like(flat.parameters), torch.zeros_like(flat.parameters)
 
     def step(self, learning_rate: float, update: int) -> float:
-        """One step along the flat gradient; returns its length before clipping. NotFinite names the update."""
+        """Take one step along the flat gradient; return its norm before clipping. NotFinite names the update."""
         parameters, gradient = self.flat.parameters, self.flat.gradient
         on_cpu = self.flat.device.type == "cpu"
         norm = _l2_norm(gradient.numpy()) if on_cpu else float(torch.linalg.vector_norm(gradient))
@@ -131,7 +132,7 @@ class FlatAdam:
 
 
 def _bias_corrections(steps: int) -> tuple[float, float]:
-    """What the running means of Adam still lack after so many steps."""
+    """Return Adam's bias corrections of the mean and of the root of the squares after this many steps."""
     return 1.0 - _BETA1**steps, math.sqrt(1.0 - _BETA2**steps)
 
 
@@ -152,7 +153,7 @@ def _adam(
     correction2: float,
     eps: float,
 ) -> None:
-    """Kingma and Ba 2015, algorithm 1, along `scale · gradient`."""
+    """Adam (Kingma and Ba 2015, algorithm 1) along `scale · gradient`."""
     keep1, keep2 = np.float32(_BETA1), np.float32(_BETA2)
     take1, take2 = np.float32(1.0 - _BETA1), np.float32(1.0 - _BETA2)
     factor, rate = np.float32(scale), np.float32(learning_rate / correction1)
@@ -165,7 +166,7 @@ def _adam(
 
 
 def _split_trainable(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Trainable and other tensors by name; trainable ones must be float32 to lie in one vector."""
+    """Return trainable and other tensors by name; trainable ones must be float32 to share one vector."""
     trainable: dict[str, torch.Tensor] = {}
     rest: dict[str, torch.Tensor] = {}
     for name, tensor in module.named_parameters():

@@ -1,6 +1,7 @@
-"""How PPO and A2C go through their networks, while acting and through a rollout [T, B, …]: row by row, or in sequences with a state.
+"""Forward and backward passes of PPO and A2C, for acting and over a rollout [T, B, …]: row by row, or recurrent.
 
-Rows of a rollout are numbered t · B + b. A minibatch is some of them; of sequences it is all of some environments'.
+Rows of a rollout are numbered t · B + b. A minibatch is a subset of them; of a recurrent network, all rows of some
+environments.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from steppe.core.contracts.specs import EnvSpec
 
 @dataclass
 class RolloutTargets:
-    """A batch with what the loss compares it to, flat by row number; `rows` are those that are experience."""
+    """A batch with the targets of the loss, flat by row number; `rows` are the valid ones."""
 
     batch: Batch
     rows: np.ndarray
@@ -45,28 +46,28 @@ class RolloutTargets:
 
 
 class ForwardBackwardPass(Protocol):
-    """A network in use by them; results may lie in memory that the next call reuses."""
+    """A network as PPO and A2C use it; results may be in memory that the next call reuses."""
 
     recurrent_state: RecurrentState | None
 
     def act(self, obs: np.ndarray, starts: np.ndarray) -> tuple[PolicyAndValue, Mapping[str, np.ndarray]]:
-        """Results for acting, and the columns to note besides."""
+        """Return results for acting, and additional columns to record."""
 
     def bootstrap(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Values after the last row [B], and of final observations [T, B] where an episode was only cut short."""
+        """Return values after the last row [B], and of final observations [T, B] where an episode was truncated."""
 
     def minibatches(self, rollout: RolloutTargets, size: int, stream: np.random.Generator) -> Iterator[np.ndarray]:
-        """Row numbers in nearly equal parts of at most about `size`, every row once."""
+        """Yield row numbers in nearly equal parts of at most about `size`, every row once."""
 
     def trace(self, rollout: RolloutTargets, rows: np.ndarray) -> PolicyAndValue:
-        """Results of these rows, remembering what `backward` needs."""
+        """Return results of these rows, keeping what `backward` needs."""
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:
-        """Fill the gradients, which are zero, from those by the results of the last `trace`."""
+        """Fill the gradients, which must be zero, from d(loss)/d(results) of the last `trace`."""
 
 
 class FeedForwardPass:
-    """Row by row: what was seen before does not matter."""
+    """Row by row, without recurrent state."""
 
     def __init__(self, network: ActorCriticNetwork) -> None:
         self.network = network
@@ -97,7 +98,7 @@ class FeedForwardPass:
 
 
 class RecurrentPass:
-    """Through time, from the state that a segment began with; episodes begin with nothing remembered."""
+    """Backpropagation through time from the segment's initial state; the state is zero at the start of an episode."""
 
     def __init__(self, network: RecurrentActorCritic) -> None:
         self.network, self.body = network, network.body
@@ -113,7 +114,7 @@ class RecurrentPass:
         return split_policy_value(unrolled.outputs[0], self.network.log_std), {"hidden": hidden}
 
     def bootstrap(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """What is remembered at a cut is known from the rows before it, not from what came after."""
+        """Compute the hidden state at a truncation from the rows before it, not from the rows after it."""
         cut = _truncated_only(batch)
         over = _episode_boundaries(batch)
         unrolled = self.body.unroll(batch["obs"], batch["hidden"][0], _reset_mask(over, len(over) + 1))
@@ -149,7 +150,7 @@ class RecurrentPass:
 
 
 class RecurrentActorCritic(nn.Module):
-    """Policy and value as two heads of one network that remembers."""
+    """Policy and value as two heads of one recurrent network."""
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, width: int) -> None:
         super().__init__()
@@ -167,38 +168,38 @@ class RecurrentActorCritic(nn.Module):
 def build_network(
     config: ActorCriticConfig, spec: EnvSpec, width: int
 ) -> SeparateActorCritic | SharedTorsoActorCritic | RecurrentActorCritic:
-    """What the configuration asks for; `width` is what the actions' distribution needs."""
+    """Build the network that the configuration describes; `width` is the number of the distribution's outputs."""
     if config.recurrent:
         return RecurrentActorCritic(config, spec, width)
     return build_actor_critic(config, spec, width)
 
 
 def make_pass(network: SeparateActorCritic | SharedTorsoActorCritic | RecurrentActorCritic) -> ForwardBackwardPass:
-    """The way through a network that `build_network` built."""
+    """Return the forward and backward pass for a network of `build_network`."""
     return RecurrentPass(network) if isinstance(network, RecurrentActorCritic) else FeedForwardPass(network)
 
 
 def _truncated_only(batch: Batch) -> np.ndarray:
-    """Where an episode was cut that had not ended."""
+    """Mark the valid steps whose episode was truncated and not terminated."""
     cut: np.ndarray = batch["truncated"] & ~batch["terminated"] & batch["valid"]
     return cut
 
 
 def _episode_boundaries(batch: Batch) -> np.ndarray:
-    """Where nothing of a row is remembered into the next one: ends of either kind, and autoreset steps."""
+    """Mark rows whose state does not carry over to the next row: episode ends of either kind, and autoreset steps."""
     over: np.ndarray = batch["terminated"] | batch["truncated"] | ~batch["valid"]
     return over
 
 
 def _reset_mask(over: np.ndarray, num_rows: int) -> np.ndarray:
-    """Before which of so many rows the state is forgotten."""
+    """Mark, among `num_rows` rows, those before which the state is cleared."""
     clear = np.zeros((num_rows, over.shape[1]), np.bool_)
     clear[1:] = over[: num_rows - 1]
     return clear
 
 
 def split_evenly(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """The order in nearly equal parts of at most `size`, and no tiny remainder."""
+    """Split `order` into nearly equal parts of at most `size`, without a tiny remainder."""
     count = -(-len(order) // size)
     for part in range(count):
         yield order[part * len(order) // count : (part + 1) * len(order) // count]

@@ -1,11 +1,11 @@
-"""Multilayer perceptrons side by side, with compiled ways forth and back for the CPU; elsewhere torch does both.
+"""Parallel multilayer perceptrons with compiled forward and backward passes on the CPU; elsewhere torch does both.
 
-Several networks of equal hidden widths read the same rows: policy and value, say. Rows pass through in tiles that stay in
-the nearest cache, products are BLAS's, and gradients are written where the optimizer reads them:
+Several networks of equal hidden widths, such as policy and value, read the same rows. Rows pass through in tiles that
+stay in the nearest cache, products are computed by BLAS, and gradients are written where the optimizer reads them:
 
     obs [N, in] → tile [128, in] → (product, bias, activation) per layer → outputs [N, sum of outs]
 
-Nothing is recorded and nothing allocated once the number of rows is known.
+There is no autograd graph, and no allocation once the number of rows is known.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 Activation = Literal["tanh", "relu"]
-TILE = 128  # rows: their products stay in the near caches
+TILE = 128  # rows per tile: their products stay in the nearest caches
 
 
 class DenseLayer(nn.Module):
-    """`x @ weight + bias`; the weight is [in, out], as the kernels read it."""
+    """`x @ weight + bias`; the weight is [in, out], the order in which the kernels read it."""
 
     def __init__(self, num_in: int, num_out: int, gain: float | None) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class DenseLayer(nn.Module):
 
     @property
     def places(self) -> tuple[int, int]:
-        """Where weight and bias begin in the flat vector."""
+        """Offsets of weight and bias in the flat vector."""
         return int(self.weight.storage_offset()), int(self.bias.storage_offset())
 
 
 class HeadSpec(NamedTuple):
-    """What one of the networks ends in; without a gain its initial weights are torch's own."""
+    """Output size of one network, and the gain of its initial weights; None: torch's own initialization."""
 
     size: int
     gain: float | None = None
@@ -64,7 +64,7 @@ class ParallelMLPs(nn.Module):
         self.num_hidden = sum(hidden) * len(heads)
         self.max_width = max(num_in, *hidden, *(head.size for head in heads.values()))
         gain = math.sqrt(2) if self.tanh else None
-        self._networks: list[list[DenseLayer]] = []  # the same layers as in the modules, which cannot tell their type
+        self._networks: list[list[DenseLayer]] = []  # the registered modules again, with a type
         for name, head in heads.items():
             layers = [DenseLayer(*pair, gain) for pair in itertools.pairwise((num_in, *hidden))]
             self._networks.append([*layers, DenseLayer(hidden[-1], head.size, head.gain)])
@@ -72,7 +72,7 @@ class ParallelMLPs(nn.Module):
         self._memory: _MLPWorkspace | None = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Outputs [N, sum of outs] with a graph behind them, on any device."""
+        """Return outputs [N, sum of outs] with an autograd graph, on any device."""
         outputs = []
         for *hidden, head in self._networks:
             features = rows
@@ -82,7 +82,7 @@ class ParallelMLPs(nn.Module):
         return torch.cat(outputs, dim=1)
 
     def bind(self, parameters: np.ndarray, gradient: np.ndarray) -> None:
-        """Take the flat vectors that all parameters and their gradients lie in at the same places; done when they move."""
+        """Use these flat vectors of all parameters and, at the same offsets, gradients; FlatModule calls it."""
         plan, num_hidden, num_out = [], 0, 0
         for *hidden, head in self._networks:
             for layer in hidden:
@@ -95,16 +95,16 @@ class ParallelMLPs(nn.Module):
 
     @property
     def bound(self) -> bool:
-        """Whether the compiled ways can be taken."""
+        """Whether `bind` was called, so that the compiled passes can be used."""
         return self._memory is not None
 
     def run(self, rows: np.ndarray) -> np.ndarray:
-        """Outputs [N, sum of outs] of float32 rows, in memory that the next call reuses."""
+        """Return outputs [N, sum of outs] of float32 rows, in memory that the next call reuses."""
         assert self._memory is not None, "bind comes before run"
         return self._memory.forward(rows, keep=False)
 
     def trace(self, rows: np.ndarray) -> np.ndarray:
-        """Like `run`, remembering what `backward` needs; `rows` must stay as they are until then."""
+        """Like `run`, keeping what `backward` needs; `rows` must not change until then."""
         assert self._memory is not None, "bind comes before trace"
         return self._memory.forward(rows, keep=True)
 
@@ -115,7 +115,7 @@ class ParallelMLPs(nn.Module):
 
 
 class _MLPWorkspace:
-    """The flat vectors and the scratch memory of the compiled ways."""
+    """The flat vectors and the scratch memory of the compiled passes."""
 
     def __init__(self, net: ParallelMLPs, parameters: np.ndarray, gradient: np.ndarray, plan: np.ndarray) -> None:
         self.parameters, self.gradient, self.plan = parameters, gradient, plan
@@ -149,7 +149,8 @@ class _MLPWorkspace:
         )  # fmt: skip
 
 
-# tanh(x) = x P(x²) / Q(x²), fitted for the least relative error on [0, 8.1]; beyond, a float32 is 1. Within 3e-7.
+# tanh(x) = x P(x²) / Q(x²), fitted for the least relative error on [0, 8.1]; beyond that a float32 tanh is 1.
+# Error below 3e-7.
 _P = tuple(map(np.float32, (0.99999999, 0.13438342, 0.0035641745, 2.1766192e-05, 1.5034872e-08)))
 _Q = tuple(map(np.float32, (1.0, 0.46771669, 0.026136508, 0.00033989078, 8.4464927e-07)))
 _P0, _P1, _P2, _P3, _P4 = _P
@@ -160,7 +161,7 @@ _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def fast_tanh(x: Any) -> Any:
-    """tanh of a float32. What is not a number stays that: every comparison with it is false."""
+    """Return tanh of a float32. NaN stays NaN, because every comparison with it is false."""
     x = _TANH_LIMIT if x > _TANH_LIMIT else x
     x = -_TANH_LIMIT if x < -_TANH_LIMIT else x
     u = x * x
@@ -184,7 +185,7 @@ def _activate(y: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _activation_backward(d: np.ndarray, y: np.ndarray, tanh: bool) -> None:
-    """d ← d · activation′, which the activation's result y tells."""
+    """d ← d · activation′, computed from the activation's result y."""
     num_rows, size = y.shape
     for i in range(num_rows):
         if tanh:
@@ -206,7 +207,7 @@ def _forward(
     keep: bool,
     tanh: bool,
 ) -> None:
-    """Hidden layers lie one after the other, each `[N, size]` if kept, `[TILE, size]` if only passing."""
+    """Compute the outputs. Hidden layers are stored consecutively, each `[N, size]` if `keep`, else `[TILE, size]`."""
     count, last = len(rows), plan.shape[1] - 1
     for first in range(0, count, TILE):
         end = min(first + TILE, count)
@@ -243,7 +244,7 @@ def _backward(
     tanh: bool,
 ) -> None:
     count, last = len(rows), plan.shape[1] - 1
-    worth_turning = count >= 4 * TILE  # BLAS takes longer for a product with a turned matrix
+    worth_turning = count >= 4 * TILE  # BLAS is slower with a transposed operand
     if worth_turning:
         _transpose_weights(parameters, plan, transposed)
     for first in range(0, count, TILE):
@@ -279,7 +280,7 @@ def _backward(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _transpose_weights(parameters: np.ndarray, plan: np.ndarray, transposed: np.ndarray) -> None:
-    """Turn every weight but the first layers' once for all tiles."""
+    """Transpose every weight but the first layers' once for all tiles."""
     for k in range(len(plan)):
         for layer in range(1, plan.shape[1]):
             num_in, size, w, _, _ = plan[k, layer]

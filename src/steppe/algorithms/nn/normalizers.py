@@ -1,5 +1,8 @@
-"""Running scales of observations and rewards. Their statistics are float64 buffers, so they are part of the weights:
-whoever loads the weights (actor, evaluation, export) scales as the learner did. Only the learner changes them."""
+"""Running normalization of observations and rewards.
+
+The statistics are float64 buffers and therefore part of the weights: every process that loads the weights (actor,
+evaluator, export) normalizes as the learner did. Only the learner updates them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _EPSILON = 1e-8
 
 
 class RunningMeanStd(nn.Module):
-    """Count, mean and variance of everything folded in so far; 0 and 1 before that."""
+    """Count, mean and variance of all rows seen so far; mean 0 and variance 1 before that."""
 
     count: torch.Tensor
     mean: torch.Tensor
@@ -36,7 +39,7 @@ class RunningMeanStd(nn.Module):
             )
 
     def take(self, other: RunningMeanStd) -> None:
-        """Add everything another one has seen, and leave it empty."""
+        """Add everything that another instance has seen, and reset that one."""
         if float(other.count):
             self._update_from_moments(float(other.count), other.mean.cpu().numpy(), other.var.cpu().numpy())
             other.count.zero_()
@@ -62,14 +65,14 @@ class RunningMeanStd(nn.Module):
 
 
 class ObsNormalizer(RunningMeanStd):
-    """Observations to about zero mean and unit variance, clipped to ± 10."""
+    """Normalizes observations to about zero mean and unit variance, clipped to ± 10."""
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         scale = (self.var + _EPSILON).rsqrt().to(torch.float32)
         return ((obs - self.mean.to(torch.float32)) * scale).clamp_(-_OBS_CLIP, _OBS_CLIP)
 
     def normalize(self, rows: np.ndarray) -> np.ndarray:
-        """The same for an array `[N, …]` on the CPU, compiled, as a new array."""
+        """Do the same for an array `[N, …]` on the CPU, compiled; return a new array."""
         scaled = np.empty(rows.shape, np.float32)
         _scale(rows.reshape(len(rows), -1), self.mean.numpy().ravel(), self.var.numpy().ravel(), scaled)
         return scaled
@@ -87,7 +90,7 @@ def _scale(rows: np.ndarray, mean: np.ndarray, var: np.ndarray, out: np.ndarray)
 
 
 class RewardNormalizer(RunningMeanStd):
-    """Rewards divided by the deviation of the running discounted return, which is kept per (actor, environment)."""
+    """Divides rewards by the standard deviation of the running discounted return, kept per (actor, environment)."""
 
     def __init__(self, gamma: float) -> None:
         super().__init__(())
@@ -95,7 +98,7 @@ class RewardNormalizer(RunningMeanStd):
         self.running: dict[int, np.ndarray] = {}
 
     def observe(self, segment: Segment) -> None:
-        """Continue each environment's discounted return through a segment and fold in every value it took."""
+        """Continue each environment's discounted return through a segment, and add every value to the statistics."""
         actor = segment.header.actor if segment.header else 0
         reward, valid, cut = segment["reward"], segment["valid"], segment.cut
         running = self.running.get(actor)
@@ -110,7 +113,7 @@ class RewardNormalizer(RunningMeanStd):
         self.update_from_rows(returns[valid])
 
     def normalize(self, reward: np.ndarray) -> np.ndarray:
-        """Rewards, or discounted sums of them, as float32."""
+        """Normalize rewards, or discounted sums of them; return float32."""
         scaled: np.ndarray = reward / np.sqrt(float(self.var) + _EPSILON)
         return scaled.astype(np.float32)
 

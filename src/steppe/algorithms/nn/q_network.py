@@ -1,5 +1,8 @@
-"""Action values [N, actions], arrays in and arrays out: what DQN's network is. Vectors on the CPU go compiled ways;
-everything else, and every other device, is torch's, with its autograd for the way back."""
+"""Q-networks of DQN: action values [N, actions], NumPy in and out.
+
+Vectors on the CPU go through compiled kernels; everything else, and every other device, goes through torch and its
+autograd.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from steppe.core.contracts.specs import EnvSpec
 
 
 def build_q_network(config: DQNConfig, spec: EnvSpec) -> QNetwork:
-    """Plain layers where observations are vectors; any torso, or separate value and advantage streams, elsewhere."""
+    """Build a compiled MLP for vector observations without dueling; otherwise a torso with a linear or dueling head."""
     if config.normalize_obs and spec.is_image:
         raise ConfigError("normalize_obs is for vector observations; images are scaled to [0, 1] already")
     plain = config.network in ("auto", "mlp") and not spec.is_image and bool(config.hidden) and not config.dueling
@@ -25,7 +28,7 @@ def build_q_network(config: DQNConfig, spec: EnvSpec) -> QNetwork:
 
 
 class QNetwork(nn.Module):
-    """What both kinds have; `epsilon` is a buffer, so that actors adopt it with the weights."""
+    """Base of both kinds; `epsilon` is a buffer, so that actors receive it with the weights."""
 
     epsilon: torch.Tensor
 
@@ -37,7 +40,7 @@ class QNetwork(nn.Module):
 
 
 class QFunction:
-    """A flat Q network in use. The arrays that it returns are reused by its next call."""
+    """A flat Q-network in use. The next call reuses the arrays that it returned."""
 
     def __init__(self, flat: FlatModule) -> None:
         assert isinstance(flat.module, QNetwork)
@@ -48,7 +51,7 @@ class QFunction:
         self._traced: torch.Tensor | None = None
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Action values [N, actions], for reading only."""
+        """Return action values [N, actions], without support for `backward`."""
         if self._tower is not None:
             return self._tower.run(self._rows(obs))
         with torch.no_grad():
@@ -56,7 +59,7 @@ class QFunction:
         return values
 
     def trace(self, obs: np.ndarray) -> np.ndarray:
-        """Action values that `backward` may follow, with `obs` left as they are until then."""
+        """Return action values for a later `backward`; `obs` must not change until then."""
         if self._tower is not None:
             return self._tower.trace(self._rows(obs))
         self._traced = self.network(as_tensor(obs, self.flat.device))
@@ -64,7 +67,7 @@ class QFunction:
         return values
 
     def backward(self, gradient: np.ndarray) -> None:
-        """Write the flat gradient from d(loss)/d(values) of the last call, which was `trace`."""
+        """Write the flat gradient from d(loss)/d(values) of the last call, which must have been `trace`."""
         if self._tower is not None:
             self._tower.backward(gradient)
             return
@@ -74,12 +77,12 @@ class QFunction:
         torch.autograd.backward(traced, as_tensor(gradient, self.flat.device))
 
     def _rows(self, obs: np.ndarray) -> np.ndarray:
-        """Observations as the layers read them."""
+        """Return observations as the layers need them: contiguous, normalized if configured."""
         return np.ascontiguousarray(obs) if self._normalizer is None else self._normalizer.normalize(obs)
 
 
 class MLPQNetwork(QNetwork):
-    """Rectified layers from a vector to a value per action."""
+    """An MLP with ReLU from a vector to a value per action."""
 
     def __init__(self, config: DQNConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)

@@ -1,6 +1,6 @@
-"""Torsos: observations `[N, …]` as the EnvSpec declares them become features `[N, k]`; algorithms put heads on top.
+"""Torsos: map observations `[N, …]` of an EnvSpec to features `[N, k]`; algorithms add heads.
 
-A network of your own is a function `(spec: EnvSpec) -> torch.nn.Module`, named as `module:function` in the configuration.
+A user's network is a function `(spec: EnvSpec) -> torch.nn.Module`, named as `module:function` in the configuration.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from steppe.core.system import seeding
 
 Activation = Literal["tanh", "relu"]
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-_MIN_NATURE_CNN_SIDE = 36  # the smallest image that the strides 4, 2, 1 leave anything of
+_MIN_NATURE_CNN_SIDE = 36  # the smallest image that leaves output after strides 4, 2, 1
 
 
 def build_seeded(seed: int, build: Callable[[], ModuleT]) -> ModuleT:
-    """Run a function that draws initial weights from torch's generator, leaving that generator as it was.
+    """Call a function that draws initial weights from torch's generator; restore that generator afterwards.
 
-    On one thread: an orthogonal matrix differs bitwise with their number.
+    Runs on one thread: orthogonal matrices differ bitwise with the number of threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def build_seeded(seed: int, build: Callable[[], ModuleT]) -> ModuleT:
 
 
 def build_torso(network: str, spec: EnvSpec, hidden: tuple[int, ...], activation: Activation) -> tuple[nn.Module, int]:
-    """The torso that the configuration names, and the number of features it gives."""
+    """Return the torso that the configuration names, and its number of features."""
     if network == "auto":
         network = "cnn" if spec.is_image else "mlp"
     if network == "mlp":
@@ -55,7 +55,7 @@ def build_torso(network: str, spec: EnvSpec, hidden: tuple[int, ...], activation
 
 
 def linear(num_in: int, num_out: int, *, gain: float | None = None) -> nn.Linear:
-    """A layer with torch's own initial weights, or orthogonal ones of that gain and zero bias."""
+    """Return a linear layer with torch's initial weights or, given a gain, orthogonal ones and zero bias."""
     layer = nn.Linear(num_in, num_out)
     if gain is not None:
         nn.init.orthogonal_(layer.weight, gain)
@@ -103,7 +103,7 @@ class CNN(nn.Sequential):
 
 
 class ScalePixels(nn.Module):
-    """uint8 pixels to [0, 1]. On the CPU their channels come to lie side by side: convolutions learn 1.7 times as fast."""
+    """Scales uint8 pixels to [0, 1]. On the CPU the result is channels-last: convolutions learn 1.7 times as fast."""
 
     def __init__(self, most: int = 255) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class ScalePixels(nn.Module):
 
 
 class FlattenChannelsLast(nn.Module):
-    """Features as one vector, pixel after pixel: as channels that lie side by side are in memory."""
+    """Flattens features pixel by pixel, the memory order of channels-last tensors."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return features.permute(0, 2, 3, 1).flatten(1)
@@ -142,7 +142,7 @@ class DuelingHead(nn.Module):
 
 @numba.njit(cache=True, nogil=True)
 def _scale_to_channels_last(planes: np.ndarray, beside: np.ndarray, scale: np.float32) -> None:
-    """`torch.Tensor.contiguous` does the same in eight times the time."""
+    """`torch.Tensor.contiguous` takes eight times as long for the same."""
     for i in range(len(planes)):
         target = beside[i]
         for channel in range(planes.shape[1]):
@@ -152,7 +152,7 @@ def _scale_to_channels_last(planes: np.ndarray, beside: np.ndarray, scale: np.fl
 
 
 def _num_features(torso: nn.Module, spec: EnvSpec, network: str) -> int:
-    """By trying two blank observations, so that a user's network needs to declare nothing."""
+    """Find the number of features by a trial with two blank observations, so that users need not declare it."""
     blank = torch.zeros((2, *spec.obs.shape), dtype=getattr(torch, spec.obs.dtype))
     with torch.no_grad():
         features = torso(blank)

@@ -1,7 +1,7 @@
 """Proximal policy optimization (Schulman et al. 2017) on rollouts with axes [T, B, …].
 
-The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; the network carries that back, row by row or,
-if it remembers, through whole sequences (algorithms/nn/forward_backward.py).
+The loss is a compiled kernel that gives d(loss)/d(outputs) in closed form; the network backpropagates it row by row or,
+if it is recurrent, through whole sequences (algorithms/nn/forward_backward.py).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class PPO(OnPolicyAgent):
         self._rollouts = 0
 
     def learn(self, batch: Batch) -> Learned:
-        """All epochs over one rollout."""
+        """Take all epochs over one rollout."""
         rollout = self._prepare(batch)
-        stream = seeding.generator(self.seed, "shuffle", self._rollouts)  # a counter is all the state it has
+        stream = seeding.generator(self.seed, "shuffle", self._rollouts)  # its only state is the counter
         self._rollouts += 1
         totals, norms, updates = np.zeros(len(_STATS)), 0.0, 0
         for _ in range(self.config.epochs or 1):
@@ -55,7 +55,7 @@ class PPO(OnPolicyAgent):
         return Learned(updates, stats | {"grad_norm": norms / updates, "learning_rate": self.learning_rate})
 
     def gradients(self, batch: Batch) -> np.ndarray:
-        """The gradient of the loss on the whole rollout as one minibatch, unclipped."""
+        """Return the unclipped gradient of the loss on the whole rollout as one minibatch."""
         rollout = self._prepare(batch)
         self._backward(rollout, rollout.rows)
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
@@ -69,7 +69,7 @@ class PPO(OnPolicyAgent):
         self._rollouts = int(state["rollouts"])
 
     def _backward(self, rollout: RolloutTargets, rows: np.ndarray) -> np.ndarray:
-        """Fill the flat gradient from one minibatch; returns its statistics in the order of _STATS."""
+        """Fill the flat gradient from one minibatch; return its statistics in the order of _STATS."""
         config = self.config
         outputs, value = self._pass.trace(rollout, rows)
         action = rollout.action.take(rows, axis=0)
@@ -91,7 +91,11 @@ class PPO(OnPolicyAgent):
         return stats
 
     def _scale(self, advantage: np.ndarray, rows: np.ndarray) -> tuple[bool, float, float]:
-        """Whether the minibatch's own mean and deviation are used; where not, what is taken off and multiplied by."""
+        """Return (scaled, mean, scale) for `_clipped_loss`: whether it uses the minibatch's own mean and deviation.
+
+        If not, it subtracts `mean` and multiplies by `scale`. Learners that train together share the mean and deviation
+        of all their minibatches.
+        """
         if self.joint_sum is None or not self.config.normalize_advantage:
             return self.config.normalize_advantage, 0.0, 1.0
         mine = advantage[rows].astype(np.float64)
@@ -115,13 +119,13 @@ def _clipped_loss(
     mean: float,
     scale: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """d(loss)/d(logp), d(loss)/d(value) and statistics of −min(r A, clip(r) A) + value_coef (V − R)² (eq. 7 and 9).
+    """Return d(loss)/d(logp), d(loss)/d(value), statistics of −min(r A, clip(r) A) + value_coef (V − R)² (eq. 7, 9).
 
-    `logp` and `value` are the minibatch's, the other columns the rollout's. An advantage counts as (A − mean) · scale, by the
-    minibatch's own mean and deviation if `scaled`.
+    `logp` and `value` are the minibatch's, the other columns the rollout's. An advantage counts as (A − mean) · scale,
+    by the minibatch's own mean and deviation if `scaled`.
     """
     count = len(rows)
-    if scaled and count > 1:  # a lone row normalized would vanish
+    if scaled and count > 1:  # normalizing a single row would make it 0
         square = 0.0
         for i in range(count):
             mean += advantage[rows[i]] / count

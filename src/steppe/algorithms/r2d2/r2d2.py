@@ -1,5 +1,7 @@
-"""Recurrent Q-learning (Kapturowski et al. 2019) on sequences with axes [T, N, …]: stored state, burn-in, n-step double
-targets in rescaled units, priorities per sequence, a ladder of exploration over all actors' environments.
+"""Recurrent Q-learning (R2D2, Kapturowski et al. 2019) on sequences with axes [T, N, …].
+
+Stored recurrent state, burn-in, n-step double Q targets with value rescaling, a priority per sequence, and Ape-X
+epsilons over the environments of all actors.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from steppe.core.sequences import sequence_priority
 
 
 class R2D2(TorchAgent):
-    """Q-learning with a memory of the episode, for discrete actions."""
+    """Recurrent Q-learning for discrete actions."""
 
     def __init__(self, config: R2D2Config, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "r2d2")
@@ -43,16 +45,16 @@ class R2D2(TorchAgent):
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
         self._recurrent_state = self._hidden_state = RecurrentState((self.network.body.num_state,))
         self._target = TargetNetwork(self.flat, config.target_every)
-        # Shares of random actions [B], one for each environment that this agent acts in.
+        # Epsilons [B], one for each environment that this agent acts in.
         self.epsilon = apex_epsilons(config.epsilon_base, config.epsilon_power, 1, 0, 1)
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
-        """Take this actor's place on the ladder of exploration."""
+        """Take this actor's share of the Ape-X epsilons."""
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
         self.epsilon = apex_epsilons(self.config.epsilon_base, self.config.epsilon_power, num_envs, actor, num_actors)
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-        """The best action, or any; with the state in which it was chosen, and the values that it was chosen by."""
+        """Return epsilon-greedy actions, the hidden state before each step, and the action values."""
         hidden = self._hidden_state.reset_where(starts)
         values, unrolled = self.network.values(obs[None], hidden)
         self._hidden_state.keep(unrolled.states(-1))
@@ -66,7 +68,7 @@ class R2D2(TorchAgent):
         self._target.every_steps = self.config.target_every
 
     def observe(self, segment: Segment, progress: Progress) -> None:
-        """Running statistics, and the target network every `target_every` environment steps."""
+        """Update running statistics, and the target network every `target_every` environment steps."""
         self.env_steps = progress.env_steps
         normalizer = self.network.body.normalizer
         if normalizer is not None:
@@ -74,7 +76,7 @@ class R2D2(TorchAgent):
         self._target.follow(progress.env_steps)
 
     def learn(self, batch: Batch) -> Learned:
-        """One update from one draw."""
+        """Take one update with one sampled batch."""
         found = self._backward(batch)
         norm = self._step(int(np.count_nonzero(batch["learn"])))
         stats = {
@@ -87,7 +89,7 @@ class R2D2(TorchAgent):
         return Learned(1, stats, priorities=sequence_priority(found.errors, batch["learn"]))
 
     def gradients(self, batch: Batch) -> np.ndarray:
-        """The gradient of the loss on one draw, unclipped."""
+        """Return the unclipped gradient of the loss on one sampled batch."""
         self._backward(batch)
         gradient: np.ndarray = self.flat.gradient.cpu().numpy().copy()
         return gradient
@@ -100,7 +102,7 @@ class R2D2(TorchAgent):
         self._target.restore(state, "this R2D2")
 
     def _backward(self, batch: Batch) -> TDLoss:
-        """Fill the flat gradient. Both networks bring the stored state up to date over the burn-in; no gradient goes there."""
+        """Fill the flat gradient. Both networks unroll the stored state over the burn-in, which gets no gradient."""
         config, older = self.config, self._target.flat.module
         assert isinstance(older, RecurrentQNetwork)
         obs, hidden = batch["obs"], batch["hidden"]
@@ -113,12 +115,12 @@ class R2D2(TorchAgent):
         return found
 
     def _shares(self, width: int) -> np.ndarray:
-        """Of random actions; a batch of another width than was begun with explores as a lone environment."""
+        """Return the epsilons; another batch width than that of `begin` gets the first environment's epsilon."""
         return self.epsilon if len(self.epsilon) == width else self.epsilon[:1]
 
 
 class RecurrentQNetwork(nn.Module):
-    """Action values [T, N, A] of a network that remembers; dueling: Q = V + A − mean A (Wang et al. 2016)."""
+    """Action values [T, N, A] of a recurrent network; dueling: Q = V + A − mean A (Wang et al. 2016)."""
 
     def __init__(self, config: R2D2Config, spec: EnvSpec) -> None:
         super().__init__()
@@ -128,16 +130,16 @@ class RecurrentQNetwork(nn.Module):
         )
 
     def values(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, UnrollResult]:
-        """Action values for reading, and what is remembered after each row."""
+        """Return action values without gradients, and the recurrent state after each row."""
         unrolled = self.body.unroll(obs, state)
         return self._joined(unrolled.outputs), unrolled
 
     def trace(self, obs: np.ndarray, state: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Action values that `backward` may follow; no gradient goes back beyond rows where `stop` [T, N] is set."""
+        """Return action values for a later `backward`; gradients stop at rows where `stop` [T, N] is set."""
         return self._joined(self.body.trace(obs, state, None, stop).outputs)
 
     def backward(self, gradient: np.ndarray) -> None:
-        """Fill the gradients, which are zero, from d(loss)/d(values)."""
+        """Fill the gradients, which must be zero, from d(loss)/d(values)."""
         if self.dueling:
             total = gradient.sum(axis=2, keepdims=True)
             gradient = np.concatenate([gradient - total / self.num_actions, total], axis=2)

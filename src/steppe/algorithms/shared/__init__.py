@@ -1,1 +1,1 @@
-"""What several algorithms share: the torch base, on-policy rollouts, returns, target networks, several policies."""
+"""Code shared by several algorithms: the torch base class, on-policy rollouts, returns, target networks."""

@@ -1,5 +1,7 @@
-"""What every torch agent does the same way: hand weights out and take them in, and step the optimizer. Mathematics is in
-the algorithms' own files."""
+"""Base class of all torch agents: weights, counters and the optimizer step.
+
+The losses are in the algorithms' own files.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from steppe.core.system import seeding
 
 
 class TorchAgent:
-    """Owns the flat module, the acting stream, the counters and (once it learns) the optimizer."""
+    """Owns the flat module, the random stream for acting, the counters and, once it learns, the optimizer."""
 
-    config: Any  # of the algorithm, fitted
+    config: Any  # the algorithm's configuration, with defaults resolved
 
     def __init__(self, flat: FlatModule, config: AgentConfig, seed: int, *, adam_eps: float) -> None:
         self.version = 0
@@ -31,35 +33,36 @@ class TorchAgent:
         self.env_steps = 0
         self.seed = seed
         self.flat = flat
-        self.learning_rate = config.learning_rate or 0.0  # a fitted configuration has one
+        self.learning_rate = config.learning_rate or 0.0  # never None once defaults are resolved
         self._stream = seeding.generator(seed, "act")
-        self._recurrent_state: RecurrentState | None = None  # of a recurrent agent
+        self._recurrent_state: RecurrentState | None = None  # None unless the agent is recurrent
         self._max_grad_norm = config.max_grad_norm
         self.adam_eps = adam_eps
         self._adam: FlatAdam | None = None
-        # Of learners together: a gradient, and over how many rows it is a mean, become everyone's parameters.
+        # Set when several learners train together: takes a gradient and the number of rows that it averages over,
+        # and returns the new parameters, which are the same in all learners.
         self.joint_step: Callable[[np.ndarray, int], np.ndarray] | None = None
-        # Likewise, at most once before each step: a few numbers become everyone's, added up.
+        # Likewise, called at most once before each step: returns a few numbers summed over all learners.
         self.joint_sum: Callable[[np.ndarray], np.ndarray] | None = None
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
-        """All later exploration draws from `stream`, and nothing is remembered."""
+        """Take all exploration from `stream` from now on, and clear the recurrent state."""
         self._stream = stream
         if self._recurrent_state is not None:
             self._recurrent_state.begin(num_envs)
 
     @property
     def num_trainable(self) -> int:
-        """How many numbers a gradient has."""
+        """Number of elements of a gradient."""
         return int(self.flat.gradient.numel())
 
     def acting_state(self) -> Tree:
-        """Where the exploration's random numbers stand, and what a recurrent agent remembers."""
+        """Return the state of the exploration stream and, for a recurrent agent, its hidden state."""
         state: Tree = {"stream": self._stream.bit_generator.state}
         return state if self._recurrent_state is None else state | {"hidden": self._recurrent_state.state.copy()}
 
     def restore_acting(self, state: Tree) -> None:
-        """Go on from there."""
+        """Continue from what `acting_state` returned."""
         self._stream.bit_generator.state = state["stream"]
         if self._recurrent_state is not None:
             self._recurrent_state.keep(np.array(state["hidden"]))
@@ -70,29 +73,29 @@ class TorchAgent:
         self.version, self.updates, self.env_steps = weights.version, weights.updates, weights.env_steps
 
     def weights(self) -> Weights:
-        """The weights as they are now, sharing memory."""
+        """Return the current weights, sharing memory with this agent."""
         return self.flat.weights(self.version, self.updates, self.env_steps)
 
     def retune(self, values: Mapping[str, Any]) -> None:
-        """Learn with other hyperparameters from the next update on; ConfigError, and no change, if one does not fit."""
+        """Change hyperparameters from the next update on; ConfigError, and no change, if a value is invalid."""
         changes = validate_changes(self.config, values)
         self.config = validate_config(type(self.config), self.config.model_dump() | changes, "agent.")
         if "learning_rate" in changes:
             self._set_learning_rate()
 
     def _set_learning_rate(self) -> None:
-        """Step as far as the configuration says."""
+        """Set the learning rate from the configuration."""
         self.learning_rate = float(self.config.learning_rate or 0.0)
 
     def apply(self, gradient: np.ndarray) -> None:
-        """One optimizer step with a flat gradient, clipped like the agent's own."""
+        """Take one optimizer step with a flat gradient, clipped like the agent's own."""
         if gradient.shape != tuple(self.flat.gradient.shape):
             raise ConfigError(f"the gradient has shape {gradient.shape}, not {tuple(self.flat.gradient.shape)}")
         self.flat.gradient.copy_(torch.from_numpy(np.array(gradient, np.float32)))
         self._step()
 
     def _step(self, rows: int = 1) -> float:
-        """Clip and step along the flat gradient, a mean over `rows`; returns its length before clipping."""
+        """Clip the flat gradient, a mean over `rows`, and take one step; return the norm before clipping."""
         if self.joint_step is None:
             norm = self._optimizer().step(self.learning_rate, self.updates)
         else:
@@ -108,7 +111,7 @@ class TorchAgent:
         return self._adam
 
     def _counters(self) -> Tree:
-        """The part of `state` that every torch agent has."""
+        """Return the part of `state` that all torch agents share."""
         return {
             "seed": self.seed,
             "version": self.version,

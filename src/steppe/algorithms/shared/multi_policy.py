@@ -1,11 +1,11 @@
-"""Several policies in one agent: each group of agents has an agent of its own, which sees only the group's rows.
+"""Several policies in one agent: each group of agents has its own agent, which sees only the group's rows.
 
       rows of a segment      n · num_agents + a, for every environment n
-      group "wolves"         those with a in (0, 1, 2)    → an agent that knows of three agents
-      group "sheep"          those with a in (3,)         → another one
+      group "wolves"         those with a in (0, 1, 2)    → an agent whose spec has three agents
+      group "sheep"          those with a in (3,)         → another agent
 
-Weights are the groups' one after the other in one buffer (`wolves.policy.0.weight`, …), what is trained first, so runs,
-checkpoints and transports know nothing of groups.
+The groups' weights are concatenated in one buffer (`wolves.policy.0.weight`, …), trainable ones first, so runs,
+checkpoints and transports need not know about groups.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _NARROWED = ("obs", "final_obs", "action")
 
 @dataclass(frozen=True)
 class PolicyGroup:
-    """Agents that share a policy, by number, and what each of them sees and does."""
+    """Agents that share a policy, by index, with their spec and their agent."""
 
     name: str
     members: tuple[int, ...]
     spec: EnvSpec
     agent: Agent
-    num_trainable: int  # numbers in its gradient
+    num_trainable: int  # elements of its gradient
 
     def entries(self) -> tuple[list[str], list[str]]:
-        """The names of its weights: those that are trained, and the rest."""
+        """Return the names of its weights: trainable ones, and the rest."""
         entries = self.agent.weights().layout.entries
         trained = [entry.name for entry in entries if entry.offset < 4 * self.num_trainable]
         return trained, [entry.name for entry in entries[len(trained) :]]
 
     def rows(self, num_rows: int, num_agents: int) -> np.ndarray:
-        """Which of so many rows are theirs."""
+        """Return which of `num_rows` rows belong to this group."""
         return np.flatnonzero(np.isin(np.arange(num_rows) % num_agents, self.members))
 
     def part(self, name: str, column: np.ndarray) -> np.ndarray:
-        """A column [T, their rows, …] without what only wider agents use."""
+        """Return a column [T, group's rows, …] cut down to what this group's agents use."""
         if name not in _NARROWED:
             return column
         shape = self.spec.action.field.shape if name == "action" else self.spec.obs.shape
@@ -57,7 +57,7 @@ class PolicyGroup:
 
 
 class MultiPolicyAgent:
-    """Routes rows to the groups' agents, and puts what they return together."""
+    """Routes rows to the groups' agents, and merges their results."""
 
     def __init__(self, algo: str, config: AgentConfig, spec: EnvSpec, *, seed: int, device: str = "cpu") -> None:
         config.require(spec, algo)
@@ -72,13 +72,13 @@ class MultiPolicyAgent:
         self.begin(spec.num_agents, seeding.generator(seed, "act"))
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
-        """All draw from the one stream, in the order of the groups."""
+        """Prepare every group; all draw from the same stream, in the order of the groups."""
         self._rows = [group.rows(num_envs, self.spec.num_agents) for group in self.groups]
         for group, rows in zip(self.groups, self._rows, strict=True):
             group.agent.begin(len(rows), stream, actor=actor, num_actors=num_actors)
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-        """Every group's actions and columns, in the rows that they belong to."""
+        """Return every group's actions and columns, each in its own rows."""
         merged: dict[str, np.ndarray] = {}
         if sum(map(len, self._rows)) != len(obs):
             self._rows = [group.rows(len(obs), self.spec.num_agents) for group in self.groups]
@@ -101,7 +101,7 @@ class MultiPolicyAgent:
             group.agent.restore_acting(state[group.name])
 
     def load(self, weights: Weights) -> None:
-        """Give every group its part; the layout must be this agent's."""
+        """Load every group's part; the layout must be this agent's."""
         weights.require(self.weights().layout, "these policies")
         arrays = weights.arrays()
         for group in self.groups:
@@ -111,7 +111,7 @@ class MultiPolicyAgent:
         self.version = weights.version
 
     def weights(self) -> Weights:
-        """All groups' weights, in a buffer of their own."""
+        """Return all groups' weights, in a new buffer."""
         parts = [group.agent.weights() for group in self.groups]
         known = [part.arrays() for part in parts]
         names = [group.entries() for group in self.groups]
@@ -125,12 +125,12 @@ class MultiPolicyAgent:
         return Weights.from_arrays(arrays).stamped(version=self.version, updates=updates, env_steps=env_steps)
 
     def observe(self, segment: Segment, progress: Progress) -> None:
-        """Show every group its rows."""
+        """Pass every group its rows."""
         for group in self.groups:
             group.agent.observe(self._segment(group, segment), progress)
 
     def retune(self, values: Mapping[str, Any]) -> None:
-        """Let every group learn with other hyperparameters; ConfigError, and no change, if one of them cannot."""
+        """Change hyperparameters in every group; ConfigError, and no change, if a group cannot take them."""
         alone = {"policies": "shared"}
         for group in self.groups:
             if not isinstance(group.agent, Tunable):
@@ -150,7 +150,7 @@ class MultiPolicyAgent:
             group.agent.retune(values)
 
     def learn(self, batch: Batch) -> Learned:
-        """Every group learns from its rows; statistics are named by group."""
+        """Let every group learn from its rows; statistics are prefixed with the group's name."""
         updates = 0
         stats: dict[str, float] = {}
         for group in self.groups:
@@ -160,11 +160,11 @@ class MultiPolicyAgent:
         return Learned(updates, stats)
 
     def gradients(self, batch: Batch) -> np.ndarray:
-        """The groups' gradients, one after the other."""
+        """Return the concatenated gradients of all groups."""
         return np.concatenate([group.agent.gradients(self._batch(group, batch)) for group in self.groups])
 
     def apply(self, gradient: np.ndarray) -> None:
-        """One optimizer step in every group; nothing happens unless the gradient is as long as all of them together."""
+        """Take one optimizer step in every group; ConfigError, and no step, if the length is wrong."""
         sizes = [group.num_trainable for group in self.groups]
         if gradient.shape != (sum(sizes),):
             raise ConfigError(f"the gradient has shape {gradient.shape}, not {(sum(sizes),)}")
@@ -211,7 +211,7 @@ def _make_group(
 
 
 def narrow_column(column: np.ndarray, lead: int, shape: tuple[int, ...]) -> np.ndarray:
-    """What an agent with this shape uses of a column [lead axes, …] that is as wide as the widest agent needs."""
+    """Return the part of a column [lead axes, …] that an agent with this shape uses; columns fit the widest agent."""
     if column.shape[lead:] == shape or not shape:
         return column
     size = int(np.prod(shape))

@@ -1,5 +1,7 @@
-"""What agents that learn from fresh rollouts [T, B, …] have in common: acting, running statistics, advantages. Their losses
-are in the algorithms' own files."""
+"""Base class of agents that learn from fresh rollouts [T, B, …]: acting, running statistics, advantages.
+
+The losses are in the algorithms' own files.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +25,31 @@ from steppe.core.contracts.specs import EnvSpec
 
 
 class OnPolicyAgent(TorchAgent):
-    """A policy with a value beside it, for discrete, multi-discrete and box actions; it may remember."""
+    """An actor-critic for discrete, multi-discrete and box actions; optionally recurrent."""
 
     config: ActorCriticConfig
 
     def __init__(self, config: ActorCriticConfig, spec: EnvSpec, seed: int, device: str) -> None:
-        """`config` is fitted to the world."""
+        """`config` has its defaults resolved for the environment."""
         self.config, self._spec = config, spec
         self.choices = make_distribution(spec.action)
         self.network = build_seeded(seed, lambda: build_network(config, spec, self.choices.width))
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
         self._pass = make_pass(self.network)
         self._recurrent_state = self._pass.recurrent_state
-        self._seen = RunningMeanStd(spec.obs.shape)  # since the last update
+        self._seen = RunningMeanStd(spec.obs.shape)  # observation statistics since the last update
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-        """Actions with their logp and the values of the observations; `explore=False` takes the mode."""
+        """Return actions with their logp and the values of the observations; `explore=False` takes the mode."""
         (outputs, value), noted = self._pass.act(obs, starts)
         action, logp = self.choices.sample(outputs, self._stream if explore else None)
         return {"action": action, "logp": logp, "value": value, **noted}
 
     def observe(self, segment: Segment, progress: Progress) -> None:
-        """Running statistics and the learning rate.
+        """Update running statistics and the learning rate.
 
-        Observation statistics are only gathered here: they join the weights after the next update, so that the update
-        sees each observation scaled as the actor saw it, and its first probability ratio is 1.
+        Observation statistics are only collected here. They are merged into the weights after the next update, so that
+        the update normalizes each observation as the actor did, and its first probability ratio is 1.
         """
         self.env_steps = progress.env_steps
         if self.network.normalizer is not None:
@@ -67,7 +69,7 @@ class OnPolicyAgent(TorchAgent):
             self.network.reward_normalizer.gamma = self.config.gamma
 
     def _set_learning_rate(self) -> None:
-        if not self.config.anneal:  # otherwise the next segment says how far the run is
+        if not self.config.anneal:  # when annealing, the next `observe` sets it from the run's progress
             super()._set_learning_rate()
 
     def apply(self, gradient: np.ndarray) -> None:
@@ -88,7 +90,7 @@ class OnPolicyAgent(TorchAgent):
             self.network.reward_normalizer.restore_running(state["running_returns"])
 
     def _prepare(self, batch: Batch) -> RolloutTargets:
-        """Advantages and returns, with the values after the last rows as they are now."""
+        """Compute advantages and returns; the values after the last rows come from the current network."""
         value, rows = batch["value"].ravel(), np.flatnonzero(batch["valid"])
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:

@@ -1,8 +1,10 @@
 """Targets from rewards, as compiled kernels over `[T, B]`: generalized advantages and n-step returns.
 
-All share three rules: a terminated step is worth its reward alone; a truncated one bootstraps from the value of its final
-observation; an invalid (autoreset) row is stepped over as if it were not there, and gets 0.
-Sums are float64 (numba promotes an int literal with a float32 anyway), results float32; no fastmath, so hashes hold.
+All follow three rules: the target of a terminated step is its reward alone; a truncated step bootstraps from the value
+of its final observation; an invalid (autoreset) row is skipped and gets 0.
+
+Sums are float64 (numba promotes an int literal with a float32 anyway), results float32; no fastmath, so that the hashes
+of weights stay the same.
 """
 
 from __future__ import annotations

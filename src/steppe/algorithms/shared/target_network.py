@@ -1,5 +1,8 @@
-"""The target network of Q-learners: an older copy, renewed every so many environment steps, not updates, so that it stays
-fixed within a block of updates between two segments."""
+"""The target network of Q-learners: a copy of the online network that is updated periodically.
+
+The period of DQN and R2D2 is in environment steps, not updates, so the target stays fixed within a block of updates
+between two segments. DHC counts updates.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from steppe.core.contracts.weights import Weights
 
 
 class TargetNetwork:
-    """A twin of `online`, made when it is first needed: an actor never needs one."""
+    """A copy of `online`, built on first use: actors never need one."""
 
     def __init__(self, online: FlatModule, every_steps: int | None) -> None:
         assert every_steps is not None, "a fitted configuration says how often"
@@ -22,13 +25,13 @@ class TargetNetwork:
 
     @cached_property
     def flat(self) -> FlatModule:
-        """The older network."""
+        """The target network."""
         return self.online.clone()
 
     def follow(self, env_steps: int) -> None:
-        """Copy the online network if it is time to."""
+        """Copy the online network if `every_steps` have passed since the last copy."""
         target = self.flat
-        if not 0 <= env_steps - self._synced_at < self.every_steps:  # a new run counts from 0 again
+        if not 0 <= env_steps - self._synced_at < self.every_steps:  # env_steps restarts at 0 in a new run
             target.copy_from(self.online)
             self._synced_at = env_steps
 

@@ -1,6 +1,7 @@
-"""What agents share that learn action values from sequences: exploration, the state between steps, and the loss.
+"""Parts shared by agents that learn action values from sequences: exploration, recurrent state, and the TD loss.
 
-Axes are [T, N, …]. Batches are as replay/sequence_windows.py lays them: a step's target is its n-step sum and the row `following`.
+Axes are [T, N, …]. Batches come from replay/sequence_windows.py: a step's target is its n-step sum plus the bootstrap
+value of row `following`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _inverse_rescale_value = numba.njit(cache=True, nogil=True)(inverse_rescale_valu
 
 
 def apex_epsilons(base: float, power: float, num_envs: int, actor: int, num_actors: int) -> np.ndarray:
-    """Shares of random actions [num_envs] of one actor, from base down to base ** (1 + power) over all of them.
+    """Return the epsilons [num_envs] of one actor; over all actors they range from base down to base ** (1 + power).
 
-    Neighbours on the ladder are in different actors, so each actor has a part of every kind (Horgan et al. 2018).
+    Neighbouring epsilons are in different actors, so each actor covers the whole range (Horgan et al. 2018).
     """
     place = np.arange(num_envs) * num_actors + actor
     shares: np.ndarray = base ** (1.0 + power * place / max(1, num_envs * num_actors - 1))
@@ -32,25 +33,25 @@ def apex_epsilons(base: float, power: float, num_envs: int, actor: int, num_acto
 def epsilon_greedy(
     action: np.ndarray, num_actions: int, epsilon: float | np.ndarray, stream: np.random.Generator
 ) -> np.ndarray:
-    """The actions, or with probability epsilon any; the stream gives the same count of numbers either way."""
+    """Replace each action by a random one with probability epsilon; the same number of random draws either way."""
     strays = stream.random(action.shape) < epsilon
     chosen: np.ndarray = np.where(strays, stream.integers(num_actions, size=action.shape), action)
     return chosen
 
 
 class RecurrentState:
-    """What a recurrent policy remembers of the episode in each environment, float32 [B, *shape]; 0 when it starts."""
+    """Hidden state of a recurrent policy in each environment, float32 [B, *shape]; 0 when an episode starts."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self.state = np.zeros((0, *shape), np.float32)
 
     def begin(self, num_envs: int) -> None:
-        """Remember nothing of `num_envs` environments."""
+        """Reset to zeros for `num_envs` environments."""
         self.state = np.zeros((num_envs, *self.shape), np.float32)
 
     def reset_where(self, starts: np.ndarray) -> np.ndarray:
-        """The state before a step, forgotten where an episode starts; another number of environments begins anew."""
+        """Return the state before a step, zeroed where an episode starts; all zeros if the batch width changed."""
         if len(starts) != len(self.state):
             self.begin(len(starts))
         elif starts.any():
@@ -58,12 +59,12 @@ class RecurrentState:
         return self.state
 
     def keep(self, state: np.ndarray) -> None:
-        """Take over the state after a step, in an array of its own: the one before may still be read."""
+        """Store the state after a step. It must be a new array: the previous one may still be read."""
         self.state = state
 
 
 def first_learned_step(learn: np.ndarray) -> np.ndarray:
-    """Bool [T, N], True at the first row of each sequence that is learned from: no gradient goes back beyond it."""
+    """Return bool [T, N], True at the first learned row of each sequence: gradients stop there."""
     first = np.zeros_like(learn)
     first[learn.argmax(axis=0), np.arange(learn.shape[1])] = True
     return first
@@ -71,9 +72,9 @@ def first_learned_step(learn: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TDLoss:
-    """A loss, its gradient by the action values [T, N, A], and |TD errors| [T, N], 0 where nothing is learned.
+    """A loss, its gradient by the action values [T, N, A], and |TD errors| [T, N], 0 in rows not learned from.
 
-    core.sequences.mixed makes priorities of the errors.
+    `core.sequences.sequence_priority` turns the errors into priorities.
     """
 
     loss: float
@@ -83,7 +84,7 @@ class TDLoss:
     errors: np.ndarray
 
     def require_finite(self, update: int) -> None:
-        """Raise NotFinite that names the update."""
+        """Raise NotFinite, naming the update, unless the loss is finite."""
         if not math.isfinite(self.loss):
             raise NotFinite(f"loss is {self.loss} at update {update}: lower learning_rate or check the rewards")
 
@@ -91,10 +92,10 @@ class TDLoss:
 def td_loss(
     values: np.ndarray, target_values: np.ndarray, batch: Batch, *, double: bool, value_rescaling: bool
 ) -> TDLoss:
-    """The mean weighted Huber loss (threshold 1) of Q(s, a) − [Σ γᵏ r + γⁿ Q'(sₙ, a')] over the rows that are learned from.
+    """Compute the mean weighted Huber loss (threshold 1) of Q(s, a) − [Σ γᵏ r + γⁿ Q'(sₙ, a')] over the learned rows.
 
-    `values` are the online network's, `judged` the target network's, both [T, N, A]; `double`: a' is the online network's
-    choice. With several agents, N may be sequences × agents if every column and the weights are.
+    `values` are the online network's, `target_values` the target network's, both [T, N, A]; with `double`, a' is the
+    online network's choice. With several agents, N may be sequences × agents if every column and the weights are.
     """
     found = _huber_loss(
         values,
@@ -161,10 +162,10 @@ def _huber_loss(
 def large_margin_loss(
     values: np.ndarray, expert_mask: np.ndarray, learn: np.ndarray, margin: float
 ) -> tuple[float, np.ndarray]:
-    """How far the best advised action lags behind the others plus `margin`, on average over the rows that are learned from
-    and have advice, and the gradient of that by the values [T, N, A].
+    """Return the large margin loss of Hester et al. (2018), for any number of expert actions, and its gradient.
 
-    The large margin of Hester et al. (2018), with any number of advised actions.
+    The loss is how far the best expert action lags behind the other actions plus `margin`, averaged over the learned
+    rows that have an expert action. The gradient is with respect to the values [T, N, A].
     """
     heard = learn & expert_mask.any(axis=2)
     rivals = values + np.float32(margin) * ~expert_mask

@@ -1,4 +1,4 @@
-"""Learners whose knowledge is a table of action values, and their compiled kernels. No torch anywhere in here.
+"""Tabular algorithms and their compiled kernels. No module in this package imports torch.
 
 The public names are in `steppe.classic`.
 """

@@ -1,5 +1,7 @@
-"""Learners over tables as the house's agents: they act in many environments at once, learn from rollouts, and their
-weights are the table. What each learns towards is in its algorithm's own file. Axes are [T, B, …]."""
+"""Tabular algorithms as agents: they act in many environments and learn from rollouts; the weights are the table.
+
+The update rules are in the algorithms' own files. Axes are [T, B, …].
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ from steppe.core.contracts.weights import Weights, WeightsLayout
 
 
 class TabularAgent:
-    """One table that acts and learns. Its rates follow the run's progress, and exploration goes along with the weights."""
+    """One table that acts and learns. Its rates follow the run's progress; epsilon is published with the weights."""
 
     algorithm_class: ClassVar[type[TableAlgorithm]]
-    options: ClassVar[tuple[str, ...]] = ()  # fields of the configuration that the algorithm's constructor takes
+    options: ClassVar[tuple[str, ...]] = ()  # configuration fields that the algorithm's constructor takes
 
     def __init__(self, config: Any, spec: EnvSpec, *, seed: int, device: str = "cpu") -> None:
         if device not in ("cpu", "auto"):
@@ -56,26 +58,26 @@ class TabularAgent:
 
     @property
     def table(self) -> np.ndarray:
-        """All that is learned, one row per state (and table), sharing this agent's memory."""
+        """The learned values, one row per state (and table), sharing this agent's memory."""
         storage = get_table_storage(self.algorithm)
         return storage.reshape(-1, storage.shape[-1])
 
     @property
     def pull(self) -> float:
-        """How much of its error one visit takes away from a value, over all the updates that follow it."""
+        """Share of a value's error that one visit removes, over all updates that follow the visit."""
         algorithm = self.algorithm
         if isinstance(algorithm, QLambda):
             return float(algorithm.learning_rate / max(1e-3, 1.0 - algorithm.discount_factor * algorithm.trace_decay))
         return float(algorithm.learning_rate)
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
-        """Take all chance from `stream` from now on."""
+        """Take all randomness from `stream` from now on."""
         self.algorithm.words = WordStream(int(stream.integers(2**63)))
 
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, masks: np.ndarray | None = None
     ) -> Mapping[str, np.ndarray]:
-        """An action for each state; `masks` [B, A] says what is allowed, and is noted beside it."""
+        """Return an action for each state; `masks` [B, A] says which are allowed, and is recorded with them."""
         if masks is None:
             if len(self._all_allowed) != len(obs):
                 self._all_allowed = np.ones((len(obs), *self.spec.action.sizes), np.bool_)
@@ -88,15 +90,15 @@ class TabularAgent:
         return chosen
 
     def acting_state(self) -> Tree:
-        """Where the stream of chance is."""
+        """Return the position of the random stream."""
         return {"words": self.algorithm.words.state()}
 
     def restore_acting(self, state: Tree) -> None:
-        """Go where the stream was."""
+        """Restore the position of the random stream."""
         self.algorithm.words.restore(state["words"])
 
     def load(self, weights: Weights) -> None:
-        """Take over a table and the exploration that goes with it."""
+        """Adopt a table and its epsilon."""
         weights.require(self._weights.layout, f"this {type(self).__name__}")
         np.copyto(self._weights.buffer, weights.buffer)
         counts = (weights.version, weights.updates, weights.env_steps, weights.episodes)
@@ -108,11 +110,11 @@ class TabularAgent:
         self.version = version
 
     def observe(self, segment: Segment, progress: Progress) -> None:
-        """Let the rates follow the run's steps."""
+        """Update the rates to the run's progress."""
         self.follow(progress)
 
     def follow(self, progress: Progress) -> None:
-        """Set the rates to what they are so far into the run."""
+        """Set learning rate and epsilon to their values at this point of the run."""
         config, steps = self.config, progress.total_steps or SCHEDULE_STEPS
         begun = min(1.0, progress.env_steps / (config.exploration_fraction * steps))
         done = min(1.0, progress.env_steps / steps)
@@ -123,18 +125,18 @@ class TabularAgent:
         self.set_epsilon(config.epsilon + (config.epsilon_end - config.epsilon) * begun)
 
     def retune(self, values: Mapping[str, Any]) -> None:
-        """Learn with other rates from the next rollout on; ConfigError, and no change, if one does not fit."""
+        """Change rates from the next rollout on; ConfigError, and no change, if a value is invalid."""
         changes = validate_changes(self.config, values)
         self.config = validate_config(type(self.config), self.config.model_dump() | changes, "agent.")
         self.algorithm.discount_factor = self.config.gamma
 
     def set_epsilon(self, epsilon: float) -> None:
-        """Take this share of random actions, here and in whoever adopts the weights."""
+        """Set epsilon here and in the weights, so that every process that loads them adopts it."""
         self.algorithm.epsilon = float(epsilon)
         self._epsilon[0] = epsilon
 
     def learn(self, batch: Batch) -> Learned:
-        """One pass over a rollout, step by step in the order in which they happened.
+        """Learn from a rollout in one pass, step by step in the order in which the steps happened.
 
         Trajectories are followed to the rollout's end and bootstrapped there.
         """
@@ -153,7 +155,7 @@ class TabularAgent:
     def _next_actions(
         self, columns: tuple[np.ndarray, ...], following: np.ndarray, masks: np.ndarray | None
     ) -> np.ndarray:
-        """What was done next; where that is not in the rollout, what would be done now."""
+        """Return the actions taken next; where the rollout does not contain them, those that would be selected now."""
         unknown = np.flatnonzero((following < 0) & ~columns[4])
         if len(unknown):
             allowed = None if masks is None else masks[unknown]
@@ -162,30 +164,30 @@ class TabularAgent:
         return known
 
     def gradients(self, batch: Batch) -> NoReturn:
-        """A table has none."""
+        """Raise UsageError: tables have no gradients."""
         raise UsageError("a table is learned without gradients: share it with mode 'workers'")
 
     def apply(self, gradient: np.ndarray) -> NoReturn:
-        """A table takes none."""
+        """Raise UsageError: tables take no gradients."""
         raise UsageError("a table is learned without gradients: share it with mode 'workers'")
 
     def weights(self) -> Weights:
-        """The table as it is now, sharing this agent's memory."""
+        """Return the current table, sharing this agent's memory."""
         return self._weights
 
     @property
     def layout(self) -> WeightsLayout:
-        """How the weights lie in memory."""
+        """Layout of the weights."""
         return self._weights.layout
 
     def state(self) -> Tree:
-        """Chance and rates; steps that wait for their return never outlive a rollout."""
+        """Return random stream, rates and counters. Pending steps are not included: none outlives a rollout."""
         algorithm = self.algorithm
         counts = {"steps": algorithm.step_count, "episodes": algorithm.episode_count}
         return {"words": algorithm.words.state(), "learning_rate": algorithm.learning_rate, **counts}
 
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         algorithm = self.algorithm
         algorithm.words.restore(state["words"])
         algorithm.learning_rate = float(state["learning_rate"])
@@ -193,10 +195,10 @@ class TabularAgent:
 
 
 def flatten_rollout(batch: Batch, num_states: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
-    """A rollout as the columns that algorithms learn from, time-major, and what some of them need besides.
+    """Return a rollout as time-major columns that all algorithms learn from, and those that only some need.
 
-    Nobody says what is allowed in the last state of a truncated episode. Where masks matter, such a step is left out, and
-    its trajectory ends a step earlier.
+    The actions allowed in the last state of a truncated episode are unknown. If masks are used, such a step is left
+    out, and its trajectory ends one step earlier.
     """
     obs, action, terminated, valid = batch["obs"], batch["action"], batch["terminated"], batch["valid"].copy()
     cut = terminated | batch["truncated"]
@@ -223,7 +225,7 @@ def flatten_rollout(batch: Batch, num_states: int) -> tuple[tuple[np.ndarray, ..
 
 
 def get_table_storage(algorithm: BaseAlgorithm) -> np.ndarray:
-    """The array that an algorithm learns in; ConfigError where it has none that can be shared."""
+    """Return the array that an algorithm learns in; ConfigError if it has none that can be shared."""
     storage = getattr(algorithm, "storage", algorithm.q_table)
     if not isinstance(storage, np.ndarray) or storage.dtype.kind != "f":
         raise ConfigError(
@@ -234,7 +236,7 @@ def get_table_storage(algorithm: BaseAlgorithm) -> np.ndarray:
 
 
 def set_table_storage(algorithm: BaseAlgorithm, storage: np.ndarray) -> None:
-    """Let an algorithm learn in this memory, with what is in it."""
+    """Make an algorithm learn in this memory, starting from its contents."""
     if isinstance(algorithm, TableAlgorithm):
         algorithm.adopt(storage)
     else:
@@ -280,7 +282,7 @@ class QLambdaAgent(TabularAgent):
 
 
 class ClassicAgent(TabularAgent):
-    """Any learner of `steppe.classic` by its class and the constructor's own options; it minds its rates itself."""
+    """Any algorithm of `steppe.classic`, by its class and its constructor's options; it updates its rates itself."""
 
     Config = ClassicConfig
 
@@ -296,7 +298,7 @@ class ClassicAgent(TabularAgent):
         return made
 
     def _choose(self, states: np.ndarray, masks: np.ndarray | None, *, explore: bool) -> np.ndarray:
-        """One after the other by a learner that only knows single states."""
+        """Select actions one by one if the algorithm only handles single states."""
         algorithm = self.algorithm
         if isinstance(algorithm, TableAlgorithm):
             return super()._choose(states, masks, explore=explore)
@@ -309,7 +311,7 @@ class ClassicAgent(TabularAgent):
             algorithm.epsilon = epsilon
 
     def follow(self, progress: Progress) -> None:
-        """Rates are the learner's own business: by its schedules, or by its episodes."""
+        """Let the algorithm update its own rates, by its schedules or its episodes."""
         self.algorithm.step_count = progress.env_steps
         self.algorithm.count_steps(0)
         self._epsilon[0] = self.algorithm.epsilon

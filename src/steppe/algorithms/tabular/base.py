@@ -1,5 +1,8 @@
-"""BaseAlgorithm: what every classic learner has, and the loop of one episode. The five lines of a learner of your own
-(`_initialize_q_table`, `update`, `select_action`) are all it needs; tables in compiled code are in table.py."""
+"""BaseAlgorithm: the interface of all tabular algorithms, and the training loop of one episode.
+
+A user's algorithm needs only `_initialize_q_table`, `update` and `select_action`; algorithms in compiled code are based
+on table.py.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ _EPSILON_DECAY, _EPSILON_MIN = 0.995, 0.01
 
 
 class BaseAlgorithm(ABC):
-    """A learner of action values Q(state, action) for numbered states and actions.
+    """Learns action values Q(state, action) for states and actions numbered from 0.
 
-    `learning_rate` and `epsilon` are numbers or schedules over environment steps; a number for `epsilon` is multiplied by
-    `epsilon_decay` after every episode, down to `epsilon_min`. Without a `seed` no two learners choose alike.
+    `learning_rate` and `epsilon` are numbers or schedules over environment steps; a number for `epsilon` is multiplied
+    by `epsilon_decay` after every episode, down to `epsilon_min`. Without a `seed`, random choices differ in every
+    instance.
     """
 
-    takes_masks: ClassVar[bool] = False  # whether select_action and update know about allowed actions
+    takes_masks: ClassVar[bool] = False  # whether select_action and update take a mask of allowed actions
 
     def __init__(
         self,
@@ -60,28 +64,29 @@ class BaseAlgorithm(ABC):
 
     @abstractmethod
     def _initialize_q_table(self) -> Any:
-        """A fresh table: an array [state_size, action_size] or a list of lists."""
+        """Return a new table: an array [state_size, action_size] or a list of lists."""
 
     @abstractmethod
     def update(self, state: int, action: int, reward: float, next_state: int, done: bool) -> None:
-        """Learn from one step; `done` says that nothing follows `next_state` (terminated, not truncated)."""
+        """Learn from one step; `done` means terminated, not truncated: there is no value after `next_state`."""
 
     @abstractmethod
     def select_action(self, state: int) -> int:
-        """What to do in `state`, exploring at the rate `epsilon`."""
+        """Select an action in `state`, exploring with probability `epsilon`."""
 
     def update_turn(self, state: int, action: int, reward: float, next_state: int, done: bool) -> None:
-        """Learn from one move in a game of turns, where `next_state` is the opponent's: towards r − γ max Q(s′, ·)."""
+        """Learn from a move in a turn-based game, where the opponent is next to move: towards r − γ max Q(s′, ·)."""
         following = 0.0 if done else max(float(value) for value in self.q_table[next_state])
         value = float(self.q_table[state][action])
         target = reward - self.discount_factor * following
         self.q_table[state][action] = value + self.learning_rate * (target - value)
 
     def train_episode(self, env: Any) -> float:
-        """Play one episode and learn from every step; returns the sum of rewards.
+        """Play one episode and learn from every step; return the sum of rewards.
 
-        An episode ends when the environment terminates or truncates it, or after its `max_episode_steps`, and only
-        termination means that nothing follows. With two agents in turns, rewards of the second count negative.
+        An episode ends when the environment terminates or truncates it, or after its `max_episode_steps`; only
+        termination means that no value follows. With two agents that take turns, the second agent's rewards count
+        negative.
         """
         in_turns, limit = is_turn_based(env), step_limit(env)
         learn = self.update_turn if in_turns else self.update
@@ -101,7 +106,7 @@ class BaseAlgorithm(ABC):
         return total
 
     def count_steps(self, num_steps: int) -> None:
-        """Account for environment steps; schedules follow."""
+        """Count environment steps and update scheduled rates."""
         self.step_count += num_steps
         if self.learning_rate_schedule is not None:
             self.learning_rate = self.learning_rate_schedule(self.step_count)
@@ -109,7 +114,7 @@ class BaseAlgorithm(ABC):
             self.epsilon = self.epsilon_schedule(self.step_count)
 
     def rates(self, num_rows: int, steps_per_row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Learning rate and epsilon for the next rows of `steps_per_row` steps each, for kernels that take many at once."""
+        """Return learning rates and epsilons for the next rows of `steps_per_row` steps each, for batched kernels."""
         steps = self.step_count + steps_per_row * np.arange(num_rows)
         rate, epsilon = self.learning_rate_schedule, self.epsilon_schedule
         return (
@@ -118,23 +123,23 @@ class BaseAlgorithm(ABC):
         )
 
     def end_episode(self) -> None:
-        """Account for the end of an episode, whatever the reason."""
+        """Count the end of an episode, whatever its reason."""
         self.episode_count += 1
         self._update_epsilon()
 
     def count_episodes(self, num_episodes: int) -> None:
-        """Account for episodes that ended in environments side by side: as many times less exploration."""
+        """Count episodes that ended in parallel environments; epsilon decays once for each."""
         self.episode_count += num_episodes
         if self.epsilon_schedule is None:
             fallen = self.epsilon * self.epsilon_decay**num_episodes
             self.epsilon = min(self.epsilon, max(self.epsilon_min, fallen))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything learned or under way, by name."""
+        """Return everything learned or pending, by name."""
         return {"q_table": np.asarray(self.q_table)}
 
     def settings(self) -> Tree:
-        """What the constructor needs to make this learner again, as plain data."""
+        """Return the constructor arguments that rebuild this algorithm, as plain data."""
         rate, epsilon = self.learning_rate_schedule, self.epsilon_schedule
         plain = {
             "state_size": self.state_size,
@@ -148,12 +153,12 @@ class BaseAlgorithm(ABC):
         return plain
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file with everything needed to go on exactly from here; whole or not at all."""
+        """Write a safetensors file with everything needed to continue exactly from here; the write is atomic."""
         io.save(Path(path), self)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """A learner made from a file of `save`."""
+        """Build an algorithm from a file of `save`."""
         saved = io.read(Path(path), cls.__name__)
         rates = {name: from_plain(saved.settings[name]) for name in ("learning_rate", "epsilon")}
         agent = cls(**{**saved.settings, **rates})
@@ -161,11 +166,11 @@ class BaseAlgorithm(ABC):
         return agent
 
     def restore(self, path: str | Path) -> None:
-        """Take over what `save` wrote: the table, counters, rates and chance; the file must fit this learner."""
+        """Restore what `save` wrote: table, counters, rates and random stream; the file must fit this algorithm."""
         self._take(io.read(Path(path), type(self).__name__))
 
     def _take(self, saved: io.SavedLearner) -> None:
-        """All of a file or, if it does not fit, nothing; an array stays in the memory where it is."""
+        """Restore all of a file or, if it does not fit, nothing; arrays stay where they are in memory."""
         io.require_fit(saved, self.arrays())
         self.words.restore(saved.words)
         for name, array in saved.arrays.items():
@@ -180,7 +185,7 @@ class BaseAlgorithm(ABC):
             self.arrays()[name][...] = array
 
     def _update_epsilon(self) -> None:
-        """Explore less after an episode; a rate that is below the minimum stays where it was put."""
+        """Decay epsilon after an episode; an epsilon below the minimum stays as it was set."""
         if self.epsilon_schedule is None:
             self.epsilon = min(self.epsilon, max(self.epsilon_min, self.epsilon * self.epsilon_decay))
 
@@ -189,7 +194,7 @@ class BaseAlgorithm(ABC):
 
 
 def is_turn_based(env: Any) -> bool:
-    """Whether two agents move in turns in this environment."""
+    """Whether two agents take turns in this environment."""
     num_agents = find_wrapped_attribute(env, "num_agents", 1)
     if num_agents not in (1, 2):
         raise WorldError(f"num_agents={num_agents}: classic learners know one agent, or two that take turns")
@@ -197,13 +202,16 @@ def is_turn_based(env: Any) -> bool:
 
 
 def step_limit(env: Any) -> float:
-    """After how many steps an episode is cut; environments with a time limit of their own say nothing here."""
+    """Return the number of steps after which an episode is truncated; inf if the environment does not declare it.
+
+    Environments with their own time limit need not declare it.
+    """
     limit = find_wrapped_attribute(env, "max_episode_steps", None)
     return math.inf if limit is None else float(limit)
 
 
 def find_wrapped_attribute(env: Any, name: str, default: Any) -> Any:
-    """An attribute of an environment or of what it wraps."""
+    """Return an attribute of an environment or of one that it wraps."""
     while True:
         if hasattr(env, name):
             return getattr(env, name)
@@ -213,7 +221,7 @@ def find_wrapped_attribute(env: Any, name: str, default: Any) -> Any:
 
 
 def require_index(value: Any, name: str, size: int) -> int:
-    """A state or action as a plain int, if it is one of the table's."""
+    """Return a state or action as a plain int; ConfigError unless it is an index of the table."""
     try:
         place = index(value)
     except TypeError:
@@ -227,7 +235,7 @@ def require_index(value: Any, name: str, size: int) -> int:
 
 
 def require_finite_reward(reward: Any) -> float:
-    """A reward as a plain float, if it is a finite one."""
+    """Return a reward as a plain float; ConfigError or NotFinite unless it is a finite number."""
     try:
         value = float(reward)
     except (TypeError, ValueError, OverflowError):
@@ -238,7 +246,7 @@ def require_finite_reward(reward: Any) -> float:
 
 
 def require_action_mask(mask: Any, size: int, where: str) -> np.ndarray:
-    """A mask as booleans, if it fits the actions and allows one of them."""
+    """Return a mask as booleans; ConfigError unless it fits the actions and allows at least one."""
     flags = as_bools(mask, f"the action mask of {where}")
     if flags.shape != (size,):
         raise ConfigError(f"the action mask of {where} has shape {flags.shape}, but there are {size} actions")
@@ -248,7 +256,7 @@ def require_action_mask(mask: Any, size: int, where: str) -> np.ndarray:
 
 
 def as_bools(values: Any, name: str) -> np.ndarray:
-    """Truth values as kernels take them."""
+    """Return values as a contiguous bool array; ConfigError if they cannot be converted."""
     try:
         return np.ascontiguousarray(values, np.bool_)
     except (TypeError, ValueError) as error:
@@ -256,7 +264,7 @@ def as_bools(values: Any, name: str) -> np.ndarray:
 
 
 def as_bool(value: Any, name: str) -> bool:
-    """One truth value as a plain one."""
+    """Return a value as a plain bool; ConfigError if it cannot be converted."""
     try:
         return bool(value)
     except (TypeError, ValueError) as error:

@@ -1,11 +1,14 @@
-"""Compiled choices and one-step updates over a table `q[state, action]`. A batch is its rows one by one, in order; a single
-step with the choice that follows it is in step_kernels.py.
+"""Compiled action selection and one-step updates on a table `q[state, action]`.
 
-Shared by all: numbers are float64 between reading a float32 entry and rounding the result into it, so that the same rows
-give the same bits in any grouping; no fastmath. `masks` [B, A] says which actions the state allows, and has no rows where
-all are allowed. A negative discount is a game of turns: the next state is the opponent's (negamax). Rows are checked before
-the first one is learned, and a kernel returns the first bad row's number, or −1. What is known to be no less than 0 is made
-uint64 before it is an index: numba then leaves out the code for counting from the end, a quarter of the time.
+A batch gives the same result as its rows one by one, in order; a single step with the selection of the next action is
+in step_kernels.py.
+
+All kernels compute in float64 between reading a float32 entry and rounding the result into it, so that the same rows
+give the same bits in any grouping; no fastmath. `masks` [B, A] says which actions the state allows, and has no rows if
+all are allowed. A negative discount means a turn-based game: the opponent moves in the next state (negamax). Rows are
+checked before the first one is learned, and a kernel returns the index of the first invalid row, or −1. Values that
+cannot be negative are cast to uint64 before they are used as an index: numba then omits the code for negative indices,
+which saves a quarter of the time.
 """
 
 from __future__ import annotations
@@ -20,21 +23,21 @@ from steppe.core.array_checks import as_column
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.play import NumbaInt, random_below
 
-VALID, LENGTHS_DIFFER = -1, -2  # no bad row; columns of several lengths
-NO_MASKS = np.empty((0, 0), np.bool_)  # the masks of states that allow everything
+VALID, LENGTHS_DIFFER = -1, -2  # no invalid row; columns of different lengths
+NO_MASKS = np.empty((0, 0), np.bool_)  # the masks of states that allow all actions
 _UNIT = 2.0**-32
 _LOWER = np.uint64(0xFFFFFFFF)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def should_explore(word: NumbaInt, epsilon: float) -> Any:
-    """Whether the lower half of a word falls below `epsilon`; the upper half is left for the choice."""
+    """Whether the lower half of a word falls below `epsilon`; the upper half is left for the choice of the action."""
     return np.int64(np.uint64(word) & _LOWER) * _UNIT < epsilon
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def best_action(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt) -> NumbaInt:
-    """The first of the best allowed actions; −1 where none is allowed."""
+    """Return the first of the best allowed actions; −1 if none is allowed."""
     state = np.uint64(state)
     best, action = q[state, 0], 0
     if len(masks) == 0:
@@ -55,7 +58,7 @@ def best_action(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def best_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt) -> float:
-    """The largest allowed value, of which there is one."""
+    """Return the largest allowed value; at least one action must be allowed."""
     if len(masks) > 0:
         return np.float64(q[np.uint64(state), best_action(q, state, masks, row)])
     state = np.uint64(state)
@@ -68,7 +71,7 @@ def best_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt)
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def mean_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt) -> float:
-    """The mean of the allowed values."""
+    """Return the mean of the allowed values."""
     state, total, count = np.uint64(state), 0.0, 0
     for action in range(q.shape[1]):
         if len(masks) == 0 or masks[row, action]:
@@ -79,7 +82,7 @@ def mean_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt)
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def random_action(num_actions: NumbaInt, masks: np.ndarray, row: NumbaInt, word: NumbaInt) -> NumbaInt:
-    """An allowed action, each with the same chance; −1 where none is allowed."""
+    """Return a uniformly random allowed action; −1 if none is allowed."""
     if len(masks) == 0:
         return random_below(word, num_actions)
     count = np.int64(0)
@@ -98,7 +101,7 @@ def random_action(num_actions: NumbaInt, masks: np.ndarray, row: NumbaInt, word:
 def epsilon_greedy_action(
     q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt, epsilon: float, word: NumbaInt
 ) -> NumbaInt:
-    """An ε-greedy action; −1 where none is allowed."""
+    """Return an ε-greedy action; −1 if none is allowed."""
     if should_explore(word, epsilon):
         return random_action(q.shape[1], masks, row, word)
     return best_action(q, state, masks, row)
@@ -106,7 +109,7 @@ def epsilon_greedy_action(
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def move_towards(q: np.ndarray, state: NumbaInt, action: NumbaInt, target: float, rate: float) -> None:
-    """Move an entry towards a target."""
+    """Move an entry towards a target by the learning rate."""
     state, action = np.uint64(state), np.uint64(action)
     value = np.float64(q[state, action])
     q[state, action] = value + rate * (target - value)
@@ -114,7 +117,7 @@ def move_towards(q: np.ndarray, state: NumbaInt, action: NumbaInt, target: float
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def expected_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: NumbaInt, epsilon: float) -> float:
-    """What an ε-greedy choice is worth on the average."""
+    """Return the expected value of an ε-greedy action."""
     return (1.0 - epsilon) * best_value(q, state, masks, row) + epsilon * mean_value(q, state, masks, row)
 
 
@@ -122,7 +125,7 @@ def expected_value(q: np.ndarray, state: NumbaInt, masks: np.ndarray, row: Numba
 def select_actions(
     q: np.ndarray, states: np.ndarray, masks: np.ndarray, epsilon: float, words: np.ndarray, actions: np.ndarray
 ) -> int:
-    """Write an ε-greedy action for each state; returns the first row with a bad state or nothing allowed, or −1."""
+    """Write an ε-greedy action for each state; return the first row with a bad state or no allowed action, or −1."""
     for i in range(len(states)):
         if not 0 <= states[i] < q.shape[0]:
             return i
@@ -137,7 +140,7 @@ def select_actions(
 def is_invalid_row(
     q: np.ndarray, state: NumbaInt, action: NumbaInt, reward: NumbaInt, next_state: NumbaInt
 ) -> NumbaInt:
-    """1 for a number outside the table or a reward that is not finite, else 0; no branches, so that rows go in parallel."""
+    """Return 1 for an index outside the table or a non-finite reward, else 0; no branches, so rows run in parallel."""
     num_states, num_actions = np.uint64(q.shape[0]), np.uint64(q.shape[1])
     outside = np.int64(np.uint64(state) >= num_states) | np.int64(np.uint64(next_state) >= num_states)
     return outside | np.int64(np.uint64(action) >= num_actions) | np.int64(reward - reward != 0.0)
@@ -153,7 +156,7 @@ def first_invalid_row(
     dones: np.ndarray,
     masks: np.ndarray,
 ) -> int:
-    """The first row that no table can learn from, −1 if there is none, UNEVEN if columns differ in length."""
+    """Return the first invalid row, −1 if there is none, or LENGTHS_DIFFER if columns differ in length."""
     count, bad = len(states), np.int64(0)
     if not len(actions) == len(rewards) == len(next_states) == len(dones) == count:
         return LENGTHS_DIFFER
@@ -260,8 +263,10 @@ def learn_double(
     discount: float,
     words: np.ndarray,
 ) -> int:
-    """Double Q-learning over two tables `pair` [2, S, A]: a coin says which one learns; it chooses the next action and the
-    other one judges it (van Hasselt 2010)."""
+    """Double Q-learning over two tables `pair` [2, S, A] (van Hasselt 2010).
+
+    A random bit selects the table that learns; that table chooses the next action, and the other one evaluates it.
+    """
     wrong = first_invalid_row(pair[0], states, actions, rewards, next_states, dones, masks)
     if wrong != VALID:
         return wrong
@@ -285,7 +290,7 @@ def vectorized_q_update(
     learning_rate: float,
     discount_factor: float,
 ) -> None:
-    """Q-learning over a batch, row by row, in place; also to be called from compiled code of your own."""
+    """Update a Q-table in place by Q-learning over a batch, row by row; users' compiled code may call it too."""
     floats = isinstance(q_table, np.ndarray) and q_table.dtype in (np.float32, np.float64)
     if not floats or q_table.ndim != 2 or not q_table.flags.behaved:
         raise ConfigError("q_table must be an array [states, actions] of float32 or float64 that can be written to")
@@ -330,7 +335,7 @@ def _overload_q_update(
     learning_rate: Any,
     discount_factor: Any,
 ) -> Any:
-    """For compiled callers: numba knows the types, so that only values are left to check."""
+    """Overload for compiled callers: numba knows the types, so only values are left to check."""
     for name, column in (("states", states), ("actions", actions), ("next_states", next_states)):
         if not isinstance(getattr(column, "dtype", None), numba.types.Integer):
             raise numba.TypingError(f"{name} must be an array of whole numbers")

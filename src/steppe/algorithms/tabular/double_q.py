@@ -1,4 +1,4 @@
-"""Double Q-learning: two tables that check each other, so that chance is not taken for value."""
+"""Double Q-learning: two tables that evaluate each other's choices, which avoids maximization bias."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.algorithms.tabular.table import OneStepAlgorithm, TransitionColumns,
 
 
 class DoubleQLearning(OneStepAlgorithm):
-    """Learns in `storage` [2, S, A], one table per step by the toss of a coin, and acts by their mean, `q_table`."""
+    """Learns in `storage` [2, S, A], one randomly chosen table per step, and acts by the mean of both, `q_table`."""
 
     num_tables = 2
     _choose = staticmethod(step_kernels.select_action_double)
@@ -18,7 +18,7 @@ class DoubleQLearning(OneStepAlgorithm):
 
     @property
     def q_table(self) -> np.ndarray:
-        """The mean of both tables, in memory of its own. Assigning [2, S, A] adopts it; [S, A] is copied into both."""
+        """The mean of both tables, as a new array. Assigning [2, S, A] adopts it; [S, A] is copied into both."""
         mean: np.ndarray = (self.storage[0] + self.storage[1]) * np.float32(0.5)
         return mean
 
@@ -32,7 +32,7 @@ class DoubleQLearning(OneStepAlgorithm):
     def select_actions(
         self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
     ) -> np.ndarray:
-        """An action for each state, as `select_action` would choose them one after the other."""
+        """Return an action for each state, as `select_action` would choose them one after another."""
         states = as_int64(states, "states")
         for row in np.flatnonzero((states < 0) | (states >= self.state_size)):
             require_index(states[row], f"row {row}: state", self.state_size)

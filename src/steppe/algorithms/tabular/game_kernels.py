@@ -1,10 +1,11 @@
-"""Compiled training in the games of core/games.py: the game, the ε-greedy choice and the update in one pass, many games at
-once, each game's step learned before the next game's begins.
+"""Compiled training in the games of core/games.py: game step, ε-greedy choice and update in one pass over many games.
 
-One 64-bit word of chance per game and step: the choice is made with it, the reply with the word mixed from it, a new game
-begins with the word after that. Nothing in here branches on what chance decides, since no processor can predict it: rows
-of the table are read whole and masked afterwards, and of a move at random and the best, a reply and none, what follows and
-a new game, always both are worked out and one is taken.
+Each game's step is learned before the next game's begins. Every game uses one 64-bit random word per step: the word
+itself selects the move, a word mixed from it the reply, and the word mixed from that one the start of a new game.
+
+Nothing here branches on random outcomes, which no processor can predict: table rows are read whole and masked
+afterwards, and both alternatives (random or best move, reply or none, next state or new game) are always computed and
+one is selected.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NEG_INF = np.float32(-np.inf)
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def best_move(q: np.ndarray, state: NumbaInt, moves: NumbaInt) -> NumbaInt:
-    """The first of the best moves among the set bits, of which there is one."""
+    """Return the first of the best moves among the set bits, of which there must be one."""
     best, action = NEG_INF, -1
     for candidate in range(q.shape[1]):
         value = q[np.uint64(state), candidate]
@@ -33,7 +34,7 @@ def best_move(q: np.ndarray, state: NumbaInt, moves: NumbaInt) -> NumbaInt:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def best_move_value(q: np.ndarray, state: NumbaInt, moves: NumbaInt) -> float:
-    """The largest value among the set bits."""
+    """Return the largest value among the set bits."""
     best = NEG_INF
     for candidate in range(q.shape[1]):
         value = q[np.uint64(state), candidate]
@@ -46,7 +47,7 @@ def best_move_value(q: np.ndarray, state: NumbaInt, moves: NumbaInt) -> float:
 def epsilon_greedy_move(
     q: np.ndarray, rules: GameTables, state: NumbaInt, moves: NumbaInt, epsilon: float, word: NumbaInt
 ) -> NumbaInt:
-    """An ε-greedy move."""
+    """Return an ε-greedy move."""
     wander, best = random_move(rules, moves, word), best_move(q, state, moves)
     return wander if should_explore(word, epsilon) else best
 
@@ -64,9 +65,9 @@ def train_against(
     discount: float,
     tally: np.ndarray,
 ) -> None:
-    """`len(words)` steps of every game against an opponent that belongs to the world: a step is a move and its reply.
+    """Train `len(words)` steps of every game against an opponent in the environment: a step is a move and its reply.
 
-    Ends are counted in `tally`: won, drawn, lost.
+    Results of finished games are added to `tally`: won, drawn, lost.
     """
     placed, won, drawn, lost = rules.placed, np.int64(0), np.int64(0), np.int64(0)
     for t in range(len(words)):
@@ -108,9 +109,9 @@ def train_self_play(
     discount: float,
     tally: np.ndarray,
 ) -> None:
-    """The same with both seats played from one table: a step is one move, and what follows is worth −γ max to the mover.
+    """Train in self-play from one table: a step is one move, and the next state is worth −γ max to the mover.
 
-    Ends are counted as the first player's.
+    Results are counted from the first player's side.
     """
     won, drawn, lost = np.int64(0), np.int64(0), np.int64(0)
     for t in range(len(words)):
@@ -126,7 +127,7 @@ def train_self_play(
             wins, draws, loses = np.int64(outcome == 1), np.int64(outcome == DRAW), np.int64(outcome == 2)
             won, drawn, lost = won + wins, drawn + draws, lost + loses
             worth = -discount * best_move_value(q, after, moves)
-            target = worth if moves != 0 else np.float64(wins + loses)  # nobody loses by a move of their own
+            target = worth if moves != 0 else np.float64(wins + loses)  # a move never loses the game for its mover
             fresh = random_start(starts, splitmix64(word))
             states[b] = after if moves != 0 else fresh
             move_towards(q, state, action, target, rate)
@@ -137,7 +138,7 @@ def train_self_play(
 
 @numba.njit(cache=True, nogil=True)
 def start_games(starts: StartDistribution, words: np.ndarray) -> np.ndarray:
-    """The first states of as many games as there are words."""
+    """Return the start states of as many games as there are words."""
     states = np.empty(len(words), np.int64)
     for b in range(len(words)):
         states[b] = random_start(starts, words[b])

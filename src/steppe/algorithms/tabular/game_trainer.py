@@ -1,4 +1,4 @@
-"""GameTrainer: a Q-learner and many copies of a game of turns, trained by one compiled call per block of steps."""
+"""GameTrainer: a Q-learner and many copies of a turn-based game, trained by one compiled call per block of steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from steppe.core.games import TurnGame, player_moves
 
 @dataclass(frozen=True)
 class GameTally:
-    """What a stretch of training was: steps of all games together, and how the finished ones ended for the learner.
+    """Steps of all games together, and the results of finished games from the learner's side.
 
-    In self-play, as they ended for the player who moved first.
+    In self-play, results are from the side of the player who moved first.
     """
 
     num_steps: int
@@ -29,16 +29,16 @@ class GameTally:
 
     @property
     def num_games(self) -> int:
-        """How many games ended."""
+        """Number of finished games."""
         return self.won + self.drawn + self.lost
 
 
 class GameTrainer:
-    """Trains `agent` in `num_games` games at once, against an opponent or, with "self", in both seats.
+    """Trains `agent` in `num_games` parallel games, against an opponent or, with "self", on both sides.
 
-    `opponent` is "random", "perfect", "self" or an agent with a q_table, which plays its best moves as of now. Games begin
-    after 0 to `opening_moves` moves at random. Unless given, that is 0; but a perfect opponent never shows what follows a
-    mistake, so against it every position must come up by chance: there it is all moves but one.
+    `opponent` is "random", "perfect", "self" or an agent with a q_table, which plays its current best moves. Games
+    begin after 0 to `opening_moves` random moves, default 0. A perfect opponent never shows what follows a mistake, so
+    against it every position must come up at random: there the default is all moves but one.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class GameTrainer:
     def run(self, num_steps: int, most_games: int | None = None) -> GameTally:
         """Train for `num_steps` steps over all games, rounded up to whole steps of every game.
 
-        No more than `most_games` end: when fewer are left than are under way, only so many go on.
+        At most `most_games` games end: when fewer than `num_games` are left, only that many continue.
         """
         waiting, tally = -(-num_steps // self.num_games), np.zeros(3, np.int64)
         taken, playing_games = 0, self.num_games
@@ -88,18 +88,18 @@ class GameTrainer:
                 playing_games = min(self.num_games, left)
                 if playing_games == 0:
                     break
-                block = min(block, left // playing_games)  # a step ends a game at most
+                block = min(block, left // playing_games)  # a step ends at most one game
             self._block(block, playing_games, tally)
             taken += block * playing_games
             waiting -= block
         return GameTally(taken, *(int(count) for count in tally))
 
     def state(self) -> Tree:
-        """Where the games and their chance are, in memory of its own; the learner saves itself."""
+        """Return the games' states and the random stream, as copies; the learner is saved separately."""
         return {"states": self.states.copy(), "words": self.words.state()}
 
     def restore(self, state: Tree) -> None:
-        """Go where a trainer of as many games was."""
+        """Restore the state of a trainer with the same number of games."""
         states = np.asarray(state["states"])
         if states.shape != self.states.shape or not (self.game.legal[states] > 0).all():
             raise ConfigError(f"these are not the states of {self.num_games} games of {self.game.name} under way")
@@ -107,7 +107,7 @@ class GameTrainer:
         self.states[...] = states
 
     def _block(self, steps: int, num_games: int, tally: np.ndarray) -> None:
-        """Play so many steps of the first `num_games` games."""
+        """Play this many steps of the first `num_games` games."""
         agent, ended = self.agent, int(tally.sum())
         words = self.words.take(steps * num_games).reshape(steps, num_games)
         q, rules, gamma = agent.storage, self.game.rules, agent.discount_factor

@@ -1,4 +1,4 @@
-"""Learners on disk: one safetensors file that any tool can read, with settings, counters and a hash in its metadata."""
+"""Saved tabular algorithms: one safetensors file, with settings, counters and a hash in its metadata."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, Overflow
 
 @dataclass(frozen=True)
 class SavedLearner:
-    """A file that was read and found whole."""
+    """The contents of a file that was read and verified."""
 
     path: Path
     settings: dict[str, Any]
@@ -32,7 +32,7 @@ class SavedLearner:
 
 
 def save(path: Path, agent: BaseAlgorithm) -> None:
-    """Write `agent` to a file, durably, in place of what was there."""
+    """Write `agent` to a file, durably and atomically, replacing what was there."""
     from safetensors.numpy import save as encode
 
     words = agent.words.state()
@@ -54,7 +54,7 @@ def save(path: Path, agent: BaseAlgorithm) -> None:
 
 
 def read(path: Path, kind: str) -> SavedLearner:
-    """A file of `save`, checked; `kind` is the class that it must be of."""
+    """Read and verify a file of `save`; ConfigError unless it was saved by the class named `kind`."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -84,7 +84,7 @@ def read(path: Path, kind: str) -> SavedLearner:
 
 
 def require_fit(saved: SavedLearner, mine: dict[str, np.ndarray]) -> None:
-    """Raise unless the file's arrays have the names, shapes and dtypes of these."""
+    """Raise ConfigError unless the file's arrays have the names, shapes and dtypes of `mine`."""
     differences = [
         f"{name} is {_describe_array(saved.arrays.get(name))} in the file, {_describe_array(mine.get(name))} here"
         for name in sorted(mine.keys() | saved.arrays.keys())

@@ -1,4 +1,4 @@
-"""Room for tables: how much there is, before any is taken; and arrays that are used again instead of made anew."""
+"""Memory for tables: a check of what is available before allocating, and a pool that reuses arrays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def free_memory_bytes() -> int | None:
-    """What this process may still take without swapping, by the machine and its container; None where nobody knows."""
+    """Return the bytes that this process may still use without swapping, by machine and container; None if unknown."""
     found = [free for free in (_machine_bytes(), _container_bytes()) if free is not None]
     return min(found, default=None)
 
 
 def require_memory(num_states: int, num_actions: int, entry_bytes: int, num_tables: int = 1) -> None:
-    """Raise, naming the size, unless tables of these dimensions fit into memory."""
+    """Raise ConfigError, naming the size, unless tables of these dimensions fit into memory."""
     needed = num_states * num_actions * entry_bytes * num_tables
     free = free_memory_bytes()
     if needed >= 1 << 62 or (free is not None and needed > free):
@@ -36,7 +36,7 @@ def require_memory(num_states: int, num_actions: int, entry_bytes: int, num_tabl
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A size as people say it."""
+    """Format a size with a binary unit."""
     size, unit = float(num_bytes), 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -59,7 +59,7 @@ def _container_bytes() -> int | None:
 
 
 class MemoryPool:
-    """Hands out arrays and takes them back; once it knows the shapes, it makes no more."""
+    """Lends arrays and takes them back; it allocates only when no released array has the requested shape and dtype."""
 
     def __init__(self) -> None:
         self.num_made = 0  # arrays allocated so far
@@ -67,7 +67,7 @@ class MemoryPool:
         self._lent: dict[int, np.ndarray] = {}
 
     def acquire(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """An array with any content, yours until `release`."""
+        """Return an uninitialized array, reserved until `release`."""
         key = ((shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype).str)
         waiting = self._free.get(key)
         if waiting:
@@ -79,14 +79,14 @@ class MemoryPool:
         return array
 
     def release(self, array: np.ndarray) -> None:
-        """Give an array back; it must be one of `acquire`, and not used any more."""
+        """Return an array to the pool; it must come from `acquire`, and must not be used afterwards."""
         if self._lent.pop(id(array), None) is None:
             raise ConfigError("this array is not on loan from the pool: release what acquire returned, once")
         self._free.setdefault((array.shape, array.dtype.str), []).append(array)
 
     @contextlib.contextmanager
     def borrow(self, *arrays: tuple[int | tuple[int, ...], Any]) -> Iterator[list[np.ndarray]]:
-        """Arrays of these (shape, dtype) for the length of a `with` block."""
+        """Lend arrays of these (shape, dtype) for the duration of a `with` block."""
         taken = [self.acquire(shape, dtype) for shape, dtype in arrays]
         try:
             yield taken
@@ -95,5 +95,5 @@ class MemoryPool:
                 self.release(array)
 
     def clear(self) -> None:
-        """Let go of every array that is not on loan."""
+        """Free every array that is not lent."""
         self._free.clear()

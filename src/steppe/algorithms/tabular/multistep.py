@@ -1,4 +1,4 @@
-"""Learners that reach back over several steps of a trajectory: n-step Q-learning and Watkins's Q(λ)."""
+"""Multi-step algorithms: n-step Q-learning and Watkins's Q(λ)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAX_STREAMS = 1 << 20
 
 
 class MultiStepAlgorithm(TableAlgorithm):
-    """What both share: steps wait in rings, one ring for each trajectory that is followed at the same time.
+    """Base of both: pending steps are kept in ring buffers, one for each trajectory that is followed at the same time.
 
-    Rows of a batch are successive steps of one trajectory unless `streams` numbers the one that each continues (for B
-    environments side by side, `np.arange(B)` at every step).
+    Rows of a batch are successive steps of one trajectory, unless `streams` gives the trajectory that each row
+    continues (for B parallel environments, `np.arange(B)` at every step).
     """
 
     ring_steps: int
@@ -54,7 +54,7 @@ class MultiStepAlgorithm(TableAlgorithm):
         truncated: np.ndarray | None = None,
         streams: np.ndarray | None = None,
     ) -> None:
-        """Learn from arrays (see TableAlgorithm.learn); `truncated` is where a trajectory was cut but would go on."""
+        """Learn from arrays (see TableAlgorithm.learn); `truncated` marks where a trajectory was cut short."""
         columns = self._columns(states, actions, rewards, next_states, dones)
         count = len(columns[0])
         cuts = np.zeros(count, np.bool_) if truncated is None else as_bools(truncated, "truncated")
@@ -68,12 +68,12 @@ class MultiStepAlgorithm(TableAlgorithm):
             raise self._invalid_row_error(columns, masks, wrong)
 
     def end_episode(self) -> None:
-        """Account for the end of an episode; trajectory 0 ends here if it was cut without anybody saying so."""
+        """Count the end of an episode; end trajectory 0 here if it was truncated without notice."""
         self._truncate_trajectory()
         super().end_episode()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The table and the steps that wait."""
+        """Return the table and the pending steps."""
         return {**super().arrays(), **{f"ring_{name}": array for name, array in self._rings._asdict().items()}}
 
     def _take(self, saved: io.SavedLearner) -> None:
@@ -85,7 +85,7 @@ class MultiStepAlgorithm(TableAlgorithm):
         super()._take(saved)
 
     def _require_sound(self, saved: io.SavedLearner) -> None:
-        """Raise DamagedFile for rings whose numbers compiled code could not use as indices."""
+        """Raise DamagedFile for rings whose numbers are not valid indices for compiled code."""
         size = self.ring_steps
         below = {"heads": size, "counts": size + 1, "states": self.state_size, "actions": self.action_size}
         for name, most in {**below, "ahead": self.state_size}.items():
@@ -97,14 +97,14 @@ class MultiStepAlgorithm(TableAlgorithm):
     def _learn_streams(
         self, columns: TransitionColumns, cuts: np.ndarray, streams: np.ndarray, masks: np.ndarray, discount: float
     ) -> int:
-        """Learn from columns; the first bad row, or what `first_bad` says."""
+        """Learn from columns; return the first invalid row, or another result of `first_invalid_row`."""
 
     @abstractmethod
     def _truncate_trajectory(self) -> None:
         """End trajectory 0 as truncated."""
 
     def _follow(self, streams: np.ndarray) -> None:
-        """Have a ring for each of these trajectories."""
+        """Make sure that there is a ring for each of these trajectories."""
         if not len(streams):
             return
         if streams.min() < 0:
@@ -124,7 +124,8 @@ class MultiStepAlgorithm(TableAlgorithm):
 class NStepQLearning(MultiStepAlgorithm):
     """Learns towards the sum of `n_step` rewards and the best value after them.
 
-    The rewards in between are those of the exploring policy, uncorrected: with n > 1 let `epsilon` fall towards 0.
+    The rewards in between come from the exploring policy, without off-policy correction: with n > 1 let `epsilon` fall
+    towards 0.
     """
 
     _learn_and_choose = staticmethod(step_kernels.step_n_step)
@@ -136,7 +137,7 @@ class NStepQLearning(MultiStepAlgorithm):
         super().__init__(state_size, action_size, n_step, **options)
 
     def settings(self) -> Tree:
-        """What the constructor needs."""
+        """Return the constructor arguments."""
         return {**super().settings(), "n_step": self.n_step}
 
     def _learn_streams(
@@ -153,9 +154,9 @@ class NStepQLearning(MultiStepAlgorithm):
 
 
 class QLambda(MultiStepAlgorithm):
-    """Watkins's Q(λ): each error also moves the steps that led to it, less by γλ for each step back.
+    """Watkins's Q(λ): each TD error also updates the steps that led to it, weighted by γλ for each step back.
 
-    A trace ends at an exploring action, after 1,000 steps, or when it weighs less than 1e-4.
+    A trace ends at an exploring action, after 1,000 steps, or when its weight is below 1e-4.
     """
 
     _learn_and_choose = staticmethod(step_kernels.step_lambda)
@@ -166,7 +167,7 @@ class QLambda(MultiStepAlgorithm):
         super().__init__(state_size, action_size, _trace_steps(discount * self.trace_decay), **options)
 
     def settings(self) -> Tree:
-        """What the constructor needs."""
+        """Return the constructor arguments."""
         return {**super().settings(), "trace_decay": self.trace_decay}
 
     def _learn_streams(

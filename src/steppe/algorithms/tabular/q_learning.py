@@ -1,4 +1,4 @@
-"""Q-learning four ways, the same values each time: compiled, in NumPy, in lists, and without making arrays."""
+"""Q-learning in four implementations with the same values: compiled, NumPy, Python lists, and allocation-free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOWER, _UNIT = 0xFFFFFFFF, 2.0**-32
 
 
 class OptimalQLearning(OneStepAlgorithm):
-    """Q-learning in compiled code: a batch in one call, an episode with one call per step."""
+    """Compiled Q-learning: one call per batch, and one call per step of an episode."""
 
     _learn_and_choose = staticmethod(step_kernels.step_q)
 
@@ -41,18 +41,18 @@ class OptimalQLearning(OneStepAlgorithm):
 
 
 class NumpyQLearning(OptimalQLearning):
-    """Q-learning whose single updates are plain NumPy, and whose batches are compiled; equal to the last bit."""
+    """Q-learning whose single updates are plain NumPy and whose batches are compiled; equal to the last bit."""
 
     def update(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
-        """Learn from one step; `next_mask` says what is allowed in `next_state`."""
+        """Learn from one step; `next_mask` says which actions are allowed in `next_state`."""
         self._update_entry(state, action, reward, next_state, done, next_mask, self.discount_factor)
 
     def update_turn(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
-        """Learn from one move in a game of turns, where `next_state` is the opponent's."""
+        """Learn from one move in a turn-based game, where the opponent moves in `next_state`."""
         self._update_entry(state, action, reward, next_state, done, next_mask, -self.discount_factor)
 
     def _update_entry(
@@ -76,7 +76,7 @@ class NumpyQLearning(OptimalQLearning):
 
 
 class MemoryOptimizedQLearning(OptimalQLearning):
-    """Q-learning that borrows every array it needs from a pool, so that after the first batch of a size none is made."""
+    """Q-learning that takes all arrays from a pool: after the first batch of a size it allocates none."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -96,7 +96,7 @@ class MemoryOptimizedQLearning(OptimalQLearning):
 
 
 class ListQLearning(BaseAlgorithm):
-    """Q-learning over Python lists in double precision: nothing to compile, nothing to share between processes."""
+    """Q-learning over Python lists in double precision: nothing to compile; processes cannot share the table."""
 
     takes_masks = True
 
@@ -107,17 +107,17 @@ class ListQLearning(BaseAlgorithm):
     def update(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
-        """Learn from one step; `next_mask` says what is allowed in `next_state`."""
+        """Learn from one step; `next_mask` says which actions are allowed in `next_state`."""
         self._update(state, action, reward, next_state, done, next_mask, self.discount_factor)
 
     def update_turn(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
-        """Learn from one move in a game of turns, where `next_state` is the opponent's."""
+        """Learn from one move in a turn-based game, where the opponent moves in `next_state`."""
         self._update(state, action, reward, next_state, done, next_mask, -self.discount_factor)
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
-        """The best allowed action, the first of equals; or, at the rate `epsilon`, any allowed one."""
+        """Return the best allowed action, the first of equals, or with probability `epsilon` a random allowed one."""
         values = self.q_table[require_index(state, "state", self.state_size)]
         choices = self._choices(action_mask, state)
         if not deterministic and self.epsilon > 0.0:

@@ -1,4 +1,4 @@
-"""One stream of 64-bit words behind every choice of a learner, the same whether taken one by one or in batches."""
+"""A stream of 64-bit random words for all choices of an algorithm, the same whether taken singly or in batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST = 2**64 - 1
 
 
 class WordStream:
-    """PCG64's words in order. `block[cursor[0]:]` are the next ones; compiled code takes them there itself."""
+    """PCG64's words in order. `block[cursor[0]:]` are the next ones; compiled code consumes them from there."""
 
     def __init__(self, seed: int | np.random.SeedSequence | None) -> None:
         self._stream = np.random.Generator(np.random.PCG64(seed))
@@ -20,11 +20,11 @@ class WordStream:
         self.cursor = np.zeros(1, np.int64)
 
     def refill(self) -> None:
-        """Make a new block, when the old one has too few left; what is left comes first."""
+        """Start a new block when the old one has too few words left; the remaining words come first."""
         self.block, self.cursor[0] = self.take(_BLOCK), 0
 
     def take_one(self) -> int:
-        """The next word."""
+        """Return the next word."""
         place = self.cursor[0]
         if place >= len(self.block):
             self.refill()
@@ -33,7 +33,7 @@ class WordStream:
         return int(self.block[place])
 
     def take(self, count: int) -> np.ndarray:
-        """The next `count` words; read them before the next call."""
+        """Return the next `count` words; read them before the next call."""
         begin = int(self.cursor[0])
         rest = self.block[begin : begin + count]
         self.cursor[0] = begin + len(rest)
@@ -43,14 +43,14 @@ class WordStream:
         return np.concatenate([rest, fresh]) if len(rest) else fresh
 
     def state(self) -> Tree:
-        """Where the stream is, as plain data."""
+        """Return the position of the stream, as plain data."""
         told = self._stream.bit_generator.state
         numbers = {name: str(value) for name, value in told["state"].items()}  # 128 bits: too wide for msgpack
         left = [int(word) for word in self.block[int(self.cursor[0]) :]]
         return {"pcg64": numbers, "half": [told["has_uint32"], told["uinteger"]], "left": np.array(left, np.uint64)}
 
     def restore(self, state: Tree) -> None:
-        """Go where a stream was when it gave `state`."""
+        """Restore the position that `state` returned."""
         try:
             numbers = {name: int(state["pcg64"][name]) for name in ("state", "inc")}
             has, half = (int(value) for value in state["half"])

@@ -1,4 +1,4 @@
-"""SARSA, which learns the value of what it does, exploration included; and its expectation over the next action."""
+"""SARSA, which learns the value of the policy it follows, exploration included; and Expected SARSA."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from steppe.core.contracts.errors import ConfigError
 class SARSA(TableAlgorithm):
     """Learns towards r + γ Q(s′, a′), where a′ is the action taken next.
 
-    `update` without a `next_action` decides on it itself, and the next `select_action` in that state keeps to it.
+    `update` without a `next_action` selects it, and the next `select_action` in that state returns it.
     """
 
     _learn_and_choose = staticmethod(step_kernels.step_sarsa)
-    _planned: tuple[int, int] | None = None  # the state after the last update, and what to do there
+    _planned: tuple[int, int] | None = None  # the state after the last update, and the action selected there
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
-        """What the last `update` decided for this state; otherwise an ε-greedy action."""
+        """Return the action that the last `update` selected for this state; otherwise an ε-greedy action."""
         planned, self._planned = self._planned, None
         if planned is not None and planned[0] == state and not deterministic:
             return planned[1]
@@ -59,7 +59,7 @@ class SARSA(TableAlgorithm):
         next_mask: Any = None,
         next_action: int | None = None,
     ) -> None:
-        """The same in a game of turns: towards r − γ Q(s′, a′), where a′ is the opponent's move."""
+        """Learn from one move in a turn-based game: towards r − γ Q(s′, a′), where a′ is the opponent's move."""
         self._update_towards((state, action, reward, next_state, done), next_mask, next_action, turn_based=True)
 
     def learn(
@@ -91,7 +91,7 @@ class SARSA(TableAlgorithm):
             raise self._invalid_row_error(columns, batch_kernels.NO_MASKS, wrong)
 
     def _learn_tuples(self, experiences: Any) -> None:
-        """Rows of five values: what follows each is decided now, row by row; a sixth value says what it was."""
+        """Learn row by row; the next action is a row's sixth value or, in rows of five values, is selected now."""
         require_lengths(experiences, 5, 6)
         for experience in experiences:
             state, action, reward, next_state, done, *after = experience
@@ -100,7 +100,7 @@ class SARSA(TableAlgorithm):
         self._planned = None
 
     def end_episode(self) -> None:
-        """Account for the end of an episode; a plan for its last state is void."""
+        """Count the end of an episode; discard the action selected for its last state."""
         self._planned = None
         super().end_episode()
 
@@ -123,7 +123,7 @@ class SARSA(TableAlgorithm):
 
 
 class ExpectedSARSA(OneStepAlgorithm):
-    """Learns towards r + γ ((1 − ε) max Q(s′, ·) + ε mean Q(s′, ·)): SARSA without the chance in the next action."""
+    """Learns towards r + γ ((1 − ε) max Q(s′, ·) + ε mean Q(s′, ·)): SARSA without the variance of the next action."""
 
     _learn_and_choose = staticmethod(step_kernels.step_expected)
 

@@ -1,4 +1,4 @@
-"""How a learning rate or an exploration rate changes with the number of environment steps."""
+"""Schedules of a learning rate or of epsilon over the number of environment steps."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from steppe.core.contracts.errors import ConfigError
 
 
 class Schedule(ABC):
-    """A rate between 0 and 1 for every number of steps taken so far."""
+    """A rate between 0 and 1 as a function of the number of steps taken so far."""
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The rate after `step` steps."""
+        """Return the rate after `step` steps."""
 
     def values(self, steps: np.ndarray) -> np.ndarray:
-        """The rate after each of these numbers of steps."""
+        """Return the rate after each of these numbers of steps."""
         return np.array([self(int(step)) for step in steps], np.float64)
 
 
 @dataclass(frozen=True)
 class ConstantSchedule(Schedule):
-    """Always the same."""
+    """A constant rate."""
 
     value: float
 
@@ -35,13 +35,13 @@ class ConstantSchedule(Schedule):
         _require_rate(self, "value")
 
     def __call__(self, step: int) -> float:
-        """The same for all."""
+        """Return the constant."""
         return self.value
 
 
 @dataclass(frozen=True)
 class LinearSchedule(Schedule):
-    """From `start` to `end` over `num_steps` steps in a straight line, then `end`."""
+    """Linear from `start` to `end` over `num_steps` steps, then `end`."""
 
     start: float
     end: float
@@ -53,7 +53,7 @@ class LinearSchedule(Schedule):
             raise ConfigError(f"LinearSchedule: num_steps={self.num_steps} must be at least 1")
 
     def __call__(self, step: int) -> float:
-        """On the line, or at its end."""
+        """Return the interpolated rate, or `end` after the last step."""
         return self.start + (self.end - self.start) * min(step / self.num_steps, 1.0)
 
 
@@ -72,13 +72,13 @@ class ExponentialSchedule(Schedule):
 
     @classmethod
     def over(cls, start: float, end: float, num_steps: int) -> ExponentialSchedule:
-        """One that falls from `start` to `end` in `num_steps` steps and stays there."""
+        """Return a schedule that falls from `start` to `end` in `num_steps` steps and stays there."""
         if not (0.0 < end <= start and num_steps >= 1):
             raise ConfigError(f"cannot fall from {start} to {end} in {num_steps} steps: give 0 < end <= start")
         return cls(start, (end / start) ** (1.0 / num_steps), end)
 
     def __call__(self, step: int) -> float:
-        """The power, or the minimum."""
+        """Return start · decay^step, or the minimum if that is larger."""
         return max(self.start * self.decay**step, self.minimum)
 
 
@@ -88,7 +88,7 @@ _KINDS: dict[str, type[Schedule]] = {
 
 
 def to_plain(rate: float | Schedule) -> Any:
-    """A rate as plain data that `from_plain` understands; a schedule of one's own cannot be written down."""
+    """Return a rate as plain data for `from_plain`; ConfigError for a user's own schedule class."""
     if not isinstance(rate, Schedule):
         return rate
     if type(rate).__name__ not in _KINDS or not dataclasses.is_dataclass(rate):
@@ -97,7 +97,7 @@ def to_plain(rate: float | Schedule) -> Any:
 
 
 def from_plain(plain: Any) -> float | Schedule:
-    """The rate that `to_plain` wrote."""
+    """Return the rate that `to_plain` encoded."""
     if not isinstance(plain, dict):
         return float(plain)
     values = dict(plain)
@@ -105,7 +105,7 @@ def from_plain(plain: Any) -> float | Schedule:
 
 
 def require_rate(value: float, name: str, *, least: float = 0.0) -> float:
-    """The value as a float if it is a finite number from `least` to 1."""
+    """Return the value as a float; ConfigError unless it is a finite number from `least` to 1."""
     if isinstance(value, bool) or not (isinstance(value, int | float | np.number) and math.isfinite(value)):
         raise ConfigError(f"{name}={value!r} must be a number or a schedule")
     if not least <= value <= 1.0:

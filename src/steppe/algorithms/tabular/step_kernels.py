@@ -1,9 +1,9 @@
-"""Learning from one step and choosing the next action in one compiled call: all that a loop over a plain environment needs.
+"""Compiled single steps: one call learns from a step and selects the next action, for loops over a plain environment.
 
-The rules are those of the batches (batch_kernels.py, trace_kernels.py), row 0 of `masks` is what the next state allows, and a call
-returns the next action, 0 where the episode has ended, or why nothing was done. Whatever may be wrong is seen before
-anything is learned, so after NO_WORDS the same call can be made again. `epsilon` is the rate of exploration of this step,
-`next_epsilon` of the next.
+The rules are those of the batches (batch_kernels.py, trace_kernels.py). Row 0 of `masks` says which actions the next
+state allows. A call returns the next action, 0 if the episode has ended, or a negative reason why nothing was done. All
+checks come before any learning, so after OUT_OF_WORDS the same call can be repeated. `epsilon` is the exploration rate
+of this step, `next_epsilon` that of the next.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from steppe.algorithms.tabular.batch_kernels import (
 from steppe.algorithms.tabular.trace_kernels import push_lambda, push_n_step, ring_views
 from steppe.core.play import NumbaInt
 
-NONE_ALLOWED, INVALID_STEP, OUT_OF_WORDS = -1, -2, -3  # no action, because: the mask, a bad number, no chance left
+NONE_ALLOWED, INVALID_STEP, OUT_OF_WORDS = -1, -2, -3  # reasons for no action: mask, invalid number, no words left
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def next_word(block: np.ndarray, cursor: np.ndarray) -> NumbaInt:
-    """Take a word of chance."""
+    """Take the next random word."""
     word = block[cursor[0]]
     cursor[0] += 1
     return word
@@ -37,7 +37,7 @@ def next_word(block: np.ndarray, cursor: np.ndarray) -> NumbaInt:
 def epsilon_greedy_next(
     q: np.ndarray, state: NumbaInt, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
 ) -> NumbaInt:
-    """An ε-greedy action with the next word, which is only taken where chance has a say."""
+    """Return an ε-greedy action; a random word is taken only if epsilon is above 0."""
     word = next_word(block, cursor) if epsilon > 0.0 else np.uint64(0)
     return epsilon_greedy_action(q, state, masks, 0, epsilon, word)
 
@@ -53,7 +53,7 @@ def check_step(
     masks: np.ndarray,
     missing: NumbaInt,
 ) -> NumbaInt:
-    """Why a step cannot be learned from, or 0; `missing` is how many words there are too few."""
+    """Return why a step cannot be learned from, or 0; `missing` is the number of words that are lacking."""
     if is_invalid_row(q, state, action, reward, next_state) != 0:
         return INVALID_STEP
     if len(masks) > 0:
@@ -68,7 +68,7 @@ def check_step(
 def select_action(
     q: np.ndarray, state: int, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
 ) -> NumbaInt:
-    """An ε-greedy action."""
+    """Return an ε-greedy action."""
     if not 0 <= state < q.shape[0]:
         return INVALID_STEP
     if epsilon > 0.0 and cursor[0] >= len(block):
@@ -80,7 +80,7 @@ def select_action(
 def select_action_double(
     pair: np.ndarray, state: int, masks: np.ndarray, epsilon: float, block: np.ndarray, cursor: np.ndarray
 ) -> NumbaInt:
-    """An ε-greedy action by the sum of two tables."""
+    """Return an ε-greedy action by the sum of two tables."""
     if not 0 <= state < pair.shape[1]:
         return INVALID_STEP
     if epsilon > 0.0 and cursor[0] >= len(block):
@@ -160,7 +160,7 @@ def step_sarsa(
     block: np.ndarray,
     cursor: np.ndarray,
 ) -> NumbaInt:
-    """SARSA: the next action is chosen first, at the rate of this step, and also where an episode was cut."""
+    """SARSA: the next action is selected first, with this step's epsilon, and also if the episode was truncated."""
     missing = cursor[0] + np.int64(not done and epsilon > 0.0) - len(block)
     reason = check_step(q, state, action, reward, next_state, done, masks, missing)
     if reason != 0:
@@ -190,7 +190,7 @@ def step_double(
     block: np.ndarray,
     cursor: np.ndarray,
 ) -> NumbaInt:
-    """Double Q-learning: a word for the coin, and one for the choice by both tables."""
+    """Double Q-learning: one word selects the table that learns, another one the action by both tables."""
     missing = cursor[0] + 1 + np.int64(not ended and next_epsilon > 0.0) - len(block)
     reason = check_step(pair[0], state, action, reward, next_state, done, masks, missing)
     if reason != 0:
@@ -227,7 +227,7 @@ def step_n_step(
     block: np.ndarray,
     cursor: np.ndarray,
 ) -> NumbaInt:
-    """n-step Q-learning of trajectory 0, whose end is left to `cut`."""
+    """n-step Q-learning of trajectory 0; `flush_truncated` ends it if the episode is truncated."""
     missing = cursor[0] + np.int64(not ended and next_epsilon > 0.0) - len(block)
     reason = check_step(q, state, action, reward, next_state, done, masks, missing)
     if reason != 0:

@@ -1,7 +1,7 @@
-"""A learner whose table is one contiguous float32 array and whose work is done by compiled kernels, in batches or one by one.
+"""Base classes of algorithms whose table is one contiguous float32 array, updated by compiled kernels.
 
-The array may live anywhere, in shared memory too: assign it to `q_table`. What each algorithm learns towards is in its
-own file; this one checks what comes in and words what is wrong with it.
+The array may be in any memory, shared memory included: assign it to `q_table`. The update rules are in the algorithms'
+own files; this one validates inputs and reports errors.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _INT, _REAL, _BOOL = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_
 _STRIDES, _FLAG_STRIDES = (8,), (1,)
 ExperienceBatch = Sequence[tuple[Any, ...]] | Mapping[str, Any]
 Row = tuple[Any, Any, Any, Any, Any]  # state, action, reward, next state, done
-Rates = tuple[float, float, float, float]  # of learning, discount, of exploration now and in the next step
+Rates = tuple[float, float, float, float]  # learning rate, discount, epsilon now and in the next step
 
 
 class TransitionColumns(NamedTuple):
-    """A batch as arrays of one length: whole numbers int64, rewards float32 or float64, `dones` bool."""
+    """A batch as arrays of one length: integers int64, rewards float32 or float64, `dones` bool."""
 
     states: np.ndarray
     actions: np.ndarray
@@ -49,13 +49,13 @@ class TransitionColumns(NamedTuple):
 
 
 class TableAlgorithm(BaseAlgorithm):
-    """Learns from single steps or from arrays of them; a batch gives what its rows give one by one, in order."""
+    """Learns from single steps or from arrays of them; a batch gives the same result as its rows in order."""
 
     takes_masks = True
     num_tables: ClassVar[int] = 1
-    storage: np.ndarray  # all that is learned, in one piece
+    storage: np.ndarray  # everything learned, in one array
     _choose: ClassVar[Any] = staticmethod(step_kernels.select_action)
-    _learn_and_choose: ClassVar[Any] = None  # a kernel of step_kernels.py; without one, batches of one row
+    _learn_and_choose: ClassVar[Any] = None  # a kernel of step_kernels.py; None: batches of one row
 
     def _initialize_q_table(self) -> np.ndarray:
         require_memory(self.state_size, self.action_size, 4, self.num_tables)
@@ -68,7 +68,7 @@ class TableAlgorithm(BaseAlgorithm):
 
     @property
     def q_table(self) -> np.ndarray:
-        """The values [state_size, action_size]. Assigning an array makes the learner use that very memory."""
+        """The values [state_size, action_size]. Assigning an array makes the algorithm use that array's memory."""
         return self.storage
 
     @q_table.setter
@@ -76,7 +76,7 @@ class TableAlgorithm(BaseAlgorithm):
         self.adopt(table)
 
     def adopt(self, storage: np.ndarray) -> None:
-        """Learn in this memory from now on, with what is in it."""
+        """Learn in this memory from now on, starting from its contents."""
         shape = self._storage_shape
         if not isinstance(storage, np.ndarray) or storage.shape != shape or storage.dtype != np.float32:
             what = (
@@ -88,7 +88,7 @@ class TableAlgorithm(BaseAlgorithm):
         self.storage = storage
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
-        """The best allowed action, the first of equals; or, at the rate `epsilon`, any allowed one."""
+        """Return the best allowed action, the first of equals, or with probability `epsilon` a random allowed one."""
         row, masks = require_index(state, "state", self.state_size), self._one_mask(action_mask, state)
         epsilon, words = 0.0 if deterministic else self.epsilon, self.words
         action = self._choose(self.storage, row, masks, epsilon, words.block, words.cursor)
@@ -100,24 +100,24 @@ class TableAlgorithm(BaseAlgorithm):
     def select_actions(
         self, states: np.ndarray, action_masks: np.ndarray | None = None, *, deterministic: bool = False
     ) -> np.ndarray:
-        """An action for each state, as `select_action` would choose them one after the other."""
+        """Return an action for each state, as `select_action` would choose them one after another."""
         states = as_int64(states, "states")
         return self._select_actions(self.storage, states, states, action_masks, deterministic=deterministic)
 
     def update(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
-        """Learn from one step; `next_mask` says what is allowed in `next_state`."""
+        """Learn from one step; `next_mask` says which actions are allowed in `next_state`."""
         self._update((state, action, reward, next_state, done), next_mask, turn_based=False)
 
     def update_turn(
         self, state: int, action: int, reward: float, next_state: int, done: bool, next_mask: Any = None
     ) -> None:
-        """Learn from one move in a game of turns, where `next_state` is the opponent's."""
+        """Learn from one move in a turn-based game, where the opponent moves in `next_state`."""
         self._update((state, action, reward, next_state, done), next_mask, turn_based=True)
 
     def train_episode(self, env: Any) -> float:
-        """Play one episode and learn from every step; returns the sum of rewards (see BaseAlgorithm)."""
+        """Play one episode and learn from every step; return the sum of rewards (see BaseAlgorithm)."""
         if self._learn_and_choose is None or not uses_builtin_steps(type(self)):
             return super().train_episode(env)
         in_turns, limit = is_turn_based(env), step_limit(env)
@@ -131,7 +131,7 @@ class TableAlgorithm(BaseAlgorithm):
             seen, reward, done, truncated, info = step(action)
             length += 1
             ended = bool(done or truncated or length >= limit)
-            rate, epsilon = self.learning_rate, self.epsilon  # of this step; the choice below belongs to the next one
+            rate, epsilon = self.learning_rate, self.epsilon  # of this step; the choice below is the next step's
             if scheduled:
                 self.count_steps(1)
             else:
@@ -169,14 +169,15 @@ class TableAlgorithm(BaseAlgorithm):
         next_masks: np.ndarray | None = None,
         turn_based: bool = False,
     ) -> None:
-        """Learn from arrays of one length, row by row; all or, if a row is bad, none of it.
+        """Learn from arrays of one length, row by row; all of it or, if a row is invalid, none.
 
-        `dones` is where an episode terminated; a truncated one goes on in `next_states`. `next_masks` [B, A] says what is
-        allowed there. With `turn_based` the next state is the opponent's. int64, float64 and bool are taken as they are.
+        `dones` marks where an episode terminated; a truncated one bootstraps from `next_states`. `next_masks` [B, A]
+        says which actions are allowed there. With `turn_based` the opponent moves in the next state. int64, float64 and
+        bool arrays are used without a copy.
         """
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything learned or under way, by name, sharing this learner's memory."""
+        """Return everything learned or pending, by name, sharing this algorithm's memory."""
         return {"q_table": self.storage}
 
     def _discount(self, *, turn_based: bool) -> float:
@@ -219,7 +220,7 @@ class TableAlgorithm(BaseAlgorithm):
     def _step(
         self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, ended: bool, mask: Any, rates: Rates
     ) -> int:
-        """Learn from a step and choose the next action; as few words as there can be, for it is called for every step."""
+        """Learn from a step and select the next action; kept short, because it is called for every step."""
         masks = batch_kernels.NO_MASKS if mask is None else as_bools(mask, "the action mask").reshape(1, -1)
         words = self.words
         try:
@@ -228,7 +229,7 @@ class TableAlgorithm(BaseAlgorithm):
                 *rates,
             )  # fmt: skip
             chosen: int = self._learn_and_choose(*step, words.block, words.cursor)
-        except (TypeError, ValueError, OverflowError):  # also numbers that no int64 holds
+        except (TypeError, ValueError, OverflowError):  # includes integers outside int64
             self._require((state, action, reward, next_state, done))
             raise
         if chosen == step_kernels.OUT_OF_WORDS:
@@ -240,11 +241,11 @@ class TableAlgorithm(BaseAlgorithm):
         return chosen
 
     def _memory(self) -> tuple[Any, ...]:
-        """What the kernel of a step works in."""
+        """Return the memory that the step kernel works in."""
         return (self.storage,)
 
     def _require(self, row: Row) -> None:
-        """Raise what is wrong with a step, if anything is."""
+        """Raise an error if a value of a step is invalid."""
         state, action, reward, next_state, done = row
         require_index(state, "state", self.state_size)
         require_index(action, "action", self.action_size)
@@ -279,7 +280,7 @@ class TableAlgorithm(BaseAlgorithm):
         return columns
 
     def _invalid_row_error(self, columns: TransitionColumns, masks: np.ndarray, row: int) -> SteppeError:
-        """What is wrong with a row, in a sentence."""
+        """Return an error that says why a row is invalid."""
         try:
             require_index(columns.states[row], f"row {row}: state", self.state_size)
             require_index(columns.actions[row], f"row {row}: action", self.action_size)
@@ -291,7 +292,7 @@ class TableAlgorithm(BaseAlgorithm):
 
 
 class OneStepAlgorithm(TableAlgorithm):
-    """Learners whose target is one reward and what follows it at once."""
+    """Algorithms whose target is one reward and the value right after it."""
 
     def learn(
         self,
@@ -315,18 +316,18 @@ class OneStepAlgorithm(TableAlgorithm):
 
     @abstractmethod
     def _learn(self, columns: TransitionColumns, masks: np.ndarray, discount: float) -> int:
-        """Learn from columns; the first bad row, or what `first_bad` says."""
+        """Learn from columns; return the first invalid row, or another result of `first_invalid_row`."""
 
 
 @cache
 def uses_builtin_steps(kind: type) -> bool:
-    """Whether steps of this class are the ones defined here, not those of a subclass with ideas of its own."""
+    """Whether this class uses the step methods of this package, not a subclass's own."""
     names = ("learn", "select_action", "update", "update_turn")
     return all(getattr(kind, name).__module__.startswith("steppe.algorithms.tabular.") for name in names)
 
 
 def is_kernel_ready(states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any) -> bool:
-    """Whether kernels can take these as they are, lengths aside; written out, for it is asked before every batch."""
+    """Whether kernels can take these columns as they are, lengths aside; written out, because every batch calls it."""
     try:
         return bool(
             states.dtype is _INT and actions.dtype is _INT and next_states.dtype is _INT
@@ -347,7 +348,7 @@ def require_lengths(experiences: Sequence[Any], *lengths: int) -> None:
 
 
 def as_int64(values: Any, name: str) -> np.ndarray:
-    """Numbers of states or actions as kernels take them."""
+    """Return state or action indices as the kernels need them."""
     array = as_numeric_array(values, name)
     if array.dtype.kind not in "iu" and array.size:
         raise ConfigError(f"{name} must be whole numbers, not {array.dtype}")
@@ -355,6 +356,6 @@ def as_int64(values: Any, name: str) -> np.ndarray:
 
 
 def as_rewards(values: Any) -> np.ndarray:
-    """Rewards as kernels take them."""
+    """Return rewards as the kernels need them."""
     array = as_numeric_array(values, "rewards")
     return np.atleast_1d(as_column(array, "rewards", np.float32 if array.dtype == np.float32 else np.float64))

@@ -1,6 +1,6 @@
-"""Compiled updates that reach back over several steps: n-step returns and eligibility traces. Rows one by one, in order.
+"""Compiled multi-step updates: n-step returns and eligibility traces. Rows are processed one by one, in order.
 
-Row i continues trajectory `streams[i]`, whose last steps wait in a ring. A terminated or truncated row ends its
+Row i continues trajectory `streams[i]`, whose last steps are pending in a ring. A terminated or truncated row ends its
 trajectory. Checks and conventions are those of batch_kernels.py.
 """
 
@@ -16,20 +16,20 @@ from steppe.core.play import NumbaInt
 
 
 class TrajectoryRings(NamedTuple):
-    """What waits, for each trajectory [M] and position [M, n]; the rewards only of n-step returns."""
+    """Pending steps, for each trajectory [M] and position [M, n]; rewards are used by n-step returns only."""
 
     states: np.ndarray  # int64 [M, n]
     actions: np.ndarray  # int64 [M, n]
     rewards: np.ndarray  # float64 [M, n]
-    heads: np.ndarray  # int64 [M]: n-step, where the oldest is; traces, where the newest is
-    counts: np.ndarray  # int64 [M]: how many wait
-    ahead: np.ndarray  # int64 [M]: the state after the newest
-    masks: np.ndarray  # bool [M, A]: what is allowed there
-    discounts: np.ndarray  # float64 [M]: with the sign of a game of turns
+    heads: np.ndarray  # int64 [M]: position of the oldest step for n-step returns, of the newest for traces
+    counts: np.ndarray  # int64 [M]: number of pending steps
+    ahead: np.ndarray  # int64 [M]: the state after the newest step
+    masks: np.ndarray  # bool [M, A]: actions allowed there
+    discounts: np.ndarray  # float64 [M]: negative in a turn-based game
 
 
 def carve(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: NumbaInt) -> TrajectoryRings:
-    """The rings in three pieces of memory; a call with three arrays takes a third of the time of one with eight."""
+    """Return the rings as views of three arrays; a call with three arrays takes a third of the time of eight."""
     lanes = len(masks)
     ring = lanes * size
     return TrajectoryRings(
@@ -49,7 +49,7 @@ ring_views = numba.njit(cache=True, nogil=True, inline="always")(carve)
 
 @numba.njit(cache=True, nogil=True)
 def update_oldest(q: np.ndarray, rings: TrajectoryRings, stream: int, tail: float, rate: float) -> None:
-    """Move the oldest step that waits towards Σ γᵏ r + γⁿ `tail` over all n that wait, and let it go."""
+    """Move the oldest pending step towards Σ γᵏ r + γⁿ `tail` over all n pending steps, and remove it."""
     size, head = rings.states.shape[1], rings.heads[stream]
     target, weight = 0.0, 1.0
     for k in range(rings.counts[stream]):
@@ -63,9 +63,9 @@ def update_oldest(q: np.ndarray, rings: TrajectoryRings, stream: int, tail: floa
 
 @numba.njit(cache=True, nogil=True)
 def flush_truncated(q: np.ndarray, rings: TrajectoryRings, stream: int, rate: float) -> None:
-    """End a trajectory that would go on: every step that waits bootstraps from the state ahead."""
+    """End a truncated trajectory: every pending step bootstraps from the state ahead."""
     while rings.counts[stream] > 0:
-        # Looked up for each anew: the one before may have changed it.
+        # Look up the value for each step: the previous update may have changed it.
         update_oldest(q, rings, stream, best_value(q, rings.ahead[stream], rings.masks, stream), rate)
 
 
@@ -73,7 +73,7 @@ def flush_truncated(q: np.ndarray, rings: TrajectoryRings, stream: int, rate: fl
 def store_next_state(
     rings: TrajectoryRings, stream: int, next_state: int, masks: np.ndarray, row: int, discount: float
 ) -> None:
-    """Remember what follows the newest step."""
+    """Store the state that follows the newest step."""
     rings.ahead[stream] = next_state
     rings.discounts[stream] = discount
     for action in range(rings.masks.shape[1]):
@@ -96,7 +96,7 @@ def push_n_step(
     rate: float,
     discount: float,
 ) -> None:
-    """One step more of a trajectory: let it wait, and learn from the oldest that waits or, at an end, from all."""
+    """Append a step to a trajectory; learn from the oldest pending step if the ring is full, or from all at an end."""
     size = rings.states.shape[1]
     place = (rings.heads[stream] + rings.counts[stream]) % size
     rings.states[stream, place] = state
@@ -157,11 +157,11 @@ def push_lambda(
     discount: float,
     decay: float,
 ) -> None:
-    """One step more of a trajectory: its error moves all that wait, the newest most."""
+    """Append a step to a trajectory; its TD error updates all pending steps, the newest most."""
     size = rings.states.shape[1]
     value = np.float64(q[state, action])
     if rings.counts[stream] > 0 and value < best_value(q, state, rings.masks, stream):
-        rings.counts[stream] = 0  # not the greedy action: what came before did not lead here by the learned policy
+        rings.counts[stream] = 0  # not the greedy action: the earlier steps did not lead here under the learned policy
     error = np.float64(reward) - value
     if not done:
         error += discount * best_value(q, next_state, masks, row)
@@ -196,9 +196,9 @@ def learn_lambda(
     discount: float,
     decay: float,
 ) -> int:
-    """Watkins's Q(λ): every step's error δ also moves the steps before it, by (γλ)ᵏ, back to the last exploring one.
+    """Watkins's Q(λ): every step's error δ also updates the steps before it, by (γλ)ᵏ, back to the last exploring one.
 
-    A pair seen twice waits twice, which adds up to an accumulating trace.
+    A pair seen twice is pending twice, which adds up to an accumulating trace.
     """
     wrong = first_invalid_row(q, states, actions, rewards, next_states, dones, masks)
     if wrong != VALID:

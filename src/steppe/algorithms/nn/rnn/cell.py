@@ -1,5 +1,6 @@
-"""A recurrent cell with linear heads on it, NumPy in and out. On the CPU compiled kernels carry the state through time and
-gradients back; elsewhere torch's graph does. What comes before the cell is network.py's business.
+"""A recurrent cell with linear heads, NumPy in and out. The layers before the cell are in network.py.
+
+On the CPU, compiled kernels do the forward pass and backpropagation through time; elsewhere torch's graph does.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from steppe.algorithms.nn.mlp_kernels import DenseLayer, HeadSpec
 from steppe.algorithms.nn.rnn import kernels
 
 Cell = Literal["lstm", "gru"]
-MAX_CACHED_SHAPES = 8  # shapes of sequences whose memory is kept
+MAX_CACHED_SHAPES = 8  # sequence shapes whose buffers are kept
 
 
 class _CellKind(NamedTuple):
     num_gates: int
-    num_parts: int  # arrays of its size that make up a state
+    num_parts: int  # arrays of the cell's size that make up a state: (h, c) or (h,)
     forward: Callable[..., None]
     backward: Callable[..., None]
 
     def __deepcopy__(self, memo: dict[int, object]) -> _CellKind:
-        """The same for a module's twin: kernels are not copied."""
+        """Return itself when a module is copied: kernels are not copied."""
         return self
 
 
@@ -38,18 +39,18 @@ _KINDS: Mapping[Cell, _CellKind] = {
 
 @dataclass
 class UnrollResult:
-    """Outputs [T, N, out], and each part of the state after every row, [parts, T, N, size]; the next call reuses both."""
+    """Outputs [T, N, out], and the state after every row in parts, [parts, T, N, size]; the next call reuses both."""
 
     outputs: np.ndarray
     after: np.ndarray
 
     def states(self, rows: int | tuple[np.ndarray, ...]) -> np.ndarray:
-        """The states [N, …] after one row, or [M, …] after those at indices (t, n), in an array of their own."""
+        """Return the states [N, …] after one row, or [M, …] after those at indices (t, n), in a new array."""
         return np.concatenate([part[rows] for part in self.after], axis=-1)
 
 
 class RecurrentCell(nn.Module):
-    """Reads what the inputs add to its gates (`num_in` numbers a row) and a state of `num_state` numbers."""
+    """LSTM or GRU. Takes the gates' inputs (`num_in` numbers per row) and a state of `num_state` numbers."""
 
     def __init__(self, cell: Cell, size: int, heads: Sequence[HeadSpec]) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class RecurrentCell(nn.Module):
     def forward(
         self, x: torch.Tensor, state: torch.Tensor, clear: torch.Tensor, stop: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs [T, N, out] and states [parts, T, N, size] with a graph behind them, on any device."""
+        """Return outputs [T, N, out] and states [parts, T, N, size] with an autograd graph, on any device."""
         parts, kept = list(torch.split(state, self.size, dim=1)), []
         for t in range(len(x)):
             for index, part in enumerate(parts):
@@ -93,7 +94,7 @@ class RecurrentCell(nn.Module):
         return [fresh + update * (parts[0] - fresh)]
 
     def bind(self, parameters: np.ndarray, gradient: np.ndarray) -> None:
-        """Take the flat vectors that all parameters and their gradients lie in at the same places; done when they move."""
+        """Use these flat vectors of all parameters and, at the same offsets, gradients; FlatModule calls it."""
         tensors = (self.weight, self.head_weight, self.head_bias)
         self._memory = _RNNWorkspace(
             self, *([_view(flat, tensor) for tensor in tensors] for flat in (parameters, gradient))
@@ -101,22 +102,22 @@ class RecurrentCell(nn.Module):
 
     @property
     def bound(self) -> bool:
-        """Whether the compiled ways can be taken."""
+        """Whether `bind` was called, so that the compiled kernels can be used."""
         return self._memory is not None
 
     def unroll(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> UnrollResult:
-        """Outputs for x [T · N, num_in] from `state` [N, num_state] on; forgotten before rows where `clear` [T, N] is set."""
+        """Return outputs for x [T · N, num_in] from `state` [N, num_state]; `clear` [T, N] zeroes it before a row."""
         assert self._memory is not None, "bind comes before unroll"
         return self._memory.forward(x, state, clear)
 
     def backward(self, d_outputs: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Write the parameters' gradients from d(loss)/d(outputs) [T, N, out] of the last `unroll`; returns that by its x."""
+        """Write the gradients from d(loss)/d(outputs) [T, N, out] of the last `unroll`; return d(loss)/d(x)."""
         assert self._memory is not None, "bind comes before backward"
         return self._memory.backward(d_outputs, stop)
 
 
 class _RNNWorkspace:
-    """The views of parameters and gradients, and memory for the newest shapes of sequences."""
+    """Views of parameters and gradients, and buffers for the latest sequence shapes."""
 
     def __init__(self, net: RecurrentCell, parameters: list[np.ndarray], gradients: list[np.ndarray]) -> None:
         self.kind, self.size, self.num_out = net.kind, net.size, net.num_out
@@ -160,7 +161,7 @@ class _RNNWorkspace:
 
 
 class _SequenceBuffers:
-    """The arrays of one shape of sequences."""
+    """Buffers for one sequence shape."""
 
     def __init__(self, kind: _CellKind, size: int, num_out: int, steps: int, rows: int) -> None:
         self.kind = kind
@@ -173,9 +174,9 @@ class _SequenceBuffers:
         self.back: _BackwardBuffers | None = None
 
     def allocate_backward(self) -> _BackwardBuffers:
-        """Memory for the way back as well, which actors never need."""
+        """Allocate buffers for the backward pass, which actors never need."""
         d_x = np.empty_like(self.gates)
-        d_product = d_x if self.kind.num_parts == 2 else np.empty_like(d_x)  # an LSTM's are the same
+        d_product = d_x if self.kind.num_parts == 2 else np.empty_like(d_x)  # the same array for an LSTM
         self.back = _BackwardBuffers(
             np.empty_like(self.kept), d_x, d_product, np.empty((2, *self.kept.shape[1:]), np.float32)
         )

@@ -1,9 +1,9 @@
-"""The compiled ways of LSTM and GRU through time, forth and back, on float32 arrays with axes [T, N, …].
+"""Compiled forward and backward passes of LSTM and GRU through time, on float32 arrays with axes [T, N, …].
 
-x [T, N, gates, size]   what the inputs add to each gate (with the bias)
+x [T, N, gates, size]           the inputs' contribution to each gate (with the bias)
 ins, outs [parts, T, N, size]   the state before and after each row: parts are (h, c) of an LSTM, (h,) of a GRU
-gates, kept             what the way back needs: gates after their activation, and tanh(c) or h's share of the candidate
-clear, stop [T, N]      the state is forgotten before this row; or it goes on, but no gradient goes back
+gates, kept                     for the backward pass: activated gates, and tanh(c) or the state's part of the candidate
+clear, stop [T, N]              clear: the state is zeroed before this row; stop: it is kept, but gradients stop here
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def lstm_backward(
     d_product: np.ndarray,
     carried: np.ndarray,
 ) -> None:
-    """d(loss)/d(x) and, the same here, by the state's product; `carried` is d by the state from later rows."""
+    """Compute d(loss)/d(x), here equal to d(loss)/d(h W); `carried` is the state's gradient from later rows."""
     num_steps, num_rows, size = d_out.shape
     carried[:] = _ZERO
     for t in range(num_steps - 1, -1, -1):
@@ -150,7 +150,10 @@ def gru_backward(
     d_product: np.ndarray,
     carried: np.ndarray,
 ) -> None:
-    """d(loss)/d(x) and d(loss)/d(h W), which differ in the candidate by r; `carried` is d by the state from later rows."""
+    """Compute d(loss)/d(x) and d(loss)/d(h W), which differ by r in the candidate.
+
+    `carried` is the state's gradient from later rows.
+    """
     num_steps, num_rows, size = d_out.shape
     carried[:] = _ZERO
     direct, through = carried[1], carried[0]
@@ -175,7 +178,7 @@ def gru_backward(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def head_forward(hidden: np.ndarray, weight: np.ndarray, bias: np.ndarray, outputs: np.ndarray) -> None:
-    """A linear layer over rows [M, size]."""
+    """Apply a linear layer to rows [M, size]."""
     np.dot(hidden, weight, outputs)
     for i in range(len(outputs)):
         for j in range(len(bias)):
@@ -201,5 +204,5 @@ def head_backward(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def state_weight_gradient(h_in: np.ndarray, d_product: np.ndarray, d_weight: np.ndarray) -> None:
-    """hᵀ d over all rows [M, …] at once."""
+    """Compute hᵀ d over all rows [M, …] at once."""
     np.dot(h_in.T, d_product, d_weight)

@@ -1,8 +1,8 @@
-"""Networks that remember: observations [T, N, …] and the state before them become outputs [T, N, out], NumPy in and out.
+"""Recurrent networks: map observations [T, N, …] and the state before them to outputs [T, N, out], NumPy in and out.
 
-    obs → front (compiled perceptrons, or any torso in torch) → what it adds to the cell's gates → cell → linear heads
+    obs → front (compiled MLPs, or any torso in torch) → inputs of the cell's gates → cell → linear heads
 
-On the CPU the cell is compiled, whatever the front is; on a GPU all of it is torch's graph.
+On the CPU the cell is always compiled, whatever the front is; on a GPU all of it is torch's graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from steppe.core.contracts.specs import EnvSpec
 
 
 class RecurrentNetwork(nn.Module):
-    """Front, cell and heads. Results lie in memory that the next call reuses."""
+    """Front, cell and heads. Results are in memory that the next call reuses."""
 
     def __init__(
         self,
@@ -54,21 +54,21 @@ class RecurrentNetwork(nn.Module):
 
     @property
     def num_state(self) -> int:
-        """Numbers that are remembered of an episode."""
+        """Size of the recurrent state."""
         return self.recurrence.num_state
 
     def unroll(self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None = None) -> UnrollResult:
-        """From `state` [N, num_state] through `obs` [T, N, …]; nothing is remembered into rows where `clear` [T, N] is set."""
+        """Run from `state` [N, num_state] through `obs` [T, N, …]; `clear` [T, N] zeroes the state before a row."""
         return self._unroll(obs, state, clear, None, trace=False)
 
     def trace(
         self, obs: np.ndarray, state: np.ndarray, clear: np.ndarray | None = None, stop: np.ndarray | None = None
     ) -> UnrollResult:
-        """The same, remembering what `backward` needs; no gradient goes back beyond rows where `stop` [T, N] is set."""
+        """Do the same, keeping what `backward` needs; gradients stop at rows where `stop` [T, N] is set."""
         return self._unroll(obs, state, clear, stop, trace=True)
 
     def backward(self, d_outputs: np.ndarray) -> None:
-        """Fill the gradients, which are zero, from d(loss)/d(outputs) [T, N, out] of the last `trace`."""
+        """Fill the gradients, which must be zero, from d(loss)/d(outputs) [T, N, out] of the last `trace`."""
         traced, self._traced = self._traced, []
         gradient = d_outputs
         if self.recurrence.bound:
@@ -79,7 +79,7 @@ class RecurrentNetwork(nn.Module):
         torch.autograd.backward(traced, [as_tensor(gradient, traced[0].device)])
 
     def _open_forget_gate(self, gates: str) -> None:
-        """Open the gate that keeps the state (an LSTM's forget gate, a GRU's update gate; Jozefowicz et al. 2015)."""
+        """Open the gate that keeps the state: an LSTM's forget gate, a GRU's update gate (Jozefowicz et al. 2015)."""
         size = self.recurrence.size
         with torch.no_grad():
             self.get_submodule(gates).get_parameter("bias")[size : 2 * size] = 1.0
@@ -96,7 +96,7 @@ class RecurrentNetwork(nn.Module):
         return self.recurrence.unroll(self._gate_inputs(rows, trace=trace), state, clear)
 
     def _gate_inputs(self, rows: np.ndarray, *, trace: bool) -> np.ndarray:
-        """What the inputs add to the gates."""
+        """Return the inputs' contribution to the gates."""
         if self.tower is not None:
             scaled = np.ascontiguousarray(rows) if self.normalizer is None else self.normalizer.normalize(rows)
             return self.tower.trace(scaled) if trace else self.tower.run(scaled)
@@ -112,7 +112,7 @@ class RecurrentNetwork(nn.Module):
         return gated
 
     def _unroll_torch(self, rows: np.ndarray, state: np.ndarray, clear: np.ndarray, *, trace: bool) -> UnrollResult:
-        """All of it as torch's graph."""
+        """Run everything as torch's graph."""
         device = self.recurrence.weight.device
         with torch.set_grad_enabled(trace):
             gated = self._gates(as_tensor(rows, device)).reshape(*clear.shape, -1)
