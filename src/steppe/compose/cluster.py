@@ -206,7 +206,7 @@ def _node_config(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> Clus
         )
     cluster = read_cluster(values)
     if cluster.backend == "grpc":
-        cluster.address  # noqa: B018 - says what is missing
+        cluster.address  # noqa: B018 - raises if it is missing
     return cluster
 
 

@@ -53,7 +53,7 @@ class StepCost:
 
 
 def resolve_auto_settings(resolved: ResolvedConfig) -> ResolvedConfig:
-    """Return the configuration with measured numbers in place of `auto`."""
+    """Return the configuration with chosen numbers in place of `auto`."""
     if not resolved.auto:
         return resolved
     config = resolved.config

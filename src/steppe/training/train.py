@@ -434,7 +434,10 @@ class MainLoop:
         return None
 
     def _hosts_learner(self, plan: Plan) -> bool:
-        """Return whether only the learner is in this process. Always true if a parameter server was given."""
+        """Return whether the learner is in this process while the actors are not.
+
+        A run that pushes gradients does so only with a given parameter server.
+        """
         own_store = plan.config.by_gradients and self._server is None
         return self._may_host_learner and not own_store and plan.can_host_learner
 
